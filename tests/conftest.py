@@ -29,7 +29,7 @@ LONGEST = (
     "test_local_launcher.py",
     "test_runs.py",
     "test_rehearsal.py",
-    "test_zone_switch.py",
+    "test_launcher.py",
 )
 
 # Set before any test imports numpy or torch: their thread pools read it once. Worker processes inherit it.

@@ -1,20 +1,34 @@
-"""Laws of filtering and sorting, over the bundled catalogue."""
+"""Laws of filtering and sorting, over the bundled catalogue.
+
+`hetopt gpus` and `hetopt.gpus`: each GPU of a region once, with its facts and the cheapest machine that has it.
+
+`hetopt catalog` as a person sees it: recorded text, JSON with units, and refusals.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+import hetopt
 from hetopt.api.options import Listed
+from hetopt.cli.catalog import app
+from hetopt.cli.flags import in_flags
 from hetopt.core.errors import BadInput
 from hetopt.core.option import options_of
-from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog
+from hetopt.optimizer.market.catalog import Catalog, Listing, _bundled, load_catalog
 from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria, price_in, quantities, select, sort, why_none
+from hetopt.optimizer.market.gpus import RentableGpu, rentable_gpus
 from hetopt.optimizer.market.instance_type import Architecture
+from tests.work import calls_of, counted_command
 
 CATALOG = load_catalog()
 LISTINGS = tuple(CATALOG.listings.values())
@@ -112,18 +126,6 @@ def test_sorting_orders_and_loses_nothing(key: str, reverse: bool) -> None:
     assert known == sorted(known, reverse=reverse)
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_sorting_does_not_depend_on_the_order_before(key: str) -> None:
-    quantity = quantities("spot")[key]
-    assert sort(LISTINGS, quantity) == sort(tuple(reversed(LISTINGS)), quantity)
-
-
-def test_equals_go_by_family_and_size() -> None:
-    ordered = sort(CATALOG.listings.values(), quantities("any")["name"])
-    names = [one.instance_type.name for one in ordered if one.instance_type.family == "c6g"]
-    assert names[:5] == ["c6g.medium", "c6g.large", "c6g.xlarge", "c6g.2xlarge", "c6g.4xlarge"]
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(LISTINGS))
 def test_any_market_means_the_lower_price(listing: Listing) -> None:
@@ -138,37 +140,147 @@ def test_the_options_are_those_of_the_library() -> None:
     assert {one.name for one in fields(Criteria)} <= offered.keys()
 
 
-def test_a_partition_is_no_whole_accelerator() -> None:
-    assert all(one.instance_type.family != "g6f" for one in kept({"accelerator": "L4", "accelerators_min": 1}))
-    assert any(one.instance_type.family == "g6f" for one in kept({"accelerator": "L4"}))
+REGIONS = ("us-east-1", "eu-west-3", "mx-central-1", "sa-east-1")
+"""Both prices, on demand alone, none, and few GPUs."""
 
 
-def test_a_region_without_prices_still_knows_what_can_be_spot(catalog: Catalog) -> None:
-    there = catalog.in_region("mx-central-1")
-    found = select(there.listings.values(), Criteria(market="spot", families=("c7i",)).filters(there))
-    assert found
-    assert all(one.spot is None and one.spot_saving for one in found)
+def carriers(catalog: Catalog, gpu: RentableGpu) -> list[Listing]:
+    """Every machine of a region with whole GPUs of that kind."""
+    return [
+        listing
+        for listing in catalog.listings.values()
+        if (has := listing.instance_type.accelerator) is not None
+        and (has.name, has.memory_gib, has.fraction) == (gpu.name, gpu.memory_gib, 1)
+        and listing.zones != 0
+    ]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("market", get_args(AnyMarket))
+def test_each_gpu_comes_once_with_the_cheapest_machine(region: str, market: AnyMarket) -> None:
+    catalog = CATALOG.in_region(region)
+    found = rentable_gpus(catalog, market=market)
+    assert len({(gpu.name, gpu.memory_gib) for gpu in found}) == len(found)
+    for gpu in found:
+        prices = [price.usd_per_hour for one in carriers(catalog, gpu) if (price := price_in(one, market))]
+        assert gpu.usd_per_hour(market) == min(prices, default=None)
+        assert gpu.machine in carriers(catalog, gpu)
+    if market == "any":
+        names = {gpu.name for gpu in found}
+        for listing in catalog.listings.values():
+            has = listing.instance_type.accelerator
+            if has is not None and has.is_cuda and has.whole and listing.zones != 0:
+                assert has.name in names
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said", "hint"),
+    ("wish", "names"),
     [
-        ({"accelerator": "A1OG"}, "no accelerator called 'A1OG'", "did you mean 'A10G'"),
-        ({"accelerator": "TPU"}, "no accelerator called 'TPU'", "choose one of: "),
-        ({"families": ("c7j",)}, "no family called 'c7j'", "c7i"),
-        ({"families": ("c7i", "nonsense")}, "no family called 'nonsense'", "hetopt catalog list"),
+        ({"only": "l4,A10g"}, {"L4", "A10G"}),
+        ({"only": ("A100-80GB",)}, {"A100"}),
+        ({"memory_min_gib": 100}, {"H200", "B200"}),
+        ({"price_max_usd_per_hour": "$0.6"}, {"T4", "T4G", "A10G", "L4"}),
     ],
 )
-def test_an_unknown_name_is_refused_with_what_is_close(wishes: dict[str, Any], said: str, hint: str) -> None:
-    with pytest.raises(BadInput, match=said) as refused:
-        Criteria(**wishes).filters(CATALOG)
-    assert hint in (refused.value.hint or "")
+def test_wishes(wish: dict[str, object], names: set[str]) -> None:
+    assert {gpu.name for gpu in hetopt.gpus(**wish)} == names  # type: ignore[arg-type]  # from a table
 
 
-def test_lookups_suggest_close_names(catalog: Catalog) -> None:
-    with pytest.raises(BadInput, match=r"no instance type called 'g5\.xlrge'") as refused:
-        catalog.instance_type("g5.xlrge")
-    assert "g5.xlarge" in (refused.value.hint or "")
-    with pytest.raises(BadInput, match="no region called 'us-esat-1'") as refused:
-        catalog.in_region("us-esat-1")
-    assert refused.value.hint == "did you mean 'us-west-1' or 'us-east-1'?"
+def test_it_needs_no_torch_and_little_work() -> None:
+    command = counted_command("gpus")
+    assert "torch" not in command.modules
+    assert command.calls < 1_000_000
+
+
+Golden = Callable[[str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    """stdout and stderr of a command that succeeds."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+def refused(*arguments: str) -> BadInput:
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, BadInput), result.output
+    assert result.stdout == ""
+    return result.exception
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("list_a10g.txt", "list --gpu A10G --market spot"),
+        ("list_eight_gpus.txt", "list --gpus-min 8 --sort price-per-gpu"),
+        ("list_cpu.txt", "list --vcpus-min 16 --max-interruption 10% --sort price-per-coremark --limit 6"),
+        ("list_without_prices.txt", "list --family c7i --region mx-central-1 --sort spot-saving --reverse -n 5"),
+        ("list_fractions.txt", "list --family g6f,gr6f --sort memory --reverse"),
+        ("show_g5.txt", "show g5.xlarge"),
+        ("show_g7.txt", "show g7.2xlarge"),
+        ("show_mac.txt", "show mac2.metal --region eu-west-2"),
+    ],
+)
+def test_text(golden: Golden, name: str, arguments: str) -> None:
+    text, _ = run(*arguments.split())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    golden(name, "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hint"),
+    [
+        ("show g5.xlrge", "no instance type called 'g5.xlrge'", "g5.xlarge"),
+        ("list --region us-esat-1", "no region called 'us-esat-1'", "us-east-1"),
+        ("show g5.xlarge --region mars", "no region called 'mars'", "us-east-1"),
+        ("list --gpu A1OG", "no accelerator called 'A1OG'", "A10G"),
+        ("list --family c7j", "no family called 'c7j'", "c7i"),
+        ("list --max-interruption often", "--max-interruption must be a percentage", "10%"),
+        ("list --max-interruption 0", "--max-interruption must be a percentage", "10%"),
+        ("list --max-interruption nan", "--max-interruption must be a percentage", "10%"),
+        ("list --price-max nan", "--price-max must be an amount in USD", "$20"),
+        ("list --price-max -1", "--price-max must be a positive number", "--price-max"),
+        ("list --memory-min -1", "--memory-min must be a positive number", "--memory-min"),
+        ("list --network-min inf", "--network-min must be a number", "write"),
+        ("list --region ca-west-1 --price-max 3", "no prices for ca-west-1", "refresh --region ca-west-1"),
+        ("list --region ca-west-1 --market on-demand", "no prices for ca-west-1", "refresh --region ca-west-1"),
+        ("list --sort beauty", "no sort called 'beauty'", "price-per-vcpu"),
+        ("list --arch sparc", "no architecture called 'sparc'", "arm64"),
+        ("list --vcpus-min 0", "--vcpus-min must be at least 1, got 0", "--vcpus-min"),
+        ("list --catalog nowhere", "nowhere/sources.json does not exist", "--catalog"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(arguments: str, said: str, hint: str) -> None:
+    error = refused(*arguments.split())
+    assert said in in_flags(error.message)
+    assert hint in in_flags(error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("hetopt.optimizer.market.catalog", {"numpy", "torch", "pydantic", "optuna", "rich", "typer", "boto3"}),
+        (
+            "hetopt.cli.catalog",
+            {"numpy", "torch", "pydantic", "optuna", "boto3", "hetopt.optimizer.market.catalog"},
+        ),
+    ],
+)
+def test_importing_brings_nothing_heavy(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}; sys.exit(' '.join({absent!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_loading_is_quick_and_happens_once() -> None:
+    _bundled.cache_clear()
+    assert calls_of(load_catalog) < 500_000
+    assert calls_of(load_catalog) < 10

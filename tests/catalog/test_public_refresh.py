@@ -1,4 +1,7 @@
-"""`hetopt catalog refresh` without an account: against a server of AWS's public feeds, and what stands in its place."""
+"""`hetopt catalog refresh` without an account: against a server of AWS's public feeds, and what stands in its place.
+
+From answers of the AWS APIs to a catalogue folder: prices that count, types left out, and which folder is in use.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ from hetopt.api.catalog_refreshing import OwnCatalog
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market import public_file
-from hetopt.optimizer.market.catalog import load_catalog, offers
+from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_choice import catalog_in_use
-from hetopt.optimizer.market.catalog_folder import KEPT, refreshed_folders
+from hetopt.optimizer.market.catalog_folder import KEPT, refreshed_folders, write_catalog
 from tests.catalog.price_server import (
     LAST_MODIFIED,
     REGION,
@@ -36,7 +39,6 @@ from tests.catalog.price_server import (
     row,
     rows_of,
     serving,
-    spot_feed,
     usd_of,
 )
 from tests.disturbance import PATIENCE_S
@@ -246,21 +248,6 @@ def test_spot_prices_that_cannot_be_had_stay_as_they_were(
     assert spot.date == datetime.date(2026, 11, 19)
 
 
-def test_spot_that_costs_more_than_on_demand_is_not_offered_and_that_is_said(
-    refresh: Callable[..., OwnCatalog], feeds: Feeds
-) -> None:
-    usd = usd_of("g5.xlarge")
-    dear, cheap = f"{usd * 1.2:.4f}", f"{usd_of('g6.xlarge') / 3:.4f}"
-    feeds.files["/spot.json"] = spot_feed({REGION: {"g5.xlarge": dear, "g6.xlarge": cheap, "c7i.xlarge": "0.00001"}})
-    own = refresh()
-    told = " ".join(own.made.left_out)
-    assert f"g5.xlarge: spot at ${float(dear):g} costs no less than ${usd:g} on demand, which is taken" in told
-    assert "c7i.xlarge: a spot price of $1e-05" in told
-    offered = {(one.instance_type.name, one.price.market) for one in offers(load_catalog(REGION, own.folder))}
-    assert {("g5.xlarge", "on-demand"), ("g6.xlarge", "spot"), ("g6.xlarge", "on-demand")} <= offered
-    assert ("g5.xlarge", "spot") not in offered
-
-
 @pytest.mark.parametrize(("region", "says"), [("eu-wset-1", "eu-west-1"), ("cn-north-1", "CNY"), ("../../x", "region")])
 def test_a_region_that_is_not_there_is_refused(region: str, says: str, refresh: Callable[..., OwnCatalog]) -> None:
     with pytest.raises(BadInput, match=says):
@@ -271,14 +258,9 @@ def test_all_regions_are_read_one_after_another_and_each_is_in_use_when_it_is_wh
     refresh: Callable[..., OwnCatalog], feeds: Feeds
 ) -> None:
     feeds.fill(names=FEW, regions=("eu-west-1", "eu-west-2", "xx-none-1"))
-    told: list[tuple[str, float | None]] = []
-    own = catalog_refreshing.refresh("all", reporter=Reporter(progress=lambda text, done: told.append((text, done))))
+    own = catalog_refreshing.refresh("all", reporter=Reporter())
     assert [one.region for one in own] == ["eu-west-1", "eu-west-2"]
     assert len([path for path, _, _ in feeds.asked if path == "/spot.json"]) == 1
-    shares = [done for _, done in told if done is not None]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    assert any("eu-west-2 (2 of 2): price list" in text for text, _ in told)
 
 
 def test_a_full_disk_is_a_sentence(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
@@ -421,3 +403,32 @@ def test_after_a_kill_the_old_catalogue_is_there_or_the_new_one(kills: int, feed
     folders = refreshed_folders(tmp_path / "catalogs" / "aws", REGION)
     assert len(folders) <= KEPT
     assert sorted(path.name for path in folders[0].parent.iterdir()) == sorted(path.name for path in folders)
+
+
+def test_the_bundled_catalogue_is_in_use_until_there_is_another(tmp_path: Path) -> None:
+    today = datetime.date(2026, 11, 20)
+    first = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
+    assert first.bundled
+    assert "on demand 123 days old (2026-07-20), spot 111 days old (2026-08-01)" in first.ages
+    assert "estimates of spot 510 days old (2025-06-28)" in first.ages
+    assert str(first.note).startswith("Prices are 111 to 510 days old: `hetopt catalog refresh --region us-east-1`")
+    files = {
+        str(path.relative_to(BUNDLED)): path.read_text(encoding="utf-8")
+        for path in BUNDLED.rglob("*")
+        if path.is_file()
+    }
+    write_catalog(tmp_path, "us-east-1", "2026-11-18", files)
+    before, newest = (write_catalog(tmp_path, "us-east-1", "2026-11-19", files) for _ in range(2))
+    assert newest.name == "2026-11-19.1"
+    assert refreshed_folders(tmp_path, "us-east-1") == (newest, before)
+    second = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
+    assert not second.bundled
+    assert second.catalog.directory == newest
+    assert catalog_in_use("eu-west-2", None, today=today, home=tmp_path).bundled
+    assert catalog_in_use("us-east-1", BUNDLED, today=today, home=tmp_path).bundled
+
+
+def test_a_folder_that_is_no_catalogue_never_takes_the_name(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        write_catalog(tmp_path, "us-east-1", "2026-11-20", {"sources.json": "{}"})
+    assert list((tmp_path / "us-east-1").iterdir()) == []

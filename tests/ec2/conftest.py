@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 
 from benchmarks._ports import own_port
+from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, Ledger, LedgerEdge, Retrying
-from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders, Wishes
 from hetopt.backends.ec2.renter.removal import Found, Remover
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
@@ -280,3 +282,38 @@ def order_for(
         return orders.of_plan(chosen, run_id=run_id, bundle_sha256=bundle.sha256, now_s=patience.now_s)
 
     return make
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, order_for: Callable[..., Order], plan: Plan, bundle: Bundle) -> Path:
+    """The folder of a run that was ordered and not launched."""
+    folder = tmp_path / "runs" / "a-run"
+    folder.mkdir(parents=True)
+    order_for().save(folder / ORDER_FILE)
+    plan.save(folder / PLAN_OBJECT)
+    (folder / BUNDLE_FILE).write_bytes(bundle.data)
+    return folder
+
+
+@pytest.fixture
+def launcher(cloud: BotoEdge, tmp_path: Path, patience: Patience) -> Ec2Launcher:
+    return Ec2Launcher(home=tmp_path, inner=Recording(inner=cloud), clock=patience.clock, sleep=patience.sleep)
+
+
+@pytest.fixture
+def objects(cloud: BotoEdge) -> S3Objects:
+    """The bucket as a machine of the run ``r`` has it."""
+    return S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of all runs of whoever types commands."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "runs"
+
+
+@pytest.fixture
+def plan_file(plan: Plan, tmp_path: Path) -> Path:
+    plan.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 from hetopt.backends.ec2.renter import calls, removal
 from hetopt.backends.ec2.renter.edge import Made, Retrying
@@ -140,6 +139,3 @@ class Life:
 
 def _is_over(runs: Mapping[str, removal.LocalRun], found: Found) -> bool:
     return found.run_id in runs and runs[found.run_id].over
-
-
-Outcome = Literal["done", "refused", "killed"]

@@ -1,4 +1,7 @@
-"""The agent of a machine does its part: waits for its place, trains, tells how it goes, heeds notices and leases."""
+"""The agent of a machine does its part: waits for its place, trains, tells how it goes, heeds notices and leases.
+
+The metadata client speaks version 2 alone, renews its token, and takes silence for no news.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,23 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.box.metadata import metadata_service
+from benchmarks.box.metadata import MetadataService, metadata_service
 from hetopt.backends.ec2.bootstrap import NodeConfig, Timer
+from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE, METADATA_TOKEN_S
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, Agent
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
-from hetopt.backends.ec2.node.imds import Imds, over_http
+from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
-from hetopt.core.errors import BadInput
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge, Patience
 
 ID = "i-0123456789abcdef0"
 RESUMABLE = Path(__file__).resolve().parents[1] / "scripts" / "resumable.py"
@@ -30,8 +33,22 @@ META = {"/latest/meta-data/instance-id": ID}
 
 
 @pytest.fixture
-def objects(cloud: BotoEdge) -> S3Objects:
-    return S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataService]:
+    with metadata_service(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        yield service
+
+
+class Hasty(Patience):
+    """A minute passes at least whenever somebody waits."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(max(seconds, 60.0))
+
+
+@pytest.fixture
+def hasty() -> Patience:
+    return Hasty(now_s=time.time())
 
 
 @dataclass
@@ -102,36 +119,34 @@ def named(objects: S3Objects) -> str:
 
 
 def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: S3Objects, tmp_path: Path, service: MetadataService
 ) -> None:
     commands = Commands()
     objects.put("placement.json", placement(spec_of(40)))
     objects.put("lease.json", json.dumps({"end_s": time.time() + 7200, "stop_training_s": time.time() + 7000}).encode())
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        assert agent(tmp_path / "one", objects, commands, steps=40).live() == 0
-        names = events_of(objects)
-        assert names[-1] == "training_finished"
-        assert replace(objects, prefix="models/r").get("model.safetensors")
-        assert objects.get("model.safetensors") is None, "what is there goes after a while"
-        latest = named(objects)
-        parts = ("manifest.json", "rank-0.safetensors", "state.safetensors")
-        assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/{name}" for name in parts]
-        state = json.loads(objects.get(f"state/{ID}.json") or b"")
-        assert state["does"] == "ended with 0"
-        # The lease grants more time than the boot script did.
-        assert commands.asked == [["systemctl", "daemon-reload"], ["systemctl", "restart", "hetopt-end.timer"]]
-        # Another machine goes on from there.
-        objects.put("outcome.json", b"")
-        objects.put("placement.json", placement(spec_of(60), latest))
-        assert agent(tmp_path / "two", objects, Commands(), steps=60).live() == 0
+    assert agent(tmp_path / "one", objects, commands, steps=40).live() == 0
+    names = events_of(objects)
+    assert names[-1] == "training_finished"
+    assert replace(objects, prefix="models/r").get("model.safetensors")
+    assert objects.get("model.safetensors") is None, "what is there goes after a while"
+    latest = named(objects)
+    parts = ("manifest.json", "rank-0.safetensors", "state.safetensors")
+    assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/{name}" for name in parts]
+    state = json.loads(objects.get(f"state/{ID}.json") or b"")
+    assert state["does"] == "ended with 0"
+    # The lease grants more time than the boot script did.
+    assert commands.asked == [["systemctl", "daemon-reload"], ["systemctl", "restart", "hetopt-end.timer"]]
+    # Another machine goes on from there.
+    objects.put("outcome.json", b"")
+    objects.put("placement.json", placement(spec_of(60), latest))
+    assert agent(tmp_path / "two", objects, Commands(), steps=60).live() == 0
     names = events_of(objects)
     assert names.count("training_finished") == 2
     assert names.count("run_started") == 2
 
 
 def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: S3Objects, tmp_path: Path, service: MetadataService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of(40).model_copy(update={"task": "train.py", "script": ("task/train.py", "small.txt")})
     objects.put("placement.json", placement(spec))
@@ -151,9 +166,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
         "sys.exit(3)\n"
     )
     monkeypatch.setenv("NAMES", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR")
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        assert agent_of_it.live() == 3
+    assert agent_of_it.live() == 3
     assert events_of(objects)[-1] == "run_failed"
     assert json.loads(objects.get(f"state/{ID}.json") or b"")["does"] == "ended with 3"
     assert is_over(objects.get(OUTCOME_OBJECT), 0), "no other machine can mend that"
@@ -164,93 +177,66 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
 
 
 def test_a_machine_that_nobody_gives_a_place_ends_by_itself(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: S3Objects, tmp_path: Path, service: MetadataService, hasty: Patience
 ) -> None:
     end_s = time.time() + 90_000  # the run itself goes on
     objects.put("lease.json", json.dumps({"end_s": end_s, "stop_training_s": end_s - 60}).encode())
-    now_s = [time.time()]
-
-    def wait(seconds: float) -> None:
-        now_s[0] += max(seconds, 60.0)
-
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        one = replace(agent(tmp_path, objects, Commands()), clock=lambda: now_s[0], sleep=wait)
-        began_s = now_s[0]
-        assert one.live() == 6
-    assert PLACE_WITHIN_S <= now_s[0] - began_s < PLACE_WITHIN_S + 120
+    one = replace(agent(tmp_path, objects, Commands()), clock=hasty.clock, sleep=hasty.sleep)
+    began_s = hasty.now_s
+    assert one.live() == 6
+    assert PLACE_WITHIN_S <= hasty.now_s - began_s < PLACE_WITHIN_S + 120
 
 
 @pytest.mark.parametrize("change_s", [3600.0, -200.0])
 def test_the_machines_own_end_follows_the_lease_both_ways(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change_s: float
+    objects: S3Objects, tmp_path: Path, service: MetadataService, change_s: float
 ) -> None:
     commands, lasts_s = Commands(), 600.0
     end_s = time.time() + lasts_s + change_s
     objects.put("lease.json", json.dumps({"end_s": end_s, "stop_training_s": 0.0}).encode())
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        agent(tmp_path, objects, commands, lifetime_s=lasts_s).live()
+    agent(tmp_path, objects, commands, lifetime_s=lasts_s).live()
     assert abs(timed(tmp_path) - end_s) < 30
     assert len(commands.asked) == 2, "it is set once"
 
 
-def test_a_notice_ends_training_with_a_checkpoint(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notice_ends_training_with_a_checkpoint(objects: S3Objects, tmp_path: Path, service: MetadataService) -> None:
     objects.put("placement.json", placement(spec_of(1_000_000)))
     notice = json.dumps({"action": "terminate", "time": "2030-01-01T00:00:00Z"})
-    with metadata_service({**META, "/latest/meta-data/spot/instance-action": notice}) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        assert agent(tmp_path, objects, Commands()).live() == 0
+    service.answers["/latest/meta-data/spot/instance-action"] = notice
+    assert agent(tmp_path, objects, Commands()).live() == 0
     assert events_of(objects)[-1] == "training_finished"
     assert objects.get("ckpt/LATEST")
 
 
-def test_a_new_placement_is_followed_at_once(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_placement_is_followed_at_once(objects: S3Objects, tmp_path: Path, service: MetadataService) -> None:
     """Others were lost without a word: this machine would wait for them for minutes, but the new ones are there."""
     objects.put("placement.json", placement(spec_of(300, slowdown=500.0)))
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        one = agent(tmp_path, objects, Commands(), steps=300)
+    one = agent(tmp_path, objects, Commands(), steps=300)
 
-        def replaced() -> None:
-            while "training_started" not in (tmp_path / "run" / "events.jsonl").read_text():
-                time.sleep(0.2)
-            objects.put("placement.json", placement(spec_of(300), generation=1))
+    def replaced() -> None:
+        while "training_started" not in (tmp_path / "run" / "events.jsonl").read_text():
+            time.sleep(0.2)
+        objects.put("placement.json", placement(spec_of(300), generation=1))
 
-        def wait_and_replace() -> None:
-            while not (tmp_path / "run" / "events.jsonl").exists():
-                time.sleep(0.2)
-            replaced()
+    def wait_and_replace() -> None:
+        while not (tmp_path / "run" / "events.jsonl").exists():
+            time.sleep(0.2)
+        replaced()
 
-        thread = threading.Thread(target=wait_and_replace)
-        thread.start()
-        assert one.live() == 0
-        thread.join()
+    thread = threading.Thread(target=wait_and_replace)
+    thread.start()
+    assert one.live() == 0
+    thread.join()
     names = events_of(objects)
     assert names.count("run_started") == 2
     assert names[-1] == "training_finished"
     assert json.loads(objects.get("outcome.json") or b"") == {"generation": 1}
 
 
-def test_a_machine_without_a_place_ends_with_its_time(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects.put("placement.json", placement(spec_of(10)).replace(ID.encode(), b"i-other"))
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        assert agent(tmp_path, objects, Commands(), lifetime_s=1.0).live() == 6
-
-
-def test_a_run_that_must_end_is_ended(objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_must_end_is_ended(objects: S3Objects, tmp_path: Path, service: MetadataService) -> None:
     """The lifetime ends a run that goes on: hosts are killed, and what they wrote is sent."""
     objects.put("placement.json", placement(spec_of(1_000_000)))
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        assert agent(tmp_path, objects, Commands(), lifetime_s=4.0).live() == 6
+    assert agent(tmp_path, objects, Commands(), lifetime_s=4.0).live() == 6
 
 
 DAMAGED = [b"", b"{}", b"[]", b'{"end_s": "x"}', b"\xff", b"[" * 100_000, b"9" * 5000, b'"\\ud800"', b"null", b"1e999"]
@@ -274,24 +260,19 @@ def test_no_lease_ends_at_no_time(end: str) -> None:
 
 @pytest.mark.parametrize("end_s", [10 * 365 * 86_400.0, 1e10])
 def test_no_lease_extends_a_machine_beyond_what_it_was_told_at_boot(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
+    objects: S3Objects, tmp_path: Path, service: MetadataService, hasty: Patience, end_s: float
 ) -> None:
     """Whoever wrote it. The agent itself ends then too, whatever the timer does."""
-    now_s, began_s = [time.time()], time.time()
-
-    def wait(seconds: float) -> None:
-        now_s[0] += max(seconds, 20.0)
+    began_s = hasty.now_s
 
     def lease() -> bytes:
         return json.dumps({"end_s": began_s + end_s, "stop_training_s": began_s + end_s}).encode()
 
     assert objects.put("lease.json", lease())
     commands = Commands()
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        one = replace(agent(tmp_path, objects, commands, latest_s=700.0), clock=lambda: now_s[0], sleep=wait)
-        assert one.live() == 6
-    assert now_s[0] - began_s < 700 + 60
+    one = replace(agent(tmp_path, objects, commands, latest_s=700.0), clock=hasty.clock, sleep=hasty.sleep)
+    assert one.live() == 6
+    assert hasty.now_s - began_s < 700 + 60
     assert timed(tmp_path) <= began_s + 701
 
 
@@ -330,22 +311,15 @@ def forged(field: str, value: object) -> bytes:
 
 @pytest.mark.parametrize(("field", "value"), FORGED)
 def test_no_placement_makes_a_machine_do_what_was_not_ordered(
-    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object
+    objects: S3Objects, tmp_path: Path, service: MetadataService, hasty: Patience, field: str, value: object
 ) -> None:
     """The real agent: it takes no part, starts nothing, makes no folder, and ends with its time."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'OWNED')!r}, 'w')\n")
     objects.put("placement.json", forged(field, value))
     objects.put("../attacker/ckpt/evil.py".removeprefix("../"), b"x")
-    now_s = [time.time()]
-
-    def wait(seconds: float) -> None:
-        now_s[0] += max(seconds, 60.0)
-
     before = sorted(tmp_path.rglob("*"))
-    with metadata_service(META) as service:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        one = replace(agent(tmp_path / "m", objects, Commands()), clock=lambda: now_s[0], sleep=wait)
-        assert one.live() == 6
+    one = replace(agent(tmp_path / "m", objects, Commands()), clock=hasty.clock, sleep=hasty.sleep)
+    assert one.live() == 6
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "m", tmp_path / "m" / "run"])
 
 
@@ -404,7 +378,6 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     assert one.send(ended=True)
     assert named(objects) == "step-9"
     assert [path.name for path in (second / "checkpoint").iterdir()] == ["step-9.partial"], "older ones fill no disk"
-    assert {name.split("/")[1] for name in objects.names("ckpt/step-")} <= {"step-5", "step-8", "step-9"}
     third = tmp_path / "c"
     third.mkdir()
     Checkpoints(objects=objects, run_dir=third, leads=False, workers=2).restore("step-9")
@@ -441,16 +414,6 @@ def test_who_was_left_behind_names_nothing_over_those_who_go_on(objects: S3Objec
     assert objects.get("ckpt/LATEST") == b"step-40 2\n"
 
 
-def test_latest_is_written_over_what_was_read_alone(objects: S3Objects) -> None:
-    assert objects.put_over("ckpt/LATEST", b"one", None)
-    assert not objects.put_over("ckpt/LATEST", b"two", None), "there is one"
-    there = objects.versioned("ckpt/LATEST")
-    assert there is not None
-    assert objects.put_over("ckpt/LATEST", b"two", there.version)
-    assert not objects.put_over("ckpt/LATEST", b"three", there.version)
-    assert objects.get("ckpt/LATEST") == b"two"
-
-
 def test_a_large_file_travels_in_parts_and_is_whole_or_not_there(
     objects: S3Objects, cloud: BotoEdge, tmp_path: Path
 ) -> None:
@@ -467,19 +430,6 @@ def test_a_large_file_travels_in_parts_and_is_whole_or_not_there(
         objects.send("ckpt/step-1/rank-1.safetensors", tmp_path / "none")
     nowhere = replace(objects, bucket="hetopt-no-such-bucket")
     assert not nowhere.send("ckpt/step-1/rank-0.safetensors", back)
-
-
-def test_data_comes_from_the_bucket(objects: S3Objects, cloud: BotoEdge, tmp_path: Path) -> None:
-    objects.put("../../data/x/a.bin".replace("../../", ""), b"1")
-    names: Sequence[str] = objects.names("data/")
-    assert names == ["data/x/a.bin"]
-    objects.download(f"s3://{BUCKET}/runs/r/data/x", tmp_path, lambda *_: True)
-    assert (tmp_path / "a.bin").read_bytes() == b"1"
-    with pytest.raises(BadInput, match="nothing in"):
-        objects.download(f"s3://{BUCKET}/runs/r/none", tmp_path, lambda *_: True)
-    with pytest.raises(BadInput, match="cannot be read"):
-        objects.download("s3://no-such-bucket-of-ours/x", tmp_path, lambda *_: True)
-    assert os.listdir(tmp_path) == ["a.bin"]
 
 
 def test_data_comes_once_with_word_of_how_far_it_is_and_ends_when_the_machine_must(
@@ -506,3 +456,52 @@ def test_data_comes_once_with_word_of_how_far_it_is_and_ends_when_the_machine_mu
     assert (folder / "4").read_bytes() == 1000 * b"x"
     assert not objects.download(url, tmp_path / "other", lambda *_: False)
     assert len(list((tmp_path / "other").glob("*"))) < 20
+
+
+ID_PATH = "/latest/meta-data/instance-id"
+ACTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+
+
+def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    with metadata_service({ID_PATH: "i-0123"}) as service:
+        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
+        imds = Imds(transport=over_http, clock=time.time)
+        assert imds.instance_id() == "i-0123"
+        assert imds.notice() is None, "404 is the normal answer"
+        service.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-20T08:22:00Z"})
+        assert imds.notice() == Notice(kind="rebalance", time_s=1795162920.0)
+        service.answers[ACTION] = json.dumps({"action": "terminate", "time": "2026-11-20T08:24:00Z"})
+        assert imds.notice() == Notice(kind="interruption", time_s=1795163040.0)
+        assert len(service.tokens) == 1, "one token serves for hours"
+        service.tokens.clear()
+        assert imds.notice() is not None, "a token that was forgotten is renewed at once"
+        assert service.refused == 1
+
+
+def test_the_token_is_renewed_before_it_ends(monkeypatch: pytest.MonkeyPatch, patience: Patience) -> None:
+    with metadata_service({ID_PATH: "i-0123"}) as service:
+        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
+        imds = Imds(transport=over_http, clock=patience.clock)
+        imds.instance_id()
+        patience.now_s += METADATA_TOKEN_S - 30
+        imds.instance_id()
+        assert len(service.tokens) == 2
+        assert service.refused == 0
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", '{"action": "none"}', '{"action": 3, "time": null}'])
+def test_nonsense_is_no_notice(text: str) -> None:
+    def transport(method: str, path: str, headers: object) -> tuple[int, bytes]:
+        if method == "PUT":
+            return 200, b"token"
+        return (200, text.encode()) if path == ACTION else (404, b"")
+
+    assert Imds(transport=transport, clock=time.time).notice() is None
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, "http://127.0.0.1:9")
+    imds = Imds(transport=over_http, clock=time.time)
+    assert imds.instance_id() is None
+    assert imds.notice() is None

@@ -1,24 +1,36 @@
-"""What a machine boots with: its text is known, its end comes first, and nothing in it is read as more than a word."""
+"""What a machine boots with: its text is known, its end comes first, and nothing in it is read as more than a word.
+
+The code that a person brings travels with what it imports, or is refused before anything is rented.
+Wheels are installed by their hashes alone: what pip installs of them, and nothing that no lock names.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
+import sys
 import tarfile
 import time
+import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.backends.ec2.bootstrap import NodeConfig, Timer, user_data
 from hetopt.backends.ec2.facts import OWN_DISKS, USER_DATA_BYTES
-from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
+from hetopt.backends.ec2.node.unpack import requirements, unpack
+from hetopt.backends.ec2.renter.bundle import MOST_BYTES, Bundle, carried, make_bundle, user_code
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput
 from tests.disturbance import PATIENCE_S
@@ -49,30 +61,6 @@ def test_the_text(gpu: bool, golden: Callable[[str, str], None]) -> None:
     text = user_data(with_(has_gpu=gpu))
     golden(f"user-data-{'gpu' if gpu else 'cpu'}.sh", text)
     assert len(text.encode()) < USER_DATA_BYTES / 2
-
-
-def test_the_end_comes_before_anything_that_can_fail() -> None:
-    text = user_data(CONFIG)
-    commands = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    assert commands[0] == "end=1800000000", "a machine that comes late ends when the others do"
-    assert text.index("systemctl restart hetopt-end.timer") < text.index("set -Eeuo pipefail")
-    assert text.index("systemctl restart hetopt-end.timer") < text.index("aws s3api")
-
-
-def test_every_package_is_known_by_its_hash_and_has_one_index() -> None:
-    for gpu in (False, True):
-        text = user_data(with_(has_gpu=gpu))
-        assert "--extra-index-url" not in text
-        assert text.count("--require-hashes") == text.count("-m pip") == 1, "one function installs and downloads"
-        assert text.count("--index-url") == (0 if gpu else 1), "torch alone comes from elsewhere"
-        assert text.index("export TMPDIR=") < text.index("-m pip"), "what is unpacked is not unpacked in memory"
-        assert "--no-cache-dir" in text
-
-
-def test_a_shell_can_read_it(tmp_path: Path) -> None:
-    script = tmp_path / "user-data"
-    script.write_text(user_data(CONFIG))
-    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -271,8 +259,6 @@ def test_the_users_own_task_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert packed.task == "task/mine.py:task"
     with pytest.raises(BadInput, match="does not exist"):
         make_bundle("other.py:task")
-    with pytest.raises(BadInput, match="in a module"):
-        make_bundle("package.module:task")
 
 
 def test_the_bundle_runs_by_itself(tmp_path: Path, bundle: Bundle) -> None:
@@ -378,3 +364,190 @@ def test_a_timer_that_cannot_be_set_is_made_up_for(tmp_path: Path) -> None:
 
     Timer(run=run, units=tmp_path, clock=lambda: 0.0).set(600.0)
     assert asked[-1] == ["shutdown", "-h", "+10"]
+
+
+PROVIDED = frozenset({"numpy", "torch", "scikit-learn"})
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return folder / "train.py"
+
+
+def names(script: Path) -> list[str]:
+    return [name for name, _ in user_code(script, provided=PROVIDED).files]
+
+
+def test_modules_and_packages_of_its_folder_travel(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        train="import os, torch, layers, hetopt\nfrom net.blocks import Block\nfrom sklearn import datasets\n",
+        layers="import sizes\n",
+        sizes="N = 1\n",
+        net__blocks="from . import parts\n",
+        net__parts="import numpy\n",
+        unused="import tensorflow\n",
+    )
+    assert names(script) == ["layers.py", "net/blocks.py", "net/parts.py", "sizes.py", "train.py"]
+
+
+def test_what_machines_do_not_install_is_named_with_its_line(tmp_path: Path) -> None:
+    script = write(tmp_path, train="import helper\n", helper="import torch\n\nimport made_up_package.sub\n")
+    with pytest.raises(BadInput, match=r"helper\.py, line 3, imports made_up_package"):
+        names(script)
+
+
+def test_what_a_script_can_do_without_is_not_asked_for(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        train="from typing import TYPE_CHECKING\ntry:\n    import made_up\nexcept ImportError:\n    made_up = None\n"
+        "if TYPE_CHECKING:\n    import other\n",
+    )
+    assert names(script) == ["train.py"]
+
+
+def test_requirements_with_hashes_are_installed_and_others_do_not_count(tmp_path: Path) -> None:
+    script = write(tmp_path, train="import made_up\n")
+    (tmp_path / "requirements.txt").write_text("made-up==1.0 \\\n    --hash=sha256:00\n# a comment\n")
+    assert names(script) == ["requirements.txt", "train.py"]
+    (tmp_path / "requirements.txt").write_text("made-up==1.0\n")
+    with pytest.raises(BadInput, match="imports made_up") as refused:
+        names(script)
+    assert "by version and hash" in (refused.value.hint or "")
+
+
+def test_files_among_its_arguments_travel_and_folders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the script is given must be on the machine too: named before anything is rented, with what to do instead."""
+    (tmp_path / "work" / "train").mkdir(parents=True)
+    script = write(tmp_path / "work", train="import torch\n")
+    (tmp_path / "work" / "small.yaml").write_text("lr: 1\n")
+    (tmp_path / "other.yaml").write_text("lr: 2\n")
+    monkeypatch.chdir(tmp_path)
+    kept = ["--lr", "0.1", "--mode", "train", "--out=new/folder", "s3://bucket/x", "{data}", "~nobody/x", "x" * 5000]
+    told = carried(script, [*kept, "--config=work/small.yaml", "--base", "other.yaml"])
+    assert told.arguments == (*kept, "--config=small.yaml", "--base", "given-11/other.yaml")
+    assert dict(told.files) == {"small.yaml": b"lr: 1\n", "given-11/other.yaml": b"lr: 2\n"}
+    (tmp_path / "large.bin").write_bytes(bytes(MOST_BYTES + 1))
+    for arguments, named in (
+        (["--data", "work"], "the folder work"),
+        (["work"], "the folder work"),
+        (["--mode=./work"], r"the folder \./work"),
+        (["--weights=large.bin"], "the file large.bin of 1,000,001 bytes"),
+    ):
+        with pytest.raises(BadInput, match=f"given {named}, which rented machines do not have") as refused:
+            carried(script, arguments)
+        assert "aws s3 sync" in (refused.value.hint or "")
+        assert "{data}" in (refused.value.hint or "")
+    bundle = make_bundle("train.py", [str(script), "--config", "work/small.yaml"])
+    assert bundle.script == ("task/train.py", "--config", "small.yaml")
+    with tarfile.open(fileobj=io.BytesIO(bundle.data)) as archive:
+        assert "task/small.yaml" in archive.getnames()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {
+    "one/__init__.py": b"WORD = 'one'\n",
+    "one/deep/er/data.bin": bytes(range(256)) * 5000,
+    "one/tool": b"#!/bin/sh\n",
+    "one-1.data/scripts/one-tool": b"#!/bin/sh\necho one\n",
+    "one-1.data/purelib/beside.py": b"PLACE = 'site'\n",
+    "one-1.data/data/share/one.txt": b"shared\n",
+    "one-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: one\nVersion: 1\n",
+    "one-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+}
+
+
+def wheel(folder: Path, files: dict[str, bytes] = FILES, name: str = "one") -> tuple[Path, str]:
+    """A wheel, and the line of a lock that asks for it."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-1-py3-none-any.whl"
+    record = "".join(f"{one.replace('one-1', f'{name}-1')},,\n" for one in files)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for place, data in {**files, "one-1.dist-info/RECORD": record.encode()}.items():
+            entry = zipfile.ZipInfo(place.replace("one-1", f"{name}-1"))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (stat.S_IFREG | (0o755 if "tool" in place else 0o644)) << 16
+            archive.writestr(entry, data)
+    return path, f"{name}==1 \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
+    """Files by place, and whether each can be run; not what tells of the installer."""
+    told = ("RECORD", "INSTALLER", "REQUESTED")
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name not in told and path.suffix != ".pyc")
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), os.access(path, os.X_OK))
+        for path in found
+        if not path.relative_to(folder).as_posix().startswith(("bin/python", "pyvenv"))
+    }
+
+
+def test_it_installs_what_pip_does(tmp_path: Path) -> None:
+    """Run as a machine runs it, in an environment that has no pip, by an interpreter that has nothing else."""
+    path, line = wheel(tmp_path / "wheels")
+    lock = tmp_path / "lock.txt"
+    lock.write_text(f"# a lock\n\n{line}")
+    homes = [tmp_path / "plain", tmp_path / "pip"]
+    for home in homes:
+        venv.EnvBuilder(with_pip=False).create(home)
+    before = tree(homes[0])
+    command = ["-m", "hetopt.backends.ec2.node.unpack", str(path.parent), str(lock), os.devnull]
+    done = subprocess.run(
+        [homes[0] / "bin" / "python", "-s", *command],
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pip = [sys.executable, "-m", "pip", "--python", str(homes[1] / "bin" / "python"), "install", "--no-compile"]
+    subprocess.run([*pip, "--quiet", "--no-index", "--find-links", str(path.parent), "one"], check=True)
+    ours, pips = ({k: v for k, v in tree(home).items() if k not in before} for home in homes)
+    assert ours == pips
+    assert len(ours) == len(FILES)
+
+
+def test_a_wheel_that_no_lock_names_or_that_is_missing_installs_nothing(tmp_path: Path) -> None:
+    path, line = wheel(tmp_path / "wheels")
+    _, other = wheel(tmp_path / "elsewhere", name="other")
+    site = tmp_path / "site"
+    for wheels, locks in (([path], [other]), ([path], [line, other]), ([], [line]), ([path], [""])):
+        with pytest.raises(ValueError, match=r"missing"):
+            unpack(wheels, locks, site, tmp_path / "prefix")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"1 of 1 wheels are missing"):
+        unpack([path], [line], site, tmp_path / "prefix")
+    assert not site.exists()
+
+
+@pytest.mark.parametrize("name", ["../out.py", "/out.py", "a/../../out.py", "one-1.data/scripts/../../out.py"])
+def test_no_file_of_a_wheel_lands_elsewhere(tmp_path: Path, name: str) -> None:
+    path, line = wheel(tmp_path / "wheels", {**FILES, name: b"x"})
+    with pytest.raises((BadInput, ValueError, OSError)):
+        unpack([path], [line], tmp_path / "a" / "b" / "site", tmp_path / "a" / "b" / "prefix")
+    assert not list(tmp_path.rglob("out.py"))
+
+
+@given(
+    names=st.lists(st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,9}", fullmatch=True), max_size=4),
+    hashes=st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=3),
+)
+def test_a_lock_is_read_whole(names: list[str], hashes: list[bytes]) -> None:
+    told = [one.hex() for one in hashes]
+    text = "".join(
+        f"{name}==1.0+cpu \\\n" + " \\\n".join(f"    --hash=sha256:{one}" for one in told) + "\n" for name in names
+    )
+    assert list(requirements(f"# made by\n\n{text}")) == [frozenset(told)] * len(names)
+
+
+@pytest.mark.parametrize("line", ["one", "one==1", "one>=1 --hash=sha256:" + 64 * "0", "-r other.txt", "one==1; x"])
+def test_what_is_no_requirement_by_hash_is_left_to_pip(line: str) -> None:
+    with pytest.raises(ValueError, match="no requirement by version and hash"):
+        list(requirements(line))

@@ -1,4 +1,8 @@
-"""Renting as a person does it: looked at first, confirmed, followed, stopped; and refused with one sentence."""
+"""Renting as a person does it: looked at first, confirmed, followed, stopped; and refused with one sentence.
+
+Whatever is wrong with an account, a session, a region or a plan: one sentence, what to do, and nothing is left.
+What is planned for a budget is rented with it, and nobody rents a plan that is a risk without having accepted it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,30 +21,21 @@ from hetopt.api.dashboard import KnownRuns
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, ORDER_FILE, Order
+from hetopt.backends.ec2.renter.ordering import check_prices
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.core.errors import BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.plan import Goal, Plan, Sensitivity
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.live_run import RunSummary
 from tests.disturbance import PATIENCE_S
-from tests.ec2.conftest import leftovers, plan_of
-from tests.face.conftest import Answer, start
+from tests.ec2.conftest import be_unkind, leftovers, plan_of
+from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "runs"
-
-
-@pytest.fixture
-def plan_file(plan: Plan, tmp_path: Path) -> Path:
-    plan.save(tmp_path / "plan.json")
-    return tmp_path / "plan.json"
 
 
 def edited(plan_file: Path, change: Callable[[dict[str, object]], None]) -> Path:
@@ -93,16 +90,11 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
         answer = hetopt("status")
         assert answer.code == 0
         assert "there are no AWS credentials here" in answer.err
-        assert "4 of 4 machines up" in answer.out
-        assert "starting" in hetopt("status", "--all").out
     answer = hetopt("stop", "--json")
     assert json.loads(answer.out)["is"] == "stopped"
     assert leftovers(cloud) == []
     assert json.loads(hetopt("status", "--json").out)["rental"]["everything_is_removed"]
     assert "nothing is left behind in us-east-1" in hetopt("gc", "--on", "ec2").out
-    # Its objects tell other machines with the same credentials what was ordered.
-    order = Order.load(folder / ORDER_FILE)
-    assert order.roles[0].instance_types == ("c7i.large", "c6i.large")
     # Of a machine whose end nobody saw before EC2 forgot it, nobody claims to know the bill.
     assert "estimated" not in hetopt("status").out
     assert summary_of(folder).usd_is_estimate is False
@@ -150,58 +142,30 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     assert ClusterState.load(folder / SEEN_FILE).cleared
 
 
-def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
-    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
-) -> None:
-    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
-    (folder,) = home.iterdir()
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    folder.rmdir()
-    answer = hetopt("gc", "--on", "ec2")
-    assert "its run goes on, for up to" in " ".join(answer.out.split()), "its lease says until when"
-    assert leftovers(cloud)
-    assert hetopt("gc", "--on", "ec2", "--remove", "--run", folder.name).code == 0
-    assert leftovers(cloud) == []
+NOT_RENTED = (
+    (("PLAN",), 2, "nobody is there to say yes"),
+    (("PLAN", "--yes", "--budget", "0.01"), 5, "the budget is \\$0.01"),
+    (("PLAN", "--yes", "--zone", "us-east-1z"), 2, "does not have all types"),
+    (("PLAN", "--bucket", "not-there", "--yes"), 4, "bucket not-there does not exist"),
+    (("PLAN", "--substitute", "c7i.large=g5.xlarge", "--yes"), 2, "different images"),
+    (("PLAN", "--image", "cpu=ami-1"), 2, "a kind of x86_64-cpu.*got cpu=ami-1"),
+    (("PLAN", "--data", "/data/x", "--yes"), 2, "/data/x on this machine"),
+    (("PLAN", "--resume", "x"), 2, "leave PLAN"),
+    (("--resume", "x"), 2, "no runs in"),
+    (("FREE", "--yes"), 2, "no budget"),
+    (("GPU", "--yes", "--image", "x86_64-gpu=ami-1"), 4, "no such machine image"),
+)
 
 
 def test_what_cannot_be_rented(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
 ) -> None:
-    refused(hetopt("launch", "--on", "ec2", plan_file), 2, "nobody is there to say yes")
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes", "--budget", "0.01"), 5, "the budget is \\$0.01")
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes", "--zone", "us-east-1z"), 2, "does not have all types")
-    refused(
-        hetopt("launch", "--on", "ec2", plan_file, "--bucket", "not-there", "--yes"),
-        4,
-        "bucket not-there does not exist",
-    )
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--substitute", "c7i.large"), 2, "TYPE=OTHER")
-    refused(
-        hetopt("launch", "--on", "ec2", plan_file, "--substitute", "c7i.large=g5.xlarge", "--yes"),
-        2,
-        "different images",
-    )
-    refused(
-        hetopt("launch", "--on", "ec2", plan_file, "--image", "cpu=ami-1"), 2, "a kind of x86_64-cpu.*got cpu=ami-1"
-    )
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--data", "/data/x", "--yes"), 2, "/data/x on this machine")
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--slowdown", "1,2"), 2, "--slowdown is for --on local")
-    refused(hetopt("launch", plan_file, "--on", "local", "--budget", "3"), 2, "--budget is for --on ec2")
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--resume", "x"), 2, "leave PLAN")
-    refused(hetopt("launch", "--on", "ec2", "--resume", "x"), 2, "no runs in")
+    files = {"PLAN": plan_file, "FREE": tmp_path / "free.json", "GPU": tmp_path / "gpu.json"}
+    plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=None).save(files["FREE"])
+    plan_of(profile, catalog, (("g5.xlarge", 2, "spot"),)).save(files["GPU"])
+    for asked, code, said in NOT_RENTED:
+        refused(hetopt("launch", "--on", "ec2", *(files.get(word, word) for word in asked)), code, said)
     refused(hetopt("gc", "--remove"), 2, "--on ec2")
-    refused(hetopt("gc", "--on", "moon"), 2, "nothing to find on 'moon'")
-
-    plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=None).save(tmp_path / "free.json")
-    refused(hetopt("launch", "--on", "ec2", tmp_path / "free.json", "--yes"), 2, "no budget")
-    plan_of(profile, catalog, (("g5.xlarge", 2, "spot"),)).save(tmp_path / "gpu.json")
-    assert hetopt("launch", "--on", "ec2", tmp_path / "gpu.json", "--dry-run").code == 0, "its image is found"
-    refused(
-        hetopt("launch", "--on", "ec2", tmp_path / "gpu.json", "--yes", "--image", "x86_64-gpu=ami-1"),
-        4,
-        "no such machine image",
-    )
     assert leftovers(cloud) == []
     assert not home.exists() or not list(home.iterdir())
 
@@ -228,24 +192,6 @@ def test_a_plan_that_was_edited(
 
     refused(hetopt("launch", "--on", "ec2", edited(plan_file, change), "--yes"), code, said)
     assert leftovers(cloud) == []
-
-
-def test_a_plan_whose_prices_have_moved(cloud: BotoEdge, hetopt: Hetopt, plan_file: Path) -> None:
-    """Cheap in the plan, dear now: the difference is shown, and what may pass the budget is not begun."""
-
-    def change(data: dict[str, object]) -> None:
-        group = data["chosen"]["groups"][1]  # type: ignore[index]
-        group["price_usd_per_hour"] = 0.01
-        data["goal"]["budget_usd"] = 0.081  # type: ignore[index]
-        data["chosen"]["prediction"]["cost_usd"] = {"value": 0.02, "low": 0.01, "high": 0.03}  # type: ignore[index]
-
-    path = edited(plan_file, change)
-    assert "has become more expensive" in " ".join(hetopt("launch", "--on", "ec2", path, "--dry-run").out.split())
-    refused(
-        hetopt("launch", "--on", "ec2", path, "--yes"),
-        5,
-        r"at the prices of now the plan may cost .*c7g\.xlarge was planned at",
-    )
 
 
 def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Path) -> None:
@@ -332,3 +278,199 @@ def test_a_run_that_ended_is_resumed_from_its_checkpoint(
     assert len(tokens) == len(set(tokens)) == 8, "nothing that was asked before is asked again"
     assert hetopt("stop").code == 0
     assert leftovers(cloud) == []
+
+
+AS_WANTED = "as the test wants it"
+
+REFUSALS = {
+    "expired session": (
+        ("GetCallerIdentity", 403, "ExpiredToken", AS_WANTED),
+        r"session has expired.*aws sso login",
+    ),
+    "unknown key": (("GetCallerIdentity", 403, "InvalidClientTokenId", AS_WANTED), "does not know these"),
+    "clock skew": (
+        ("GetCallerIdentity", 403, "SignatureDoesNotMatch", "Signature expired"),
+        "the clock of this machine is wrong",
+    ),
+    "clock skew of S3": (("PUT", 403, "RequestTimeTooSkewed", AS_WANTED), "the clock of this machine"),
+    "region to opt in": (
+        ("DescribeInstanceTypeOfferings", 401, "OptInRequired", AS_WANTED),
+        "the account cannot use this region",
+    ),
+    "disabled region, or wrong keys": (
+        ("DescribeSubnets", 401, "AuthFailure", "AWS was not able to validate them"),
+        "does not accept these credentials in this region: AWS was not able to validate them.*not enabled",
+    ),
+    "a new account": (
+        ("CreateFleet", 200, "PendingVerification", AS_WANTED),
+        "AWS is still verifying this account.*launch again",
+    ),
+    "a blocked account": (
+        ("CreateFleet", 400, "Blocked", "This account is currently blocked"),
+        "AWS has blocked this account: This account is currently blocked.*support",
+    ),
+    "a type that the zone does not start": (
+        ("CreateFleet", 400, "InvalidFleetConfig", "Unsupported instance types"),
+        "no zone has all machines of the plan.*cannot be started so in this zone",
+    ),
+    "a bucket of somebody else": (("HEAD", 403, "403", AS_WANTED), "belongs to somebody else"),
+    "a bucket in another region": (("HEAD", 301, "301", AS_WANTED), "is in another region"),
+    "spot quota of zero": (
+        ("CreateFleet", 200, "MaxSpotInstanceCountExceeded", AS_WANTED),
+        r"quota for vCPUs is used up \(.*Spot",
+    ),
+    "on-demand quota of zero": (
+        ("CreateFleet", 200, "VcpuLimitExceeded", AS_WANTED),
+        "quota for vCPUs is used up",
+    ),
+    "no permission": (
+        ("CreateLaunchTemplate", 403, "UnauthorizedOperation", AS_WANTED),
+        r"may not do ec2:CreateLaunchTemplate: as the test wants it.*hetopt setup",
+    ),
+    "a tag policy": (
+        ("CreateSecurityGroup", 400, "TagPolicyViolation", "The value is not allowed for the tag key: 'hetopt:owner'."),
+        "a tag policy of the organisation refuses what hetopt tags: .* keys that begin with hetopt:",
+    ),
+    "a bucket whose policy denies": (
+        ("PUT", 403, "AccessDenied", "User: x is not authorized, with an explicit deny in a resource-based policy"),
+        "the bucket's own policy denies it.*aws s3api get-bucket-policy --bucket hetopt-",
+    ),
+    "a bucket with a key": (
+        ("PUT", 403, "AccessDenied", "User: x is not authorized to perform: kms:GenerateDataKey on resource: k"),
+        "the bucket's key must be allowed to you and to the machines' role",
+    ),
+    "a permissions boundary": (
+        ("CreateLaunchTemplate", 403, "UnauthorizedOperation", "x, with an explicit deny in a permissions boundary"),
+        "the permissions boundary of these credentials denies it",
+    ),
+    "a role that is not there": (
+        ("CreateFleet", 403, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", AS_WANTED),
+        r"create-service-linked-role",
+    ),
+}
+
+
+ONE_OF_EACH = (
+    "a bucket whose policy denies",
+    "a tag policy",
+    "expired session",
+    "clock skew",
+    "a new account",
+    "a type that the zone does not start",
+    "a bucket of somebody else",
+    "spot quota of zero",
+    "no permission",
+)
+"""One of each call that is refused, at each moment of a launch; the others become sentences in the same way."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ONE_OF_EACH)) for name in REFUSALS]
+)
+def test_what_an_account_can_refuse(cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, name: str) -> None:
+    (call, status, code, text), said = REFUSALS[name]
+    be_unkind(refuses={call: [code, text, status]})
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
+    be_unkind(refuses={})
+    assert [one for one in leftovers(cloud) if one.kind != "fleet"] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:4566", "an address that is set for AWS is none: .*localhost:4566.*http://"),
+        ("HTTP_PROXY", "http://127.0.0.1:9", "the proxy for AWS cannot be used: .*127.0.0.1:9.*look at HTTPS_PROXY"),
+        ("AWS_CONFIG_FILE", "broken", "Unable to parse config file: .*broken.*aws configure"),
+    ],
+)
+def test_what_is_set_wrongly_here(
+    hetopt: Hetopt,
+    plan_file: Path,
+    cloud: BotoEdge,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    said: str,
+) -> None:
+    """It comes from botocore, as an exception of one kind or another, before any call is made."""
+    (plan_file.parent / "broken").write_text("this is [no configuration\n")
+    monkeypatch.chdir(plan_file.parent)
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv(variable, value)
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
+    answer = hetopt("doctor", plan_file)
+    assert answer.code == 4
+    assert "Traceback" not in answer.err + answer.out
+
+
+def test_a_script_is_ordered_with_its_files_or_refused_before_anything_is_made(
+    cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nfrom hetopt import session\nrun = session(None, None)\n")
+    (tmp_path / "small.yaml").write_text("lr: 1\n")
+    of_script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": ("train.py",)})})
+    of_script.save(tmp_path / "plan.json")
+    order = ("launch", "--on", "ec2", tmp_path / "plan.json", "--dry-run")
+    config = f"--config={tmp_path / 'small.yaml'}"
+    answer = hetopt(*order, "--data", "s3://bucket/data/x", "--", script, config, "{data}")
+    assert answer.code == 0, answer.err
+    refused(hetopt(*order, "--data", "s3://bucket/data/x", "--", script), 2, r"by \{data\} among its arguments")
+    script.write_text("import torch\n")
+    refused(hetopt(*order, "--", script), 2, "uses neither DistributedDataParallel nor a session")
+    assert leftovers(cloud) == []
+
+
+SEEN = Sensitivity(gap=None, chance=0.51, asked=0.9, cost_90_usd=50.0, total_90_s=4000.0, remedies=())
+
+
+@pytest.mark.parametrize("deadline_s", [None, 6 * 3600.0])
+@pytest.mark.parametrize("budget", [0.05, 0.2, 0.6, 2.0])
+def test_a_plan_for_a_budget_is_ordered_with_it(
+    order_for: Callable[..., Order], catalog: Catalog, budget: float, deadline_s: float | None
+) -> None:
+    """GPU types cost three times as much on demand, so that many a cheap plan could not even boot."""
+    profile = Profile.load(RECORDED / "lstm-small.json")
+    options = Options(trials=0, max_workers=8, mixed_types=2, accept_risk=True)
+    goal = Goal(ends="epochs", amount=3, budget_usd=budget, deadline_s=deadline_s)
+    made = recommend(PlanRequest(profile, catalog, goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+    order = order_for(chosen=made)
+    assert order.budget_usd == budget
+    assert order.volume_gb == made.chosen.disk_gb
+    assert order.lifetime_s >= LEAST_LIFETIME_S * (1 - 1e-6)
+    assert (budget - order.fixed_usd) / order.worst_usd_per_hour() * 3600 >= LEAST_LIFETIME_S * (1 - 1e-6)
+    if all(zone.rates[g.instance_type].usd_per_hour < 1.02 * g.price_usd_per_hour for zone in order.zones[:1]
+           for g in made.chosen.groups):  # fmt: skip
+        check_prices(made, order)
+
+
+def test_too_small_a_budget_says_the_least(order_for: Callable[..., Order], plan: Plan) -> None:
+    def ordered(budget_usd: float) -> Order:
+        goal = plan.goal.model_copy(update={"budget_usd": budget_usd})
+        return order_for(chosen=plan.model_copy(update={"goal": goal, "insight": SEEN}))
+
+    with pytest.raises(BudgetStop, match="minutes of this cluster") as caught:
+        ordered(0.01)
+    assert ordered(float((caught.value.hint or "").split("budget_usd=")[1].split("`")[0]))
+
+
+def test_a_risk_is_rented_by_nobody_who_has_not_accepted_it(
+    cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path
+) -> None:
+    def saved(**seen: Any) -> Path:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        plan.model_copy(update={"insight": SEEN.model_copy(update=seen)}).save(path)
+        return path
+
+    refused(hetopt("launch", "--on", "ec2", saved(), "--yes"), 3, "with a probability of 51 % only.*--accept-risk")
+    shown = hetopt("launch", "--on", "ec2", saved(), "--dry-run")
+    assert shown.code == 0
+    assert leftovers(cloud) == []
+    told = plan.model_copy(update={"insight": SEEN})
+    budget = plan.goal.budget_usd or 0.0
+    assert told.risk_with(budget) == told.risk is not None
+    assert told.risk_with(50.5) is None, "nine of ten runs cost less than that"
+    assert (
+        plan.model_copy(update={"insight": SEEN.model_copy(update={"risk_accepted": True})}).risk_with(budget) is None
+    )

@@ -1,16 +1,24 @@
-"""Every error of the table is one sentence of cause and a next command, and says whether trying again can help."""
+"""Every error of the table is one sentence of cause and a next command, and says whether trying again can help.
+
+What is AWS's stands in one file, with its source and day; and whatever looks like it elsewhere fails here.
+"""
 
 from __future__ import annotations
 
+import ast
+import datetime
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.edge import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
 from hetopt.backends.ec2.renter.request import TABLE, UNKNOWN, Answer, ApiRefused, Request, meaning_of
 from hetopt.core.errors import CloudRefused
+from hetopt.optimizer.cost.billing import load_billing
 from tests.ec2.conftest import Patience
 
 CODES = [(row, code) for row in TABLE for code in row.codes]
@@ -75,12 +83,6 @@ def test_every_fault_of_login_region_or_configuration_has_its_row() -> None:
     assert {name for name in found if meaning_of(name) is UNKNOWN} == set()
 
 
-def test_an_unknown_code_says_what_the_api_said() -> None:
-    assert meaning_of("SomethingNew") is UNKNOWN
-    refused = ApiRefused(fleet(), "SomethingNew", "two\nlines.")
-    assert refused.message == "ec2 refused ec2:CreateFleet: two lines (SomethingNew)."
-
-
 class Refusing:
     """Refuses so often, then answers."""
 
@@ -118,21 +120,6 @@ def test_throttling_ends_after_some_attempts_with_growing_waits(patience: Patien
     for attempt, wait in enumerate(patience.waits):
         assert 0.5 * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) <= wait <= LONGEST_WAIT_S
     assert wait_before(60, Random(0)) <= LONGEST_WAIT_S
-
-
-def test_what_passes_is_waited_for_where_it_is_known_to_pass(patience: Patience) -> None:
-    edge = Refusing("DependencyViolation", times=8)
-    request = fleet(passing=frozenset({"DependencyViolation"}))
-    assert Retrying(inner=edge, sleep=patience.sleep, random=Random(1))(request) == {"ok": True}
-    forever = Refusing("DependencyViolation", times=10**6)
-    with pytest.raises(ApiRefused, match="still in use"):
-        Retrying(inner=forever, sleep=patience.sleep, random=Random(1), patience_s=60)(request)
-
-
-def test_what_is_so_already_is_no_error(patience: Patience) -> None:
-    edge = Refusing("InvalidPermission.Duplicate", times=1)
-    request = fleet(tolerates=frozenset({"InvalidPermission.Duplicate"}))
-    assert Retrying(inner=edge, sleep=patience.sleep, random=Random(1))(request) == {}
 
 
 def test_a_taken_name_is_looked_up_and_must_be_ours(patience: Patience) -> None:
@@ -214,3 +201,62 @@ def test_botocore_does_not_hammer_an_exhausted_pool(tmp_path: Path, monkeypatch:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+HERE = Path(__file__).resolve().parents[2] / "hetopt"
+EC2 = HERE / "backends" / "ec2"
+
+AWS_WRITES = re.compile(
+    r"/aws/service/|169\.254\.|/latest/(api|meta-data)|X-aws-|\.amazonaws\.com|/dev/(xvd|sd|nvme)|Linux/UNIX"
+    r"|default-for-az|2012-10-17|\b(Client|Server)\.[A-Z]|^DryRunOperation$|^ParameterNotFound$"
+    r"|^(NoSuch|Invalid)[A-Z]\w*(\.\w+)?$|^shutting-down$|^terminated$|al2023|^us-east-1$"
+)
+"""What a literal that is AWS's looks like: names of parameters, services, devices, states and refusals."""
+
+TOLD_TO_PEOPLE = re.compile(r"\s")
+"""Sentences with an example in them are no constants; nor is an error's words."""
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(EC2.rglob("*.py")):
+        yield path.relative_to(EC2).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def literals(tree: ast.Module) -> Iterator[str]:
+    """Texts that the code uses; not what documents it."""
+    documents = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            yield node.value
+
+
+WHOLE_CODES = {code for row in TABLE for code in row.codes if not set("*?") & set(code)}
+
+
+def is_awss(text: str) -> bool:
+    return text in WHOLE_CODES or (bool(AWS_WRITES.search(text)) and not TOLD_TO_PEOPLE.search(text))
+
+
+def test_no_text_of_awss_stands_outside() -> None:
+    found = [(name, text) for name, tree in sources() for text in literals(tree) if is_awss(text)]
+    assert not found, "put it into hetopt/backends/ec2/facts.toml, with its source"
+
+
+def test_every_belief_has_its_source_and_day_and_a_reader() -> None:
+    sources = (path for folder in ("hetopt", "tests", "benchmarks") for path in (HERE.parent / folder).rglob("*.py"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    assert set(re.findall(r"facts\.([A-Z][A-Z_0-9]+)", text)) - {"BELIEFS", "NAME"} | {"PYTHON"} == set(facts.BELIEFS)
+    for name, belief in facts.BELIEFS.items():
+        assert belief["source"].strip(), name
+        assert belief["means"].endswith("."), name
+        assert datetime.date.fromisoformat(belief["read"]) >= datetime.date(2026, 1, 1), name
+    for row in TABLE:
+        assert row.source.strip(), row.codes
+
+
+def test_the_bill_and_the_machines_go_by_the_same_rules() -> None:
+    bill = load_billing()
+    assert bill.minimum_billed_s.value == facts.MINIMUM_BILLED_S
+    assert bill.spot_free_if_interrupted_within_s.value == facts.FREE_IF_TAKEN_WITHIN_S

@@ -1,50 +1,42 @@
 """What is in the bucket was written by machines, or by whoever may write there: it never leaves the run's folder here,
-and it never keeps a run from being looked at or ended."""
+and it never keeps a run from being looked at or ended.
+
+Small messages between renter and machines, damaged in every way: read as they were meant, or as nothing at all.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.objects import S3Objects
+from hetopt.backends.ec2.protocol import Latest, Lease, Placements, is_over, placement_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.edge import BotoEdge, read_ledger
 from hetopt.backends.ec2.renter.fetching import adopt
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, leftovers
+from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, leftovers
 from tests.ec2.followed import event, put
 from tests.face.conftest import Answer as Answered
 from tests.profiler.test_paths import HOSTILE
 from tests.thinned import few
 
 Make = Callable[..., Order]
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path, order_for: Make, plan: Plan, bundle: Bundle) -> Path:
-    folder = tmp_path / "runs" / "a-run"
-    folder.mkdir(parents=True)
-    order_for().save(folder / ORDER_FILE)
-    plan.save(folder / PLAN_OBJECT)
-    (folder / BUNDLE_FILE).write_bytes(bundle.data)
-    return folder
-
-
-@pytest.fixture
-def launcher(cloud: BotoEdge, tmp_path: Path, patience: Patience) -> Ec2Launcher:
-    return Ec2Launcher(home=tmp_path, inner=Recording(inner=cloud), clock=patience.clock, sleep=patience.sleep)
 
 
 def files_outside(folder: Path, inside: Path) -> set[Path]:
@@ -134,11 +126,6 @@ def test_an_object_that_is_no_part_of_the_log_is_passed_over(
     patience.now_s += 60
     assert launcher.poll(handle).state is RunState.RUNNING
     assert "'events/x.jsonl'" in ClusterState.load(run_dir / SEEN_FILE).strange_objects
-
-
-@pytest.fixture
-def objects(cloud: BotoEdge) -> S3Objects:
-    return S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
 
 
 @pytest.mark.parametrize("name", ["/{outside}/x", "a//{outside}/x", "link/x"])
@@ -298,3 +285,64 @@ def test_a_damaged_folder_keeps_no_machine(
     answer = hetopt("stop", run_dir.name)
     assert leftovers(cloud) == []
     assert "Traceback" not in answer.err
+
+
+SPEC = {
+    "task": "digits",
+    "workers": [{"host": "a-0", "type": "local", "local_batch_size": 1}],
+    "stop": {"max_steps": 1},
+}
+PLACEMENT = {
+    "generation": 1,
+    "meeting": "10.0.0.1",
+    "resume_from": "step-3",
+    "pauses": False,
+    "hosts": {"i-1": {"host": "a-0", "address": "10.0.0.1"}},
+    "spec": SPEC,
+}
+LEASE = {"end_s": 1.0, "stop_training_s": 1.0}
+WRONG = [None, True, -1, 1e400, 10**400, "", "x", "\ud800", "a\nb", "../../x", [], {}, [[]], {"a": {}}, "9" * 5000]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, good: Any) -> bytes:
+    value = json.loads(json.dumps(good))
+    inner = value
+    while isinstance(inner, dict) and inner:
+        key = draw(st.sampled_from(sorted(inner)))
+        if not isinstance(inner[key], dict) or draw(st.booleans()):
+            if draw(st.booleans()):
+                inner[key] = draw(st.sampled_from(WRONG))
+            else:
+                del inner[key]
+            break
+        inner = inner[key]
+    text = json.dumps(value)
+    cut = draw(st.sampled_from([None, None, len(text) // 2]))
+    return (text[:cut] + draw(st.sampled_from(["", "", "\x00", "[" * 50_000, "]"]))).encode("utf-8", "surrogatepass")
+
+
+@given(damaged(PLACEMENT))
+def test_a_placement_is_one_or_none(data: bytes) -> None:
+    found = placement_of(data, "i-1")
+    assert found is None or (found.node.host and isinstance(found.node.address, str))
+    together = Placements.of_json(data)
+    assert together is None or together.hosts
+
+
+@given(damaged(LEASE) | st.binary())
+def test_a_lease_is_finite_or_none(data: bytes) -> None:
+    lease = Lease.of_json(data)
+    assert lease is None or abs(lease.end_s) + abs(lease.stop_training_s) < float("inf")
+
+
+@given(damaged({"generation": 1}) | st.binary())
+def test_an_outcome_and_a_checkpoint_are_told_or_not(data: bytes) -> None:
+    assert is_over(data, 0) in (True, False)
+    assert Latest.of(data) is None or Latest.of(data)
+
+
+def test_a_ledger_passes_over_what_it_did_not_write(tmp_path: Any) -> None:
+    lines = ["[" * 100_000, "9" * 5000, '{"ids": 5}', '"\\ud800"', "null"]
+    (tmp_path / "ledger").write_text("\n".join(lines))
+    assert read_ledger(tmp_path / "ledger") == []

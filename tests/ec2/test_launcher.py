@@ -1,4 +1,9 @@
-"""The EC2 launcher is a peer of the others: start, poll, stop, from the run's folder alone."""
+"""The EC2 launcher is a peer of the others: start, poll, stop, from the run's folder alone.
+
+A machine whose boot fails says why, and what fails before a step again and again is not rented for ever.
+
+A run leaves an expensive pool: all of its machines or none, and whatever comes between disturbs nobody.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +12,40 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.protocol import Lease, placement_of
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.bundle import Bundle
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.cluster_state import (
+    BOOT_FOLDER,
+    SEEN_FILE,
+    ClusterState,
+    MachineState,
+    hopeless_hosts,
+)
 from hetopt.backends.ec2.renter.edge import BotoEdge, known_regions
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import shared, without
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
+from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
 from hetopt.core.budget_law import LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import REGION, Patience, Recording, leftovers
+from tests.ec2.conftest import REGION, Patience, be_unkind, leftovers, plan_of, start_over
+from tests.ec2.faults import Fault, Faulty, Killed
 from tests.ec2.followed import Followed, Priced, end_machines, event, placement_now, put
-
-Make = Callable[..., Order]
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path, order_for: Make, plan: Plan, bundle: Bundle) -> Path:
-    folder = tmp_path / "runs" / "a-run"
-    folder.mkdir(parents=True)
-    order_for().save(folder / ORDER_FILE)
-    plan.save(folder / PLAN_OBJECT)
-    (folder / BUNDLE_FILE).write_bytes(bundle.data)
-    return folder
-
-
-@pytest.fixture
-def launcher(cloud: BotoEdge, tmp_path: Path, patience: Patience) -> Ec2Launcher:
-    return Ec2Launcher(home=tmp_path, inner=Recording(inner=cloud), clock=patience.clock, sleep=patience.sleep)
 
 
 def test_a_run_is_started_followed_and_stopped(
@@ -59,7 +59,6 @@ def test_a_run_is_started_followed_and_stopped(
     machines = ClusterState.load(run_dir / SEEN_FILE).machines
     places = [placement_of(body, machine.id) for machine in machines]
     assert sum(place is not None and place.leads for place in places) == 1
-    assert placement_of(body, "i-of-somebody-else") is None
     # What the machines write arrives in the folder, in pieces, once.
     first, second = event("run_started"), event("training_started", step=0)
     put(cloud, order, f"events/{0:015d}.jsonl", first)
@@ -71,35 +70,12 @@ def test_a_run_is_started_followed_and_stopped(
     assert launcher.poll(handle).state is RunState.RUNNING
     assert (run_dir / EVENTS_FILE).read_text() == first + second
     assert (run_dir / "log" / "h0" / "worker.log").read_text() == "hello\n"
-    # In between it asks nothing.
-    seen = launcher.inner
-    assert isinstance(seen, Recording)
-    before = len(seen.seen)
-    assert launcher.poll(handle).state is RunState.RUNNING
-    assert len(seen.seen) == before
-
     launcher.stop(handle)
     lease = Lease.of_json(cloud(calls.get_object(order, f"{order.prefix}/lease.json"))["Body"])
     assert lease is not None
     assert lease.stop_training_s == 0, "the machines were asked to save a checkpoint first"
     assert leftovers(cloud) == []
     assert launcher.poll(handle).state is RunState.STOPPED
-    before = len(seen.seen)
-    launcher.stop(handle)
-    assert len(seen.seen) == before, "stopping twice is stopping once"
-
-
-def test_a_run_that_ends_by_itself_is_cleared(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
-) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
-    handle = launcher.start(plan.run, run_dir, {})
-    put(cloud, order, f"events/{0:015d}.jsonl", event("training_finished", reason="target"))
-    end_machines(cloud, [machine.id for machine in ClusterState.load(run_dir / SEEN_FILE).machines])
-    patience.now_s += 60
-    assert launcher.poll(handle).state is RunState.FINISHED
-    assert leftovers(cloud) == []
-    assert ClusterState.load(run_dir / SEEN_FILE).cleared
 
 
 def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_budget(
@@ -178,18 +154,6 @@ def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(
     assert leftovers(cloud) == []
 
 
-class NoMore:
-    """Has no capacity for what is asked after a loss."""
-
-    def __init__(self, inner: BotoEdge) -> None:
-        self.inner = inner
-
-    def __call__(self, request: Request) -> Answer:
-        if request.operation == "create_fleet" and "-101" in request.step:
-            return {"FleetId": "fleet-0", "Errors": [{"ErrorCode": "InsufficientInstanceCapacity"}]}
-        return self.inner(request)
-
-
 class Lossy(Followed):
     """One of them is lost."""
 
@@ -221,7 +185,6 @@ def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
     run.look()
     paused = placement_now(cloud, run.order)
     assert paused["pauses"]
-    assert (paused["generation"], paused["resume_from"]) == (1, "step-40"), "who comes late begins where the others did"
     run.look()
     assert placement_now(cloud, run.order) == paused, "they have not saved their checkpoint"
     put(cloud, run.order, "ckpt/LATEST", "step-80\n")
@@ -232,79 +195,45 @@ def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
     assert "pauses" not in joined
     assert set(joined["hosts"]) == survivors | {new}
     assert joined["hosts"][new]["host"] == run.victim.host
-    for machine in run.before.machines:
-        if machine.id in survivors:
-            assert joined["hosts"][machine.id]["host"] == machine.host, "who is left keeps its place"
     assert sorted(run.shares()) == sorted(worker.local_batch_size for worker in plan.run.workers)
-    run.happens("training_started", step=80)
-    run.look()
-    assert run.seen.generation == 2
-    assert run.seen.absent == ()
     launcher.stop(run.handle)
     assert leftovers(cloud) == []
 
 
-@pytest.fixture
-def run_that_moves(
+def test_a_run_moves_to_machines_on_demand_that_are_paid_as_such(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
-) -> Callable[[], Followed]:
-    order = Order.load(run_dir / ORDER_FILE)
-    order.model_copy(update={"move_usd": 0.3}).save(run_dir / ORDER_FILE)
-
-    def follow() -> Followed:
-        run = Followed(cloud, launcher, run_dir, plan.run, patience)
-        launcher.move(run.handle, 3600.0)
-        assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
-        return run
-
-    return follow
-
-
-def test_a_run_moves_to_machines_on_demand_and_stands_still_only_while_they_take_over(
-    cloud: BotoEdge, run_that_moves: Callable[[], Followed]
 ) -> None:
-    run = run_that_moves()
-    before = {machine.host: machine for machine in run.before.machines}
-    waiting = run.seen.waiting
-    spot = {host for host, machine in before.items() if machine.instance_type == "c7i.large"}
-    assert {machine.host for machine in waiting} == spot, "the fourth is on demand already"
+    """In one pause, as it leaves for another zone."""
+    Order.load(run_dir / ORDER_FILE).model_copy(update={"move_usd": 0.3}).save(run_dir / ORDER_FILE)
+    run = Followed(cloud, launcher, run_dir, plan.run, patience)
+    launcher.move(run.handle, 3600.0)
+    assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
+    waiting, before = run.seen.waiting, run.before.machines
+    (stays,) = {machine.id for machine in before if machine.instance_type != "c7i.large"}
+    assert len(waiting) == 3, "the fourth is on demand already"
     described = cloud(calls.addresses_call(run.order))["Reservations"]
     lifecycles = {one["InstanceId"]: one.get("InstanceLifecycle") for each in described for one in each["Instances"]}
     assert {lifecycles[machine.id] for machine in waiting} == {None}
     worst = run.order.zones[0].rates["c7i.large"].worst_usd_per_hour
-    assert {machine.usd_per_hour for machine in waiting} == {worst}, "and paid as such"
+    assert {machine.usd_per_hour for machine in waiting} == {worst}
     with pytest.raises(BadInput, match="cannot move"):
-        run.launcher.move(run.handle, 3600.0)
-
-    first, *others = [machine.id for machine in waiting]
-    run.boots(first)
+        launcher.move(run.handle, 3600.0)
+    run.boots(*(machine.id for machine in waiting))
     run.look()
-    assert "pauses" not in placement_now(cloud, run.order), "one pause for all of them"
-    run.boots(*others)
-    run.look()
-    assert placement_now(cloud, run.order)["pauses"]
-    assert len(run.seen.alive) == 7, "who trains is paid until the others can"
     put(cloud, run.order, "ckpt/LATEST", "step-80\n")
     run.happens("training_finished", reason="stopped")
     run.look()
-    placed = placement_now(cloud, run.order)
-    (stays,) = {machine.id for machine in before.values()} - {before[host].id for host in spot}
-    assert set(placed["hosts"]) == {first, *others, stays}
-    assert (placed["generation"], placed["resume_from"]) == (1, "step-80")
-    assert sorted(run.shares()) == sorted(worker["local_batch_size"] for worker in placed["spec"]["workers"])
     run.happens("training_started", step=80)
     run.look()
     run.look()
     assert run.seen.has_moved
-    assert {machine.id for machine in run.seen.alive} == {first, *others, stays}, "what was relieved is given back"
-    assert {machine.ending for machine in run.seen.machines if not machine.alive} == {"stopped by us"}
-
+    assert {machine.id for machine in run.seen.alive} == {stays, *(machine.id for machine in waiting)}
     # What is lost from now on is asked for on demand, too.
-    end_machines(cloud, [first])
+    end_machines(cloud, [waiting[0].id])
     run.look()
     (again,) = run.seen.waiting
     assert again.on_demand
-    run.launcher.stop(run.handle)
+    launcher.stop(run.handle)
     assert leftovers(cloud) == []
 
 
@@ -335,41 +264,21 @@ def test_more_machines_join_a_run_and_its_lease_is_what_the_budget_pays_for_with
     assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
     waiting = run.seen.waiting
     assert {(machine.host in new, machine.instance_type) for machine in waiting} == {(True, "c7i.large")}
-    run.boots(*(machine.id for machine in waiting))
-    run.look()
-    put(cloud, larger, "ckpt/LATEST", "step-80\n")
-    run.happens("training_finished", reason="stopped")
-    run.look()
-    placed = placement_now(cloud, larger)
-    assert len(placed["hosts"]) == 6
-    assert sum(run.shares()) == plan.run.global_batch_size
-    shares = {worker["host"]: worker["local_batch_size"] for worker in placed["spec"]["workers"]}
-    assert max(shares[host] for host in new) - shares[like.host] <= 1, "as much as those that they are like"
-
-    # Whoever of them is lost comes back as any other.
-    end_machines(cloud, [waiting[0].id])
-    run.happens("training_started", step=80)
-    run.look()
-    assert waiting[0].host in {machine.host for machine in run.seen.waiting}
     launcher.stop(run.handle)
     assert leftovers(cloud) == []
 
 
-@pytest.mark.parametrize("capacity", [True, False])
 def test_survivors_that_cannot_hold_the_batch_wait_for_what_was_lost(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, capacity: bool
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
 ) -> None:
     full = [worker.model_copy(update={"max_local_batch_size": worker.local_batch_size}) for worker in plan.run.workers]
     spec = plan.run.model_copy(update={"workers": tuple(full), "script": ("train.py",)})
-    run = Lossy(cloud, launcher if capacity else replace(launcher, inner=NoMore(cloud)), run_dir, spec, patience)
+    run = Lossy(cloud, launcher, run_dir, spec, patience)
     told = placement_now(cloud, run.order)
-    assert told["generation"] == run.seen.generation == (1 if capacity else 0)
+    assert told["generation"] == run.seen.generation == 1
     assert len(told["hosts"]) == 4
-    assert (run.victim.id in told["hosts"]) is not capacity
-    asks = run.seen.asks
-    run.look()
-    assert run.seen.asks == asks == 1, "nor is an exhausted pool hammered"
-    run.launcher.stop(run.handle)
+    assert run.victim.id not in told["hosts"]
+    launcher.stop(run.handle)
     assert leftovers(cloud) == []
 
 
@@ -428,3 +337,349 @@ def test_a_network_that_is_gone_for_a_while_ends_no_run(
         offline.look(handle)
     launcher.stop(handle)
     assert leftovers(cloud) == []
+
+
+LOG = "Collecting torch\nERROR: No space left on device\nboot failed in line 42\n"
+
+
+def fails_to_boot(run: Followed, machine: MachineState) -> None:
+    """As the boot script does it: it leaves its log under its host's name, and shuts the machine down."""
+    put(run.cloud, run.order, f"{BOOT_FOLDER}/ip-{machine.address.replace('.', '-')}.ec2.internal.log", LOG)
+    be_unkind(shut_down=[machine.id])
+
+
+def machine(host: str, name: str, ended: str | None, beat: bool, stepped: bool = False, life: int = 0) -> MachineState:
+    return MachineState(
+        id=f"i-{host}",
+        host=host,
+        instance_type=name,
+        state="running" if ended is None else "terminated",
+        since_s=10.0,
+        life=life,
+        until_s=None if ended is None else 210.0,
+        ending=ended,
+        heartbeat_s=70.0 if beat else None,
+        has_stepped=stepped,
+        usd_per_hour=1.0,
+        extras_usd_per_hour=0.1,
+    )
+
+
+def test_a_host_whose_machines_fail_before_a_step_is_given_up(
+    cloud: BotoEdge, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    launcher = Ec2Launcher(
+        home=tmp_path, inner=cloud, tell=told.append, clock=patience.clock, sleep=patience.sleep, patience_s=3.0
+    )
+    run = Followed(cloud, launcher, run_dir, plan.run, patience)
+    run.boots(*(one.id for one in run.before.machines))
+    run.look()
+    lost = next(one for one in run.seen.machines if one.instance_type == "c7g.xlarge")
+    be_unkind(shut_down=[lost.id])  # it had booted, and no step was done with it
+    run.look()
+    asked = [run.seen.machines[-1]]
+    assert asked[0].host == lost.host
+    for _ in range(4):
+        fails_to_boot(run, run.seen.machines[-1])
+        patience.now_s += ASK_AGAIN_S
+        run.look()
+        if run.seen.machines[-1] is not asked[-1] and run.seen.machines[-1].id != asked[-1].id:
+            asked.append(run.seen.machines[-1])
+    assert len(asked) == MOST_IDLE - 1, "each try costs minutes of a machine"
+    assert run.seen.given_up == (lost.host,)
+    assert not run.seen.absent, "nobody waits for it"
+    (words,) = [line for line in told if "no machine is rented" in line]
+    assert f"{lost.host} (c7g.xlarge) ended before it had booted" in words
+    assert "ERROR: No space left on device | boot failed in line 42" in words
+    assert sum(run.shares()) == plan.run.global_batch_size, "the others go on with all of it"
+    launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+def test_a_run_whose_machines_all_fail_to_boot_says_why(
+    cloud: BotoEdge, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
+) -> None:
+    launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=patience.sleep, patience_s=3.0)
+    handle = launcher.start(plan.run, run_dir, {})
+    order, seen = Order.load(run_dir / ORDER_FILE), ClusterState.load(run_dir / SEEN_FILE)
+    for one in seen.machines:
+        name = f"{BOOT_FOLDER}/ip-{one.address.replace('.', '-')}.ec2.internal.log"
+        put(cloud, order, name, LOG)
+    be_unkind(shut_down=[one.id for one in seen.machines])
+    patience.now_s += 120
+    status = launcher.poll(handle)
+    assert status.state is RunState.FAILED
+    assert "ended before it had booted; its boot log ends" in str(status.reason)
+    assert "No space left on device" in str(status.reason)
+    assert ClusterState.load(run_dir / SEEN_FILE).cleared
+    assert leftovers(cloud) == []
+
+
+@given(
+    machines=st.lists(
+        st.builds(
+            machine,
+            host=st.sampled_from(["c7i.large-spot-0", "c7i.large-spot-1", "c7g.xlarge-on-demand-0"]),
+            name=st.sampled_from(["c7i.large", "c7g.xlarge"]),
+            ended=st.sampled_from([None, "finished", "unknown", "interrupted", "stopped by us"]),
+            beat=st.booleans(),
+            stepped=st.booleans(),
+            life=st.sampled_from([0, 1]),
+        ),
+        max_size=6,
+    )
+)
+def test_only_failures_before_a_step_count_and_only_of_this_life(machines: list[MachineState]) -> None:
+    class Ordered:
+        life = 1
+        roles = ()
+
+    hosts = sorted({one.host for one in machines})
+    order: Order = Ordered()  # type: ignore[assignment]  # all that is asked of it here
+    given_up = hopeless_hosts(order, ClusterState(time_s=500.0, machines=tuple(machines)), hosts)
+    for host in hosts:
+        mine = [one for one in machines if one.host == host]
+        failures = [
+            one
+            for one in mine
+            if one.ending in ("finished", "unknown") and not one.has_stepped and one.life == Ordered.life
+        ]
+        assert (host in given_up) == (len(failures) >= MOST_IDLE)
+
+
+Follow = Callable[..., Followed]
+NEEDED_S = 3600.0
+
+
+@pytest.fixture(scope="module")
+def spot_plan(profile: Profile, catalog: Catalog) -> Plan:
+    return plan_of(profile, catalog, (("c7i.large", 3, "spot"), ("c7g.xlarge", 1, "spot")))
+
+
+@pytest.fixture
+def follow(
+    cloud: BotoEdge,
+    tmp_path: Path,
+    order_for: Callable[..., Order],
+    spot_plan: Plan,
+    bundle: Bundle,
+    patience: Patience,
+) -> Follow:
+    """Four machines on spot in the first zone of the order, which train."""
+    count = iter(range(10**6))
+
+    def begin(inner: Edge | None = None, **changes: Any) -> Followed:
+        folder = tmp_path / "runs" / f"run-{next(count)}"
+        folder.mkdir(parents=True)
+        order = order_for(chosen=spot_plan).model_copy(update={"created_s": time.time(), **changes})
+        order.save(folder / ORDER_FILE)
+        spot_plan.save(folder / PLAN_OBJECT)
+        (folder / BUNDLE_FILE).write_bytes(bundle.data)
+        edge = inner or Priced(cloud, {})
+        launcher = Ec2Launcher(home=tmp_path, inner=edge, clock=patience.clock, sleep=patience.sleep)
+        return Followed(cloud, launcher, folder, spot_plan.run, patience)
+
+    return begin
+
+
+def elsewhere(run: Followed) -> str:
+    return next(zone.name for zone in run.order.zones if zone.name != run.seen.zone)
+
+
+def leave(run: Followed) -> str:
+    zone = elsewhere(run)
+    run.launcher.switch(run.handle, zone, NEEDED_S)
+    assert run.launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
+    return zone
+
+
+def zones_of(cloud: Edge, run: Followed, ids: set[str]) -> set[str]:
+    described = cloud(calls.addresses_call(run.order))["Reservations"]
+    machines = [one for each in described for one in each["Instances"]]
+    return {one["Placement"]["AvailabilityZone"] for one in machines if one["InstanceId"] in ids}
+
+
+def ids(machines: Any) -> set[str]:
+    return {machine.id for machine in machines}
+
+
+def saves(cloud: Edge, run: Followed, step: int = 80) -> None:
+    """All that train stop with a checkpoint, as they were told."""
+    put(cloud, run.order, "ckpt/LATEST", f"step-{step}\n")
+    run.happens("training_finished", reason="stopped")
+
+
+def test_all_machines_of_a_run_leave_for_another_zone_in_one_pause(cloud: BotoEdge, follow: Follow) -> None:
+    run = follow()
+    before, here = run.before.machines, run.seen.zone
+    lease_s = run.seen.lease_end_s
+    zone = leave(run)
+    waiting = run.seen.waiting
+    assert {(one.host, one.instance_type) for one in waiting} == {(one.host, one.instance_type) for one in before}
+    assert {one.zone for one in waiting} == zones_of(cloud, run, ids(waiting)) == {zone}
+    assert run.seen.lease_end_s is not None
+    assert lease_s is not None
+    assert run.seen.lease_end_s < lease_s, "two clusters spend a budget in less time, even if nobody looks again"
+    lease = Lease.of_json(cloud(calls.get_object(run.order, f"{run.order.prefix}/{LEASE_OBJECT}"))["Body"])
+    assert lease is not None
+    assert lease.end_s == pytest.approx(run.seen.lease_end_s, abs=0.1)
+    with pytest.raises(BadInput, match="cannot leave"):
+        run.launcher.switch(run.handle, zone, NEEDED_S)
+    assert run.launcher.pools(run.handle) is None, "machines come just now"
+
+    first, *others = sorted(ids(waiting))
+    run.boots(first)
+    run.look()
+    assert "pauses" not in placement_now(cloud, run.order), "one pause for all of them"
+    run.boots(*others)
+    run.look()
+    assert placement_now(cloud, run.order)["pauses"]
+    run.look()
+    assert set(placement_now(cloud, run.order)["hosts"]) == ids(before), "they have not saved their checkpoint"
+    saves(cloud, run)
+    run.look()
+    placed = placement_now(cloud, run.order)
+    assert set(placed["hosts"]) == ids(waiting)
+    assert (placed["generation"], placed["resume_from"]) == (1, "step-80")
+    assert (run.seen.zone, run.seen.zone_wanted) == (zone, None)
+    run.happens("training_started", step=80)
+    run.look()
+    run.look()
+    assert ids(run.seen.alive) == ids(waiting), "what was relieved is given back"
+    assert run.seen.lease_end_s > lease_s - 3600, "and the lease grows again"
+    with pytest.raises(BadInput, match="cannot leave"):
+        run.launcher.switch(run.handle, here, NEEDED_S)
+    run.launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+def gives_up(cloud: BotoEdge, run: Followed, zone: str) -> None:
+    """What stays is what was there before."""
+    assert (run.seen.zone, run.seen.zone_wanted, run.seen.waiting) == (run.before.zone, None, [])
+    run.look()
+    assert ids(run.seen.alive) == ids(run.before.machines)
+    there = {one.id for one in leftovers(cloud) if one.kind == "instance"}
+    assert there == ids(run.before.machines), "what had come is given back"
+    assert set(placement_now(cloud, run.order)["hosts"]) == ids(run.before.machines)
+    assert "pauses" not in placement_now(cloud, run.order)
+    with pytest.raises(BadInput, match="cannot leave"):
+        run.launcher.switch(run.handle, zone, NEEDED_S)
+    run.launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+class HalfEmpty:
+    """Has no more c7g.xlarge, and for these another reason than capacity, if need be."""
+
+    def __init__(self, inner: Edge, code: str) -> None:
+        self.inner, self.code = inner, code
+
+    def __call__(self, request: Request) -> Answer:
+        if request.operation == "describe_spot_price_history":
+            return {"SpotPriceHistory": []}
+        if request.operation == "create_fleet" and "c7g" in request.step and request.step.endswith("-101"):
+            return {"FleetId": "fleet-0", "Errors": [{"ErrorCode": self.code}]}
+        return self.inner(request)
+
+
+@pytest.mark.parametrize(
+    "code", ["InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "UnauthorizedOperation"]
+)
+def test_a_zone_that_has_not_all_machines_gets_none_of_the_run(cloud: BotoEdge, follow: Follow, code: str) -> None:
+    run = follow(HalfEmpty(cloud, code))
+    said: list[str] = []
+    run.launcher = replace(run.launcher, tell=said.append)
+    zone = leave(run)
+    assert any("stays in" in one and zone in one for one in said)
+    assert placement_now(cloud, run.order)["generation"] == 0
+    gives_up(cloud, run, zone)
+
+
+def test_a_budget_that_does_not_pay_for_both_clusters_leaves_the_run_where_it_is(
+    cloud: BotoEdge, follow: Follow
+) -> None:
+    run = follow()
+    zone = elsewhere(run)
+    hours = (run.order.budget_usd - run.order.fixed_usd) / run.order.worst_usd_per_hour()
+    with pytest.raises(BudgetStop, match="stays in"):
+        run.launcher.switch(run.handle, zone, 3600 * hours - 1500.0 - SHUTDOWN_S + 60.0)
+    assert run.seen.zone_wanted is None
+    for nowhere in (run.seen.zone, "us-east-9z"):
+        with pytest.raises(BadInput, match="cannot leave"):
+            run.launcher.switch(run.handle, nowhere, NEEDED_S)
+    run.launcher.switch(run.handle, zone, 3600 * hours - 1500.0 - SHUTDOWN_S - 120.0)
+    assert run.seen.zone_wanted == zone
+    run.launcher.stop(run.handle)
+    with pytest.raises(BadInput, match="cannot leave"):
+        run.launcher.switch(run.handle, zone, NEEDED_S)
+    assert leftovers(cloud) == []
+
+
+MOMENTS = ("killed before", "killed after")
+
+
+def leaving(run: Followed, cloud: Edge) -> None:
+    """A whole switch, as far as it comes."""
+    leave(run)
+    run.boots(*ids(run.seen.waiting))
+    run.look()
+    saves(cloud, run)
+    run.look()
+    run.happens("training_started", step=80)
+    run.look()
+
+
+def changing_calls(follow: Follow, cloud: BotoEdge) -> list[Fault]:
+    """Where a switch changes anything: to be killed at what only looks is to be killed before what comes next."""
+    run = follow()
+    edge = Faulty(inner=Priced(cloud, {}), fault=None)
+    whole, run.launcher = run.launcher, replace(run.launcher, inner=edge)
+    leaving(run, cloud)
+    whole.stop(run.handle)
+    reads = ("s3:List", "s3:Get", "ec2:Describe")
+    return [Fault(call=at, kind="", step=step) for at, step in enumerate(edge.steps) if not step.startswith(reads)]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_whenever_the_process_is_killed_the_next_look_goes_on(
+    cloud: BotoEdge, follow: Follow, moment: str, pytestconfig: pytest.Config
+) -> None:
+    every = 1 if pytestconfig.getoption("--slow") else 12
+    faults = changing_calls(follow, cloud)
+    assert {fault.step.split()[0] for fault in faults} >= {"s3:PutObject", "ec2:CreateFleet", "ec2:TerminateInstances"}
+    for fault in faults[MOMENTS.index(moment) :: every]:
+        start_over(cloud)
+        run = follow()
+        whole, killed = run.launcher, replace(fault, kind=moment)
+        run.launcher = replace(whole, inner=Faulty(inner=Priced(cloud, {}), fault=killed))
+        with pytest.raises(Killed):
+            leaving(run, cloud)
+        run.launcher = whole
+        run.patience.now_s += 60
+        if not run.launcher.poll(run.handle).state.is_over:
+            goes_on(cloud, run, killed)
+        run.launcher.stop(run.handle)
+        assert leftovers(cloud) == [], killed
+
+
+def goes_on(cloud: BotoEdge, run: Followed, fault: Fault) -> None:
+    """All train in one zone, with all of the batch, once what was begun is done or given up."""
+    for _ in range(5):
+        told = placement_now(cloud, run.order)
+        assert len(zones_of(cloud, run, set(told["hosts"]))) == 1, fault
+        assert sum(run.shares()) == 64, fault
+        run.boots(*ids(run.seen.waiting))
+        if told.get("pauses"):
+            saves(cloud, run, 90)
+        run.patience.now_s += 60
+        if run.launcher.poll(run.handle).state.is_over:
+            return
+        run.happens("training_started", step=90)
+    run.look()
+    told, seen = placement_now(cloud, run.order), run.seen
+    assert "pauses" not in told, fault
+    assert seen.zone_wanted is None, fault
+    assert seen.paused_s is None, fault
+    assert set(told["hosts"]) == ids(seen.serving) == ids(seen.alive), fault
+    assert zones_of(cloud, run, ids(seen.serving)) == {seen.zone}, fault

@@ -1,25 +1,35 @@
-"""A plan is rented on the moto server exactly as its calls say, and leaves nothing behind."""
+"""A plan is rented on the moto server exactly as its calls say, and leaves nothing behind.
+
+Machines boot images that are there: found by parameter, or by name, with the root device that is the image's own.
+
+The networks that an organisation has: named subnets, its own security group, machines without a public address.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hetopt.backends.ec2.renter import calls
+from benchmarks.box.manners import PARAMETERS, UBUNTU
+from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
+from hetopt.backends.ec2.renter.ordering import IMAGES
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Rented, Renter
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
-from hetopt.core.errors import CloudRefused
-from hetopt.core.run_spec import RunSpec
+from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import Patience, Recording, leftovers, plan_of, stack
+from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers, stack
+from tests.ec2.test_command import refused
+from tests.face.conftest import Answer as Said
 
 Make = Callable[..., Order]
 
@@ -63,127 +73,172 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert leftovers(cloud) == []
 
 
-def test_calls_are_linear_in_groups_not_in_machines(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience, profile, catalog
+KINDS = sorted(IMAGES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_newest_image_is_found_by_its_parameter(cloud: BotoEdge, kind: str) -> None:
+    """The server knows parameters under the names that AWS has, and no other."""
+    found = ordering.boot_image(cloud, kind, None)
+    assert found.ami == PARAMETERS[IMAGES[kind]]
+    assert found.root_device == "/dev/xvda"
+
+
+def test_an_image_that_was_chosen_boots_by_its_own_root_device(
+    cloud: BotoEdge, order_for: Callable[..., Order]
 ) -> None:
-    few, many = (
-        plan_of(profile, catalog, (("c7i.large", machines, "spot"), ("c7g.xlarge", machines, "on-demand")), 50.0)
-        for machines in (2, 32)
-    )
-    counts = []
-    for number, chosen in enumerate((few, many)):
-        seen = Recording(inner=cloud)
-        order = order_for(f"run-{number}", chosen)
-        rent(seen, order, chosen, bundle, tmp_path, patience)
-        Remover(edge=seen, sleep=patience.sleep).remove_run(order.run_id)
-        counts.append(len(seen.seen))
-    removing_volumes_one_by_one = 0
-    assert counts[1] <= counts[0] + removing_volumes_one_by_one + 2
-    assert leftovers(cloud) == []
+    order = order_for(images={"x86_64-cpu": UBUNTU})
+    (template, *_) = calls.template_calls(order)
+    (disk,) = template.parameters["LaunchTemplateData"]["BlockDeviceMappings"]
+    assert disk["DeviceName"] == "/dev/sda1", "or it would get a second disk, and a root of 8 GB"
 
 
-class Errors:
-    """Fills no fleet of one step, for a reason that arrives inside an answer: moto never sends one."""
+def test_an_image_whose_other_disks_outlive_their_machines_is_refused(cloud: BotoEdge) -> None:
+    """Nobody would look for them, and they cost what they hold."""
 
-    def __init__(self, inner: BotoEdge, code: str, zones: int) -> None:
-        self.inner, self.code, self.left = inner, code, zones
+    def image(*disks: tuple[str, bool]) -> Callable[[Request], Answer]:
+        mappings = [{"DeviceName": name, "Ebs": {"VolumeSize": 8, "DeleteOnTermination": goes}} for name, goes in disks]
+        told = {"ImageId": UBUNTU, "Architecture": "x86_64", "RootDeviceName": "/dev/sda1"}
+        return lambda _: {"Images": [{**told, "BlockDeviceMappings": mappings}]}
 
-    def __call__(self, request: Request) -> Answer:
-        if request.step.startswith("fleet-1") and self.left:
-            self.left -= 1
-            return {"FleetId": "fleet-0", "Instances": [], "Errors": [{"ErrorCode": self.code, "ErrorMessage": "no"}]}
-        return self.inner(request)
-
-
-def test_a_zone_without_capacity_gives_back_what_it_gave_and_the_next_is_asked(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    order = order_for()
-    assert len(order.zones) >= 2
-    edge = Errors(cloud, "InsufficientInstanceCapacity", zones=1)
-    rented = rent(edge, order, plan, bundle, tmp_path, patience)
-    assert rented.zone == order.zones[1]
-    assert sum(one.kind == "instance" for one in leftovers(cloud, order.run_id)) == 4
-    tokens = [entry.token for entry in read_ledger(tmp_path / LEDGER_FILE) if entry.api_name == "ec2:CreateFleet"]
-    begun = [token for token in tokens if token]
-    assert len(set(begun)) == 4, "another zone is another request"
+    with pytest.raises(BadInput, match="brings /dev/sdb, which stays, and is paid for"):
+        ordering.boot_image(image(("/dev/sda1", True), ("/dev/sdb", False)), "x86_64-cpu", UBUNTU)
+    # Of its root, the machine's own settings say that it goes.
+    assert ordering.boot_image(image(("/dev/sda1", False), ("/dev/sdb", True)), "x86_64-cpu", UBUNTU).ami == UBUNTU
 
 
-def test_no_capacity_anywhere_leaves_nothing(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    order = order_for()
-    seen = Recording(inner=Errors(cloud, "UnfulfillableCapacity", zones=99))
-    with pytest.raises(CloudRefused, match=r"no zone has all machines of the plan.*c7g\.xlarge"):
-        rent(seen, order, plan, bundle, tmp_path, patience)
-    assert leftovers(cloud) == []
-    assert not patience.waits, "an exhausted pool is not asked again, and nobody waits for it"
-    asked = [one.step for one in seen.seen if one.operation == "create_fleet"]
-    assert len(asked) == len(set(asked)) == 2 * len(order.zones)
+NOWHERE = "subnet-0123456789abcdef0"
 
 
-def test_a_quota_stops_at_once(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    seen = Recording(inner=Errors(cloud, "VcpuLimitExceeded", zones=99))
-    with pytest.raises(ApiRefused, match=r"L-1216C47A") as refused:
-        rent(seen, order_for(), plan, bundle, tmp_path, patience)
-    assert "request-service-quota-increase" in str(refused.value.hint)
-    assert seen.operations.count("create_fleet") == 2
-    assert leftovers(cloud) == []
+@pytest.fixture
+def subnet(cloud: BotoEdge) -> dict[str, Any]:
+    """One of the account's, in a zone that a plan would not choose by itself."""
+    found = cloud(read("ec2", "describe_subnets", ""))["Subnets"]
+    return dict(next(one for one in found if one["AvailabilityZone"] == "us-east-1b"))
 
 
-@pytest.mark.parametrize("accepted", [True, False])
-def test_fewer_machines_do_where_that_is_accepted(
+@pytest.fixture
+def group(cloud: BotoEdge, subnet: dict[str, Any]) -> str:
+    """A security group of the account's own, which nothing is open in yet."""
+    told = {"GroupName": "trainers", "Description": "of the organisation", "VpcId": subnet["VpcId"]}
+    made = cloud(Request(step="g", service="ec2", operation="create_security_group", parameters=told, purpose=""))
+    return str(made["GroupId"])
+
+
+def open_within(cloud: BotoEdge, group: str) -> None:
+    rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    told = {"GroupId": group, "IpPermissions": [rule]}
+    operation = "authorize_security_group_ingress"
+    cloud(Request(step="i", service="ec2", operation=operation, parameters=told, purpose=""))
+
+
+def test_machines_go_where_they_are_to_be_and_nothing_is_made_beside_them(
     cloud: BotoEdge,
-    order_for: Make,
+    order_for: Callable[..., Order],
     plan: Plan,
     bundle: Bundle,
-    tmp_path: Path,
+    billing: Billing,
     patience: Patience,
-    accepted: bool,
+    tmp_path: Path,
+    subnet: dict[str, Any],
+    group: str,
 ) -> None:
-    """No zone has the second group: its share goes to the others, and somebody is asked."""
-    asked: list[int] = []
-
-    def accept(spec: RunSpec) -> bool:
-        asked.append(len(spec.workers))
-        assert spec.global_batch_size == plan.run.global_batch_size
-        return accepted
-
-    edge = stack(Errors(cloud, "InsufficientInstanceCapacity", zones=99), tmp_path, patience)
-    renter = Renter(edge=edge, sleep=patience.sleep, tell=lambda _: None, accept=accept)
-    order = order_for()
-    if accepted:
-        rented = renter.rent(order, plan.run, {}, bundle.data)
-        assert len(rented.assigned) == len(rented.spec.workers) == 3
-        assert sorted(worker.local_batch_size for worker in rented.spec.workers) == [21, 21, 22]
-        assert sum(one.kind == "instance" for one in leftovers(cloud)) == 3
-    else:
-        with pytest.raises(CloudRefused, match="no zone has all"):
-            renter.rent(order, plan.run, {}, bundle.data)
-        assert leftovers(cloud) == []
-    assert asked == [3]
-
-
-class Short:
-    """Grants one machine too few the first time, although it was asked for all or none."""
-
-    def __init__(self, inner: BotoEdge) -> None:
-        self.inner, self.done = inner, False
-
-    def __call__(self, request: Request) -> Answer:
-        if request.operation != "create_fleet" or self.done:
-            return self.inner(request)
-        self.done = True
-        target = {**request.parameters["TargetCapacitySpecification"], "TotalTargetCapacity": 2}
-        return self.inner(replace(request, parameters={**request.parameters, "TargetCapacitySpecification": target}))
+    open_within(cloud, group)
+    usual = order_for()
+    order = order_for(network=Network(subnets=(subnet["SubnetId"],), security_group=group, public_address=False))
+    assert [zone.subnet_id for zone in order.zones] == [subnet["SubnetId"]]
+    saved = usual.extras_usd_per_hour - order.extras_usd_per_hour
+    assert saved == pytest.approx(billing.public_ipv4_usd_per_hour.value), "an address that is not had is not paid"
+    seen = Recording(inner=cloud)
+    rented = rent(seen, order, plan, bundle, tmp_path, patience)
+    assert rented.zone.name == "us-east-1b"
+    assert "create_security_group" not in seen.operations
+    for one in seen.seen:
+        if one.operation == "create_launch_template":
+            data = one.parameters["LaunchTemplateData"]
+            [interface] = data["NetworkInterfaces"]
+            assert interface["AssociatePublicIpAddress"] is False
+            assert interface["Groups"] == [group]
+            assert "SecurityGroupIds" not in data, "EC2 takes either"
+        if one.operation == "create_fleet":
+            overrides = one.parameters["LaunchTemplateConfigs"][0]["Overrides"]
+            assert {override["SubnetId"] for override in overrides} == {subnet["SubnetId"]}
+    Remover(edge=cloud, sleep=patience.sleep).remove_run(order.run_id)
+    assert leftovers(cloud) == []
+    groups = cloud(read("ec2", "describe_security_groups", "", GroupIds=[group]))["SecurityGroups"]
+    assert len(groups) == 1, "what the organisation made stays"
 
 
-def test_what_was_granted_against_the_order_is_given_back(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+def test_a_group_that_keeps_its_machines_apart_is_refused(
+    order_for: Callable[..., Order], group: str, cloud: BotoEdge
 ) -> None:
-    order = order_for()
-    rented = rent(Short(cloud), order, plan, bundle, tmp_path, patience)
-    assert rented.zone == order.zones[1]
-    assert sum(one.kind == "instance" for one in leftovers(cloud)) == 4
+    with pytest.raises(CloudRefused, match="does not let its machines reach each other") as told:
+        order_for(network=Network(security_group=group))
+    assert f"authorize-security-group-ingress --group-id {group}" in str(told.value.hint)
+    with pytest.raises(CloudRefused, match="there is no security group"):
+        order_for(network=Network(security_group="sg-0123456789abcdef0"))
+    with pytest.raises(CloudRefused, match="not all of the subnets"):
+        order_for(network=Network(subnets=(NOWHERE,)))
+
+
+@pytest.mark.parametrize("kind", ["local-zone", "wavelength-zone"])
+def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
+    order_for: Callable[..., Order], subnet: dict[str, Any], kind: str
+) -> None:
+    """The budget would be bounded by a price that is not theirs."""
+    be_unkind(kinds={"us-east-1b": kind})
+    with pytest.raises(BadInput, match=f"is in us-east-1b, a {kind}: types, prices and spot machines there are not"):
+        order_for(network=Network(subnets=(subnet["SubnetId"],)))
+
+
+def made(cloud: BotoEdge, operation: str, **told: Any) -> Any:
+    return cloud(Request(step="m", service="ec2", operation=operation, parameters=told, purpose=""))
+
+
+def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
+    cloud: BotoEdge, hetopt: Callable[..., Said], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machines are dedicated, whatever a launch says: no budget would bound them."""
+    network = made(cloud, "create_vpc", CidrBlock="10.7.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
+    own = made(cloud, "create_subnet", VpcId=network, CidrBlock="10.7.0.0/24")["Subnet"]["SubnetId"]
+    plan.save(tmp_path / "plan.json")
+    said = rf"machines in the network {network} have hardware of their own \(dedicated tenancy\)"
+    refused(hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--yes", "--subnet", own), 2, said)
+    answer = hetopt("doctor", tmp_path / "plan.json", "--subnet", own)
+    told = " ".join(answer.out.split())
+    assert answer.code == 4
+    assert f"modify-vpc-tenancy --vpc-id {network} --instance-tenancy default" in told
+    assert leftovers(cloud) == []
+
+
+def test_machines_go_by_the_proxy_that_is_named(
+    cloud: BotoEdge, hetopt: Callable[..., Said], order_for: Callable[..., Order], plan: Plan, tmp_path: Path
+) -> None:
+    order = order_for(network=Network(proxy="http://proxy.corp:3128")).of_run(plan.run)
+    template = calls.template_calls(order)[0].parameters["LaunchTemplateData"]
+    script = base64.b64decode(template["UserData"]).decode()
+    lines = script.splitlines()
+    told = "export HTTP_PROXY=http://proxy.corp:3128 HTTPS_PROXY=http://proxy.corp:3128 NO_PROXY="
+    [line] = [one for one in lines if one.startswith(told)]
+    assert line.removeprefix(told).split(",") == ["169.254.169.254", "localhost", "127.0.0.1"]
+    assert lines.index(line) < next(number for number, one in enumerate(lines) if "aws s3" in one)
+    [egress] = [one for one in calls.group_calls(order, order.zones[0]) if one.step == "group-egress"]
+    ports = [rule["FromPort"] for rule in egress.parameters["IpPermissions"] if "FromPort" in rule]
+    assert ports == [443, 3128], "and nowhere else"
+    plan.save(tmp_path / "plan.json")
+    launch = ("launch", tmp_path / "plan.json", "--on", "ec2", "--dry-run", "--json", "--proxy")
+    for wrong in ("proxy.corp:3128", "http://ann:secret@proxy.corp:3128", "http://proxy.corp:3128; rm -r /"):
+        refused(hetopt(*launch, wrong), 2, "--proxy must be http://HOST:PORT, without a password")
+
+
+def test_packages_of_machines_without_an_address_are_in_the_bill(
+    cloud: BotoEdge, order_for: Callable[..., Order], billing: Billing, subnet: dict[str, Any]
+) -> None:
+    usual, where = order_for(), {"VpcId": subnet["VpcId"], "AvailabilityZone": subnet["AvailabilityZone"]}
+    private = made(cloud, "create_subnet", CidrBlock="172.31.240.0/24", **where)["Subnet"]["SubnetId"]
+    try:
+        for network in (Network(public_address=False), Network(subnets=(private,))):
+            order = order_for(network=network)
+            assert order.fixed_usd == pytest.approx(usual.fixed_usd + 4 * 0.31 * billing.nat_gateway_usd_per_gb.value)
+    finally:
+        made(cloud, "delete_subnet", SubnetId=private)

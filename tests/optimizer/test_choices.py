@@ -1,18 +1,25 @@
-"""The ways to go that a plan shows side by side: each is what would be chosen if it were asked for."""
+"""The ways to go that a plan shows side by side: each is what would be chosen if it were asked for.
+
+The account's own quotas: kept by the doctor, used by plans; the least increase is named as AWS names it.
+"""
 
 from __future__ import annotations
 
+import datetime
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.errors import NoFeasiblePlan
+from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.interruption import Reporter
+from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
-from hetopt.optimizer.market.quota import FAMILIES, NEW_ACCOUNT, Bucket, QuotasExclude, named_quota, read_quotas
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, named_quota, read_quotas
 from hetopt.optimizer.plan import Choice, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
@@ -25,7 +32,6 @@ from .profiles import make_profile
 
 FEW = Options(trials=0, max_workers=8, mixed_types=1, only_types=("c7a.*large", "g5.xlarge", "g4dn.xlarge"))
 LARGE = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
-SMALL = make_profile(minimum_steps=20, minimum_samples=2000)
 
 
 def _plan(catalog: Catalog, options: Options = FEW, **goal: float) -> Plan:
@@ -84,35 +90,6 @@ def test_the_safest_is_on_demand_and_keeps_the_limits_no_less(plan: Plan) -> Non
     assert safest.chance >= 0.9
 
 
-def test_this_machine_costs_nothing_and_is_not_waited_for(plan: Plan) -> None:
-    [here] = (way for way in plan.choices if way.names == ("here",))
-    assert (here.candidate, here.cost_usd.high, here.usd_per_hour, here.chance) == (None, 0, 0, 1)
-    assert here.total_s.value > 3600  # 20 ms a sample, three million of them
-    assert plan.advice is None
-
-
-def test_a_job_of_seconds_is_not_worth_renting(catalog: Catalog) -> None:
-    told = recommend(PlanRequest(SMALL, catalog, Goal(ends="target", budget_usd=5.0), FEW), seed=0, now=NOW)
-    assert told.advice is not None
-    assert "Not worth renting" in told.advice
-    here = told.choices[0]
-    assert here.total_s.value < told.chosen.prediction.startup_s
-    # What this machine does sooner and for nothing is no alternative.
-    assert all(way.total_s.value < here.total_s.value or way.candidate == told.chosen for way in told.choices[1:])
-
-
-def test_machines_are_told_with_what_they_have_and_what_quotas_they_take(plan: Plan) -> None:
-    for way in plan.choices:
-        for group in () if way.candidate is None else way.candidate.groups:
-            assert group.hardware is not None
-            assert (group.hardware.gpu is not None) == group.instance_type.startswith("g")
-        if way.candidate is not None:
-            took = sum(need.vcpus for need in way.quotas)
-            assert took == sum(
-                group.machines * group.hardware.vcpus for group in way.candidate.groups if group.hardware
-            )
-
-
 def test_figures_are_medians_and_doubt_counts_in_the_choice() -> None:
     """An eighth of an L4 for a month, or for anything between three days and ten months, is not the cheapest."""
     options = Options(objective="cheapest", mixed_types=1, only_types=("g6f.large", "g5.xlarge"))
@@ -153,14 +130,38 @@ def test_quotas_that_exclude_everything_name_the_least_increase_that_helps(catal
     assert _plan(catalog, larger, budget_usd=50.0, deadline_s=4 * 3600.0).risk is None
 
 
-def test_quotas_of_nothing_name_the_increase_that_keeps_the_limits(catalog: Catalog) -> None:
-    """One vCPU would be the least that rents something, and does not help."""
-    nothing = read_quotas([f"{family}=0" for family in FAMILIES])
-    options = replace(FEW, only_types=("g4dn.xlarge", "c7a.medium"), quotas=nothing)
+READ_AT = datetime.datetime(2026, 11, 26, 12, tzinfo=datetime.UTC)
+SOME = {Bucket(market="spot", family="standard"): 64, Bucket(market="on-demand", family="g"): 8}
 
-    with pytest.raises(QuotasExclude) as refused:
-        _plan(catalog, options, budget_usd=50.0)
-    assert len(refused.value.message) < 200, "not all of them again"
-    assert refused.value.hint == "ask AWS to raise 'All G and VT Spot Instance Requests' (L-3819A6DF) to 4 vCPUs"
-    with pytest.raises(NoFeasiblePlan, match="Nothing fits a budget"):  # whatever the quotas
-        _plan(catalog, options, budget_usd=0.001)
+
+def test_what_was_read_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "account-quotas.json"
+    keep_quotas(path, "123456789012", "us-east-1", SOME, READ_AT)
+    keep_quotas(path, "123456789012", "eu-west-1", {}, READ_AT)
+    known = AccountQuotas.load(path)
+    assert known.of("us-east-1") == SOME
+    assert set(known.regions) == {"us-east-1", "eu-west-1"}
+    assert known.of("eu-central-1") is None
+    assert list(keep_quotas(path, "210987654321", "us-east-1", {}, READ_AT).regions) == ["us-east-1"], "another account"
+
+
+def test_a_damaged_file_is_refused_by_plans_and_written_anew_by_the_doctor(tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    for damaged in ('{"kind": "account-quo', "[]", "\x00", '{"kind": "plan"}'):
+        path.write_text(damaged)
+        with pytest.raises(BadInput):
+            AccountQuotas.load(path)
+        assert keep_quotas(path, "123456789012", "us-east-1", SOME, READ_AT) == AccountQuotas.load(path)
+
+
+def test_a_plan_takes_the_accounts_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hetopt.api.planning import _quotas
+
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    notes: list[str] = []
+    told = Reporter(note=notes.append)
+    assert _quotas((), "us-east-1", told) == ()
+    keep_quotas(account_quotas_file(), "123456789012", "us-east-1", SOME, READ_AT)
+    assert read_quotas(_quotas((), "us-east-1", told)) == SOME
+    assert _quotas((), "eu-west-1", told) == (), "nobody asked there"
+    assert _quotas(("g=8",), "us-east-1", told) == ("g=8",)

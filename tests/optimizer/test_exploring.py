@@ -1,13 +1,24 @@
-"""Laws of exploring: it spends no more than it may, begins with a model's least, and stops when it is not worth it."""
+"""Laws of exploring: it spends no more than it may, begins with a model's least, and stops when it is not worth it.
+
+Probes are runs of layouts that grow, and their steps are read after the warm-up.
+"""
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
-from hetopt.core.errors import BadInput
-from hetopt.core.step_samples import Configuration, Node, StepSample
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.backends.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.exploring import Exploration, Measured, Probed, Stopped
-from tests.step_model.planted import LARGE, SIZES, SMALL, configuration, grid, measured
+from tests.logs import an_event
+from tests.step_model.planted import LARGE, SMALL, grid, measured
+
+from .profiles import make_profile
 
 CANDIDATES = grid((*SMALL, *LARGE))
 
@@ -37,13 +48,6 @@ def test_no_more_is_spent_than_may_be(budget_usd: float) -> None:
     assert len(set(layouts)) == len(layouts), "one launch serves all batch sizes of a layout"
 
 
-def test_it_begins_with_the_least_and_then_looks_far() -> None:
-    probes, _ = _explore(5.0)
-    assert probes[0].configuration.workers == 1
-    assert probes[0].worth_usd is None
-    assert max(len(probe.configuration.nodes) for probe in probes[2:4]) > 2
-
-
 def test_it_stops_when_the_next_probe_is_worth_less_than_it_costs() -> None:
     probes, end = _explore(5.0)
     assert "be worth" in end.reason or "every layout" in end.reason
@@ -51,32 +55,43 @@ def test_it_stops_when_the_next_probe_is_worth_less_than_it_costs() -> None:
         assert probe.worth_usd is None or probe.worth_usd >= _price(probe.configuration, None)
 
 
-def test_everything_measured_is_the_end() -> None:
-    few = [configuration(layout, size) for layout in ((1,), (2,)) for size in SIZES]
-    probes, end = _explore(100.0, few)
-    assert len(probes) == 2
-    assert end.reason == "every layout was measured"
-
-
-def test_a_type_that_nothing_tells_about_is_measured_before_it_is_predicted() -> None:
-    mixed = [
-        *(configuration(layout, 32) for layout in ((1,), (1, 1), (1, 1, 1))),
-        Configuration(nodes=(Node(type="gpu", workers=1), Node(type="other", workers=1)), local_batch_size=32),
-    ]
-    search = Exploration(candidates=mixed, price_usd=_price, budget_usd=10.0, catalog={})
-    asked: list[Configuration] = []
-
-    def measure(one: Configuration) -> Measured:
-        asked.append(one)
-        sample = StepSample(nodes=one.nodes, local_batch_size=32, step_time_s=0.1 * len(one.nodes))
-        return Measured(samples=(sample,), usd=0.1)
-
-    assert isinstance(list(search.run([], measure))[-1], Stopped)
-    assert mixed[-1] in asked
-
-
 def test_nothing_to_do_is_refused() -> None:
     with pytest.raises(BadInput, match="no configuration to explore"):
         Exploration(candidates=[], price_usd=_price, budget_usd=1.0, catalog={})
     with pytest.raises(BadInput, match="budget"):
         Exploration(candidates=CANDIDATES, price_usd=_price, budget_usd=0.0, catalog={})
+
+
+PROFILE = make_profile()
+
+
+@given(st.integers(1, 100))
+def test_layouts_grow_from_one_to_all(most: int) -> None:
+    found = counts(most)
+    assert (found[0], found[-1]) == (1, most)
+    assert list(found) == sorted(set(found))
+    assert all(after <= 2 * before for before, after in itertools.pairwise(found))
+
+
+def test_local_workers_share_the_threads() -> None:
+    probes = local_probes(PROFILE, 4)
+    assert {len(probe.spec.workers) for probe in probes} == {1, 2, 3, 4}
+    assert all(probe.configuration.workers == len(probe.spec.workers) for probe in probes)
+    assert all(
+        worker.threads == 1 for probe in probes for worker in probe.spec.workers if probe.configuration.workers > 1
+    )
+    with pytest.raises(BadInput):
+        local_probes(PROFILE, 0)
+
+
+def test_a_sample_is_the_median_after_the_warm_up() -> None:
+    probe = local_probes(PROFILE, 2)[-1]
+    events = [
+        an_event("step", step=step, step_time_s=time_s, compute_s=[0.1, 0.2])
+        for step, time_s in ((WARM_UP_STEPS, 9.0), (15, 0.3), (20, 0.31), (25, 0.9))
+    ]
+    sample = read_sample(probe, [an_event("training_started"), *events])
+    assert sample.step_time_s == 0.31
+    assert sample.sync_time_s == pytest.approx(0.11)
+    with pytest.raises(RunFailed, match="before it had measured"):
+        read_sample(probe, events[:1])

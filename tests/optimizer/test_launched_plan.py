@@ -1,38 +1,59 @@
-"""What a plan chose is what a launch starts: every option of the menu, in every precision, and what may be pinned."""
+"""What a plan chose is what a launch starts: every option of the menu, in every precision, and what may be pinned.
+
+What an exchange should take where a plan is launched: of every compressor, under every policy.
+
+What the rules of choosing an exchange bring: who wins by how much, and what is lost without each rule.
+"""
 
 from __future__ import annotations
 
+import inspect
+import math
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.api.backends import backend, options_at
 from hetopt.api.changes import in_precision
 from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
+from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.core.comm.composition import METHODS
+from hetopt.backends.prediction.hosting import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee
+from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways
+from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.optimizer.fit import fit
+from hetopt.core.training_laws import step_inflation
+from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation import recommend as recommending
-from hetopt.optimizer.recommendation.options import Options, PlanRequest
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, SearchProblem, recommend, search_problem
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, Menu, exchange_menu, exchange_of
+from hetopt.optimizer.search.forecast import ClusterTable, Forecast, forecast
+from hetopt.optimizer.search.objective import NEAR
+from hetopt.optimizer.search.search_space import SearchSpace
+from hetopt.trainer.policies.ratio.auto import AutoRatio
+from tests.collective_time import collective_time_s
 
 from .conftest import NOW
 from .profiles import make_device, make_profile
-from .test_exchange_losses import with_trials
+from .test_convergence import with_trials
 
 MOST = 4
 GOAL = Goal(ends="target", budget_usd=50.0)
@@ -121,11 +142,6 @@ def test_what_was_chosen_is_what_is_started(way: str, precision: Precision) -> N
     assert [worker.local_batch_size for worker in rehearsed.workers] == shares
 
 
-def test_the_same_precision_may_be_pinned_anywhere() -> None:
-    plan = planned()
-    assert launched(plan, precision="fp32").launch == launched(plan).launch
-
-
 def test_another_precision_is_predicted_anew_where_nothing_is_rented() -> None:
     plan = planned()
     pinned = launched(plan, precision="bf16").launch
@@ -161,13 +177,6 @@ def test_pins_that_contradict_are_refused_in_a_sentence(on: Place, changes: dict
     assert "\n" not in refused.value.message
 
 
-def test_a_method_that_this_version_lacks_is_named() -> None:
-    plan = planned()
-    run = plan.run.model_copy(update={"compression": Compression(name="telepathy")})
-    with pytest.raises(BadInput, match="'telepathy', which this version of hetopt does not have"):
-        launched(plan.model_copy(update={"run": run}))
-
-
 @pytest.mark.parametrize("missing", ["gain", "noise", "exchange_trials", "precision_trials"])
 def test_profiles_without_a_measurement_are_planned_without_it(missing: str) -> None:
     """What is not known is not chosen, and nothing else changes its way."""
@@ -176,3 +185,199 @@ def test_profiles_without_a_measurement_are_planned_without_it(missing: str) -> 
     assert plan.chosen.prediction.total_s.value > 0
     if missing == "gain":
         assert not METHODS[plan.chosen.compression.name].by_ratio
+
+
+MODEL = fit(make_profile())
+NUMEL = 500_000
+LATENCY_S, BYTES_PER_S = 1e-3, 1e7
+
+
+def meeting(
+    workers: int = 4, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, model: FittedModel = MODEL
+) -> Meeting:
+    link = LinkModel(latency_s=latency_s, bytes_per_s=bytes_per_s)
+    return Meeting(model=model, workers=workers, link=lambda _: link, compressors=model.reference.compressors)
+
+
+def run_of(compression: Compression, policy: RatioPolicyName = "fixed", *, follows_network: bool = False) -> RunSpec:
+    return RunSpec(
+        task="digits",
+        workers=(WorkerSpec(host="a", type="local", local_batch_size=1),),
+        compression=compression,
+        ratio_policy=policy,
+        collective_policy="cheapest" if follows_network else "fixed",
+        stop=StopRule(max_steps=1),
+    )
+
+
+def asked(combination: Combination, ratio: float = 0.01) -> Compression:
+    return Compression(
+        name=combination.name,
+        ratio=ratio if METHODS[combination.name].by_ratio else 1.0,
+        memory=combination.memory,
+        collective=combination.collective,
+    )
+
+
+def seen(run: RunSpec, place: Meeting, *, compute_s: float = 0.1, to_target: bool = True) -> Foreseen:
+    return foresee(run, place, compute_s=compute_s, to_target=to_target)
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("identity", 1.0), ("topk", 0.01)])
+def test_what_plans_are_made_with_is_priced_as_plans_price_it(name: str, ratio: float) -> None:
+    told = seen(run_of(Compression(name=name, ratio=ratio)), meeting(4))
+    collective = "all_reduce" if name == "identity" else "all_gather"
+    expected_s = collective_time_s(collective, wire_bytes(name, NUMEL, ratio), 4, LATENCY_S, BYTES_PER_S)
+    assert told.exchange_s == pytest.approx(expected_s)
+    assert told.gain == MODEL.gain.gain(ratio)
+    line = MODEL.reference.compressors.get(name)
+    assert told.compress_s == (0 if line is None else line.time_s(ratio, 4))
+    assert told.notes == ()
+
+
+@given(
+    st.sampled_from(combinations()),
+    st.integers(2, 12),
+    st.floats(1e4, 1e9),
+    st.floats(0, 0.1),
+    st.floats(1, 100),
+    st.sampled_from([0.3, 0.01, 0.0001]),
+)
+def test_a_better_network_never_takes_longer(
+    combination: Combination, workers: int, bytes_per_s: float, latency_s: float, better: float, ratio: float
+) -> None:
+    run = run_of(asked(combination, ratio))
+    before_s = seen(run, meeting(workers, bytes_per_s, latency_s)).exchange_s
+    assert seen(run, meeting(workers, bytes_per_s * better, latency_s)).exchange_s <= before_s
+    assert seen(run, meeting(workers, bytes_per_s, latency_s / better)).exchange_s <= before_s
+
+
+@given(st.sampled_from(combinations()), st.integers(2, 12), st.floats(1e4, 1e9), st.floats(0, 0.1))
+def test_the_cheapest_collective_is_no_dearer_than_the_one_that_was_named(
+    combination: Combination, workers: int, bytes_per_s: float, latency_s: float
+) -> None:
+    place = meeting(workers, bytes_per_s, latency_s)
+    named, free = (seen(run_of(asked(combination), follows_network=follows), place) for follows in (False, True))
+    assert free.exchange_s + free.compress_s <= named.exchange_s + named.compress_s
+    assert free.compression.name == combination.name
+
+
+@given(st.sampled_from([0.001, 0.1, 0.9]), st.floats(1e4, 1e9), st.floats(1e-3, 10))
+def test_auto_is_never_predicted_to_lose_to_dense_training(ratio: float, bytes_per_s: float, compute_s: float) -> None:
+    place = meeting(4, bytes_per_s)
+
+    def per_progress_s(told: Foreseen) -> float:
+        return (compute_s + told.compress_s + told.exchange_s) * step_inflation(told.gain)
+
+    run = run_of(Compression(name="topk", ratio=ratio), "auto", follows_network=True)
+    auto = seen(run, place, compute_s=compute_s)
+    assert per_progress_s(auto) <= per_progress_s(seen(run_of(Compression()), place)) * (1 + 1e-12)
+    assert auto.gain >= LEAST_GAIN
+
+
+def test_the_least_gain_is_that_of_the_policy() -> None:
+    assert inspect.signature(AutoRatio).parameters["least_gain"].default == LEAST_GAIN
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
+    return recommend(
+        PlanRequest(make_profile(), catalog, Goal(ends="target", budget_usd=5.0), options), seed=0, now=NOW
+    )
+
+
+def exchanging(plan: Plan, **changes: object) -> Plan:
+    """The plan with other ways to send gradients."""
+    return plan.model_copy(update={"run": plan.run.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("combination", combinations(), ids=lambda c: f"{c.name}-{c.memory}-{c.collective}")
+def test_any_compression_can_be_predicted_in_both_places(plan: Plan, combination: Combination) -> None:
+    wanted = exchanging(plan, compression=asked(combination, 0.0001))
+    here = predict_on_local(wanted, (1, 2, 2))
+    hosts = parse_hosts("speed=1,rate=20mbit x3")
+    there = rehearse(wanted, ThisMachine(processors=2, operating_system="Linux"), hosts)
+    for run, told in ((here.run, here.prediction), (there.run, there.prediction)):
+        assert run.compression == wanted.run.compression
+        assert 0 < told.total_s.low < told.total_s.value < told.total_s.high < math.inf
+        assert told.communication_s > 0
+
+
+def test_levels_that_would_overflow_are_refused_before_anything_starts(plan: Plan) -> None:
+    levels = Compression(name="qsgd_maxnorm", bits=8, levels=60)
+    wanted = exchanging(plan, compression=levels, ratio_policy="fixed", collective_policy="fixed")
+    assert predict_on_local(wanted, (1, 1)).run.compression.levels == 60
+    with pytest.raises(BadInput, match="overflow"):
+        predict_on_local(wanted, (1, 1, 1))
+
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+JOBS = ("resnet20-cifar10", "lstm-small", "5 M", "25 M")
+GBIT_PER_S = (1, 25)
+
+
+def at(space: SearchSpace, gbit_per_s: float) -> SearchSpace:
+    """With no more bandwidth between machines than this."""
+    most = gbit_per_s * 1e9 / 8
+    capped = (
+        replace(
+            option,
+            network=replace(
+                option.network,
+                links={
+                    name: replace(link, bytes_per_s=min(link.bytes_per_s, most))
+                    for name, link in option.network.links.items()
+                },
+            ),
+        )
+        for option in space.options
+    )
+    return replace(space, options=tuple(capped))
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def problem(request: pytest.FixtureRequest, catalog: Catalog) -> SearchProblem:
+    """Two recorded jobs and two larger ones, for fifty epochs on clusters of up to 16 workers."""
+    job = request.param
+    path = RECORDED / f"{job}.json"
+    profile = (
+        Profile.load(path)
+        if path.is_file()
+        else make_profile(parameters=int(job.split()[0]) * 1_000_000, per_sample_s=0.01)
+    )
+    return search_problem(
+        PlanRequest(profile, catalog, Goal(ends="epochs", amount=50.0), Options(max_workers=16, batch_size=64))
+    )
+
+
+def priced(problem: SearchProblem, space: SearchSpace | None = None) -> tuple[ClusterRows, ClusterTable, Forecast]:
+    """Every cluster of one type."""
+    columns = Columns(space or problem.space)
+    rows, table = tabulate_rows(columns, uniform_rows(columns), problem.job)
+    return rows, table, forecast(table, problem.job)
+
+
+def whole_sums(problem: SearchProblem) -> Forecast:
+    """The same clusters without the menu."""
+    return priced(problem, replace(problem.space, exchanges=problem.space.exchanges[:1]))[2]
+
+
+def test_what_is_sent_instead_of_whole_gradients_pays(problem: SearchProblem) -> None:
+    """By 2 % of the whole run at least, and never inside one machine: the saving of microseconds is none."""
+    rows, table, found = priced(problem)
+    plain = whole_sums(problem)
+    compressed = rows.exchange > 0
+    assert not compressed[table.machines == 1].any()
+    assert (found.total_s[compressed] * NEAR <= plain.total_s[compressed]).all()
+    np.testing.assert_array_equal(found.total_s[~compressed], plain.total_s[~compressed])
+
+
+def test_the_slower_the_links_the_more_it_saves(problem: SearchProblem) -> None:
+    """At a gigabit some cluster of each job ends in less than two thirds of the time that whole sums take it."""
+    slow, quick = (
+        1 - priced(other)[2].total_s / whole_sums(other).total_s
+        for other in (replace(problem, space=at(problem.space, gbit)) for gbit in GBIT_PER_S)
+    )
+    assert (slow >= quick - (NEAR - 1)).all()
+    assert slow.max() > 1 / 3

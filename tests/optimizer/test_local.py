@@ -1,46 +1,26 @@
-"""What a plan becomes on the machine that was profiled."""
+"""What a plan becomes on the machine that was profiled.
+
+Workers that share processors end when an event-by-event account says so, and the factor leaves its headroom.
+
+Steps of workers under CPU quotas: as fast as processors and network are, or as slow as the quotas make them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.backends.options import Local
-from hetopt.backends.prediction.hosting import division
 from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction.processor_sharing import finish_times_s, least_factor, rounded_up, under_quotas
 from hetopt.core.errors import BadInput
-from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Goal, Plan, Prediction
-from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.optimizer.plan import Plan, Prediction
 from tests.collective_time import collective_time_s
-
-from .conftest import NOW
-from .profiles import make_profile
-
-
-@pytest.fixture(scope="module")
-def plan(catalog: Catalog) -> Plan:
-    options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
-    return recommend(
-        PlanRequest(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options), seed=0, now=NOW
-    )
-
-
-def test_the_job_is_kept_and_the_machines_are_replaced(plan: Plan) -> None:
-    run = predict_on_local(plan, (1, 2)).run
-    assert run.global_batch_size == plan.chosen.global_batch_size
-    assert (run.task, run.seed, run.stop, run.compression) == (
-        plan.run.task,
-        plan.run.seed,
-        plan.run.stop,
-        plan.run.compression,
-    )
-    assert [(w.type, w.slowdown, w.threads) for w in run.workers] == [(LOCAL, 1, 1), (LOCAL, 2, 1)]
-    assert len({worker.host for worker in run.workers}) == 2
 
 
 def test_no_worker_takes_less_than_the_model_needs(plan: Plan) -> None:
@@ -79,39 +59,86 @@ def test_two_workers_are_the_divided_host(plan: Plan) -> None:
     assert told.waiting_s == pytest.approx(0, abs=1e-12)
 
 
-def test_a_slower_pace_gets_fewer_samples_and_nobody_gains(plan: Plan) -> None:
-    shares, times = [], []
-    for pace in (1, 2, 4):
-        run, told = _told(plan, (1, pace))
-        shares.append(run.workers[1].local_batch_size)
-        times.append(told.step_time_s.value)
-    assert shares == sorted(shares, reverse=True)
-    assert times == sorted(times)
-    assert shares[1] < shares[0]
-
-
-def test_more_workers_than_were_measured_share_the_cores(plan: Plan) -> None:
-    model = fit(plan.profile)
-    assert division(model, 1)[1] == division(model, 2)[1] == 1
-    assert division(model, 4)[1] == 2
-    four, two = (predict_on_local(plan, (1,) * count).prediction for count in (4, 2))
-    # twice the workers on the same cores: the samples take as long as before, the fixed part twice as long
-    assert four.compute_s > two.compute_s
-    spread = four.step_time_s.high / four.step_time_s.value
-    assert spread > two.step_time_s.high / two.step_time_s.value
-
-
-def test_without_paces_the_machine_is_not_overfilled(plan: Plan) -> None:
-    run, _ = _told(plan, None)
-    assert 1 <= len(run.workers) <= plan.profile.host.logical_cpus
-
-
 @pytest.mark.parametrize("paces", [(), (0.5,), (1, float("nan")), (1, float("inf")), (1e300,), ("2",)])
 def test_impossible_factors_are_refused(paces: tuple[float, ...]) -> None:
     with pytest.raises(BadInput, match="must be numbers from 1 to 1,000,000, got"):
         Local(slowdowns=paces)
 
 
-def test_more_workers_than_samples_are_refused(plan: Plan) -> None:
-    with pytest.raises(BadInput):
-        predict_on_local(plan, (1,) * 129)
+WORK = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12)
+PROCESSORS = st.integers(1, 8)
+
+
+def account(work_s: list[float], processors: int) -> list[float]:
+    """Processor sharing, one end at a time."""
+    left = dict(enumerate(work_s))
+    finish = [0.0] * len(work_s)
+    now_s = 0.0
+    while left:
+        speed = min(1.0, processors / len(left))
+        span_s = min(left.values()) / speed
+        now_s += span_s
+        for worker in list(left):
+            left[worker] -= span_s * speed
+            if left[worker] <= 1e-12:
+                finish[worker] = now_s
+                del left[worker]
+    return finish
+
+
+@given(WORK, PROCESSORS)
+def test_ends_are_those_of_the_account(work_s: list[float], processors: int) -> None:
+    assert finish_times_s(work_s, processors) == pytest.approx(account(work_s, processors), rel=1e-6)
+
+
+@given(WORK, PROCESSORS)
+def test_nobody_ends_before_its_work_and_no_work_is_lost(work_s: list[float], processors: int) -> None:
+    finish = finish_times_s(work_s, processors)
+    assert all(end >= work * (1 - 1e-12) for end, work in zip(finish, work_s, strict=True))
+    assert sum(work_s) <= processors * max(finish) * (1 + 1e-9)
+
+
+@given(WORK, PROCESSORS)
+def test_a_processor_for_everybody_is_no_wait(work_s: list[float], processors: int) -> None:
+    assert finish_times_s(work_s, len(work_s) + processors) == pytest.approx(work_s)
+
+
+@given(st.data(), WORK, PROCESSORS)
+def test_the_factor_leaves_its_headroom_and_no_more(data: st.DataObject, work_s: list[float], processors: int) -> None:
+    wanted_s = [data.draw(st.floats(0.001, 10.0)) for _ in work_s]
+    factor = least_factor(wanted_s, work_s, processors, 1.25)
+    finish = finish_times_s(work_s, processors)
+    used = max(end / (factor * wanted) for end, wanted in zip(finish, wanted_s, strict=True))
+    assert used <= 0.8 * (1 + 1e-9)
+    assert factor == 1 or used == pytest.approx(0.8)
+    assert sum(work_s) <= 0.8 * processors * factor * max(wanted_s) * (1 + 1e-9)
+
+
+@given(st.floats(1.0, 1e5))
+def test_a_factor_is_rounded_up_to_two_digits(factor: float) -> None:
+    up = rounded_up(factor)
+    assert factor <= up * (1 + 1e-9)
+    assert up <= factor * 1.1 + 1e-9
+    assert float(f"{up:.2g}") == up
+
+
+@pytest.mark.parametrize(("work_s", "processors"), [([-1.0], 1), ([float("nan")], 1), ([float("inf")], 1), ([1.0], 0)])
+def test_impossible_work_is_refused(work_s: list[float], processors: int) -> None:
+    with pytest.raises(ValueError, match="work must be finite"):
+        finish_times_s(work_s, processors)
+
+
+WORKERS = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.05, 1.0)), min_size=1, max_size=6)
+
+
+@given(workers=WORKERS, exchange_s=st.floats(0, 1), compress_s=st.floats(0, 0.1), processors=st.integers(1, 4))
+def test_no_step_is_shorter_than_the_machine_or_the_quotas_allow(workers, exchange_s, compress_s, processors):
+    work_s, quotas = [work for work, _ in workers], [quota for _, quota in workers]
+    step = under_quotas(work_s, quotas, processors=processors, exchange_s=exchange_s, compress_s=compress_s)
+    free_s = max(finish_times_s(work_s, processors)) + exchange_s
+    throttled_s = max((work + compress_s) / quota for work, quota in workers)
+    assert step.step_time_s >= max(free_s, throttled_s) * (1 - 1e-9)
+    assert step.step_time_s <= 1.13 * max(free_s + compress_s * max(1, len(workers) / processors), throttled_s)
+    assert step.waiting_s >= 0
+    assert step.communication_s >= 0
+    assert step.step_time_s == pytest.approx(step.compute_s + step.communication_s)

@@ -1,23 +1,27 @@
-"""Plans never ask more of a device than it holds, say at which micro-batch it holds it, and refuse what none holds."""
+"""Plans never ask more of a device than it holds, say at which micro-batch it holds it, and refuse what none holds.
+
+What a GPU holds at once follows from counted tensors; what it does not hold at once is computed in micro-batches.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.errors import NoFeasiblePlan
-from hetopt.core.memory import StepMemory, TrainingMemory
+from hetopt.core.memory import ALONE, ExchangeMemory, StepMemory, TrainingMemory
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, Node
+from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.memory import NOT_COUNTED
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.asked_steps import AskedSteps
-from hetopt.optimizer.step_time.device_memory import exchange_memory
+from hetopt.optimizer.step_time.device_memory import exchange_memory, room
 from tests.optimizer.profiles import make_profile
 
 NOW = datetime(2026, 7, 28, tzinfo=UTC)
@@ -80,11 +84,8 @@ def test_a_local_batch_that_does_not_fit_at_once_is_computed_in_micro_batches(ca
     part = group.assumed.micro_batch
     assert part is not None
     assert max(group.local_batch_sizes) > part
-    assert group.micro_batch_in_words is not None
-    assert group.micro_batch_in_words.startswith(f"takes micro-batches of {part} sample")
     assert {worker.max_local_batch_size for worker in plan.run.workers} == {part}, "launch starts what was planned"
     assert plan.chosen.prediction.compute_s >= group.assumed.time_s(max(group.local_batch_sizes))
-    assert NOT_COUNTED not in plan.explanation
 
 
 def test_a_step_in_micro_batches_is_predicted_as_it_is_planned(catalog: Catalog) -> None:
@@ -102,31 +103,6 @@ def test_a_step_in_micro_batches_is_predicted_as_it_is_planned(catalog: Catalog)
     )
     told = plan.chosen.prediction.step_time_s
     assert AskedSteps.of(plan.profile, catalog).step(asked).step_time_s == pytest.approx(told.value)
-
-
-def test_micro_batches_cost_their_fixed_part_and_nothing_where_all_fits(catalog: Catalog) -> None:
-    light, tight = planned(catalog, heavy(4, 1e-6)), planned(catalog, heavy(4, 2.0))
-    check(light)
-    check(tight)
-    assert all((worker.max_local_batch_size or 256) >= 256 for worker in light.run.workers)
-    assert all(group.micro_batch_in_words is None for group in light.chosen.groups)
-    (group,) = tight.chosen.groups
-    assert group.assumed is not None
-    samples, time = max(group.local_batch_sizes), group.assumed
-    assert time.micro_batch is not None
-    more = -(-samples // time.micro_batch) - 1
-    assert time.time_s(samples) == pytest.approx(
-        time.fixed_s + time.per_sample_s * samples + more * (time.fixed_s - time.once_s)
-    )
-
-
-def test_a_script_is_given_no_more_than_fits_at_once(catalog: Catalog) -> None:
-    plan = planned(catalog, heavy(4, 0.1, script=True))
-    check(plan)
-    for group in plan.chosen.groups:
-        assert group.assumed is not None
-        assert group.assumed.micro_batch is None
-        assert max(group.local_batch_sizes) <= (group.assumed.max_samples or 10**9)
 
 
 @settings(max_examples=12, deadline=None)
@@ -149,3 +125,57 @@ def test_it_is_refused_if_and_only_if_no_device_holds_a_sample(
     else:
         with pytest.raises(NoFeasiblePlan, match="holds a training step of one sample"):
             planned(catalog, profile, batch_size=batch)
+
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
+MIB = 2**20
+PROFILE = Profile.load(RECORDED)
+
+
+def fitted(*, script: bool = False, least: int = 1, kept_mib: int = 10) -> FittedModel:
+    """The recorded profile, with 3 ``kept_mib`` counted that stay, and one MiB a sample."""
+    memory = TrainingMemory(
+        parameter_bytes=kept_mib * MIB,
+        buffer_bytes=0,
+        gradient_bytes=kept_mib * MIB,
+        optimizer_bytes=kept_mib * MIB,
+        steps=tuple(StepMemory(samples=n, computing_bytes=n * MIB, updating_bytes=0) for n in (1, 8, 64)),
+    )
+    first, *others = PROFILE.devices
+    job = PROFILE.job.model_copy(update={"script": ("train.py",) if script else (), "least_local_batch_size": least})
+    devices = (first.model_copy(update={"memory": memory}), *others)
+    return fit(PROFILE.model_copy(update={"devices": devices, "job": job}))
+
+
+def held(model: FittedModel, usable: int, exchange: ExchangeMemory = ALONE) -> int | None:
+    """Samples that a GPU with so much memory for training holds at once; 0: it is not planned with."""
+    found = room(model, on_gpu=True, device_bytes=usable, usable=usable, exchange=exchange)
+    return 0 if found is None else found.micro_batch
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.booleans(), st.integers(1, 3))
+def test_a_worker_never_has_more_than_fits_and_is_left_out_where_the_least_does_not(
+    usable_mib: int, kept_mib: int, script: bool, least: int
+) -> None:
+    model = fitted(script=script, least=least, kept_mib=kept_mib)
+    found = room(model, on_gpu=True, device_bytes=usable_mib * MIB, usable=usable_mib * MIB)
+    left = usable_mib - 3 * kept_mib
+    assert (found is None) == (left < least)
+    if found is None:
+        return
+    assert found.micro_batch == left
+    assert found.step_bytes <= found.free_bytes  # type: ignore[operator]  # counted
+    if script:
+        assert (found.part, found.most_samples) == (None, left), "it computes what its loader gives at once"
+    elif found.part is not None:
+        # The smallest part of any larger batch, cut evenly, still has the least samples.
+        assert all(batch // -(-batch // left) >= least for batch in range(left + 1, 3 * left + 2))
+    else:
+        assert found.most_samples == left
+
+
+@given(st.integers(31, 200), st.integers(31, 200))
+def test_more_memory_never_holds_less(one: int, other: int) -> None:
+    few, many = sorted((one, other))
+    model = fitted()
+    assert (held(model, few * MIB) or 0) <= (held(model, many * MIB) or 0)

@@ -206,10 +206,6 @@ def test_parameters_alone_make_a_transformer(parameters: float, tokens: int) -> 
     assert counted.activation_bytes > 0
 
 
-def test_the_shape_that_is_assumed_is_that_of_gpt2() -> None:
-    assert of_parameters(85_000_000, 1).layers == 12
-
-
 @given(st.floats(1e12, 1e26))
 def test_operations_alone_make_the_model_that_uses_them_best(flops: float) -> None:
     parameters = of_flops(flops)
@@ -262,12 +258,3 @@ def test_whatever_a_file_says_is_counted_or_refused(family: str, fields: dict[st
         return
     assert counted.parameters > 0
     assert 0 < counted.forward_flops < float("inf")
-
-
-def test_all_that_is_missing_is_said_at_once() -> None:
-    with pytest.raises(BadInput, match=r"vocab_size is missing; hidden_size is missing; num_hidden_layers is missing"):
-        of_config({"model_type": "llama"}, None)
-    with pytest.raises(BadInput, match="model_type is 'whisper'; parameters are counted for albert, bert"):
-        of_config({"model_type": "whisper"}, None)
-    with pytest.raises(BadInput, match="hidden_size must be a whole number from 1 to 10,000,000"):
-        of_config({"model_type": "bert", **bert(30522, 10**30, 2)}, None)

@@ -69,22 +69,6 @@ def _close(one: object, other: object) -> bool:
     return one == other
 
 
-def test_quotas_follow_and_links_between_hosts_do_not(plan: Plan) -> None:
-    later = now_at(plan, 1.5).plan
-    computing = parse_hosts("cpu=0.5 x2")
-    told, then = (rehearse(one, HERE, computing).prediction for one in (later, plan))
-    assert told.compute_s == pytest.approx(1.5 * then.compute_s, rel=0.02)
-    sending = parse_hosts("cpu=0.5,rate=1mbit x2")
-    told, then = (rehearse(one, HERE, sending).prediction for one in (later, plan))
-    assert told.step_time_s.value - told.compute_s == pytest.approx(then.step_time_s.value - then.compute_s, rel=0.1)
-
-
-def test_declared_times_leave_room_for_a_slower_machine(plan: Plan) -> None:
-    later = now_at(plan, 2).plan
-    hosts = parse_hosts("speed=1 x4")
-    assert rehearse(later, HERE, hosts).run.workers[0].declared != rehearse(plan, HERE, hosts).run.workers[0].declared
-
-
 @given(contention=st.floats(1.0, 80.0), log_sd=st.floats(0.0, 1.0), then=st.floats(1.0, 80.0))
 def test_how_busy_others_keep_the_machine_widens_intervals_and_moves_no_centre(
     plan: Plan, contention: float, log_sd: float, then: float
@@ -113,12 +97,6 @@ def test_what_is_within_the_scatter_of_the_profile_is_not_followed(plan: Plan, s
         assert later.plan.profile.devices == unsteady.profile.devices
     if abs(math.log(slower)) > 3 * max(scatter, OWN_LOG_SD):
         assert abs(followed) >= 0.88 * abs(math.log(slower))
-
-
-def test_computing_in_earnest_is_less_certain_than_what_is_declared(plan: Plan) -> None:
-    earnest, declared = (rehearse(plan, HERE, parse_hosts(hosts)).prediction for hosts in ("cpu=0.5 x2", "speed=1 x2"))
-    widths = [math.log(told.step_time_s.high / told.step_time_s.low) for told in (earnest, declared)]
-    assert widths[0] > 2 * widths[1]
 
 
 def test_the_yardstick_is_the_usual_time_of_one_piece_of_work() -> None:

@@ -1,22 +1,44 @@
-"""From profile to plan over the whole catalogue: limits, goals, what a plan says, and what is refused."""
+"""From profile to plan over the whole catalogue: limits, goals, what a plan says, and what is refused.
+
+What the machines of a plan are told about convergence.
+A guess is not paid for unless that is said.
+
+Planning with workers that average parameters now and then: what it costs in steps, and when it may be chosen.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.core.comm.options import ROUNDED
-from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.profile import Profile
+from hetopt.core.comm.options import AVERAGED, ROUNDED
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
+from hetopt.core.run_rules import why_not_local
+from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
+from hetopt.optimizer.convergence.local_penalty import (
+    COEFFICIENT_SD,
+    MOST_TIMES_WORKERS,
+    LocalGate,
+    LocalPenalty,
+    LocalPilot,
+    distance,
+    fit_local_penalty,
+)
+from hetopt.optimizer.exploring import check_probed, unprobed_types
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan, ScalingRule
-from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, evaluation_period_epochs, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.optimizer.search.exchange_menu import exchange_menu
+from hetopt.optimizer.step_time.local_options import measured_options
 from tests.disturbance import PATIENCE_S
 from tests.few_types import few
 
@@ -24,7 +46,6 @@ from .conftest import NOW
 from .profiles import make_device, make_profile
 
 QUICK = Options(trials=60, max_workers=16, market="spot", objective="fastest")
-CHEAPEST = replace(QUICK, objective="cheapest")
 LARGE = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
 
 
@@ -79,73 +100,8 @@ def test_the_learning_rate_follows_the_rule(some: Catalog, rule: ScalingRule, sc
     assert run.learning_rate_rule == told
 
 
-def test_adascale_begins_by_the_square_root_where_no_noise_was_measured(some: Catalog) -> None:
-    options = Options(trials=20, batch_size=256, learning_rate_rule="adascale", only_types=("c7a.large",))
-    goal = Goal(ends="epochs", amount=1, budget_usd=9.0)
-    assert _plan(some, goal, options, profile=make_profile(noise_scale=None)).run.learning_rate_scale == 2.0
-
-
-def test_a_plan_can_be_cut_short_and_shared_otherwise(plan: Plan) -> None:
-    adjusted = plan.adjusted(steps=40, policy="dynamic")
-    assert (adjusted.run.stop.max_steps, adjusted.run.stop.target) == (40, False)
-    assert adjusted.run.batch_policy == "dynamic"
-    assert predict_on_local(adjusted, (1.0,)).prediction.steps.value == 40
-    assert adjusted.chosen == plan.chosen
-    assert plan.adjusted() == plan
-
-
-def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
-
-
-def test_every_alternative_is_a_real_choice(plan: Plan) -> None:
-    figures = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
-    assert len(figures) > 3
-    assert figures == sorted(figures)
-    assert [cost for _, cost in figures] == sorted((cost for _, cost in figures), reverse=True)
-
-
 def test_the_same_seed_gives_the_same_plan(some: Catalog, plan: Plan) -> None:
     assert _plan(some, Goal(ends="target", budget_usd=1.0)) == plan
-
-
-def test_more_money_is_never_slower(some: Catalog) -> None:
-    times = [
-        _plan(some, Goal(ends="target", budget_usd=budget)).chosen.prediction.total_s.value
-        for budget in (1.0, 2.0, 8.0)
-    ]
-    assert times[1] <= 1.02 * times[0]
-    assert times[2] <= 1.02 * times[1]
-
-
-def test_a_later_deadline_makes_the_cheapest_cheaper(some: Catalog) -> None:
-    hasty, patient = (_plan(some, Goal(ends="target", deadline_s=deadline), CHEAPEST) for deadline in (1800, 36_000))
-    assert min(map(_chance, (hasty, patient))) >= SURE
-    assert patient.chosen.prediction.cost_usd.value < hasty.chosen.prediction.cost_usd.value
-
-
-def test_a_budget_that_only_fits_on_expectation_says_so(some: Catalog) -> None:
-    with pytest.raises(NoFeasiblePlan):
-        _plan(some, Goal(ends="target", budget_usd=0.01))
-    cheapest = _plan(some, Goal(ends="target", budget_usd=1000.0)).pareto[-1].prediction.cost_usd
-    tight = _plan(some, Goal(ends="target", budget_usd=(cheapest.value + cheapest.low) / 2 + cheapest.value / 2))
-    assert tight.chosen.prediction.cost_usd.value <= (tight.goal.budget_usd or 0)
-    assert tight.chosen.prediction.cost_usd.high > (tight.goal.budget_usd or 0)
-    assert tight.explanation[0].startswith("No plan found stays within the budget")
-    assert tight.risk is not None
-
-
-def test_nothing_fits_names_the_plan_that_would(some: Catalog) -> None:
-    with pytest.raises(NoFeasiblePlan, match="cheapest plan is") as caught:
-        _plan(some, Goal(ends="target", budget_usd=0.001))
-    assert caught.value.hint is not None
-    enough = float(caught.value.hint.split("$")[1].split(",")[0])
-    assert _plan(some, Goal(ends="target", budget_usd=enough)).chosen
-    cheapest = _plan(some, Goal(ends="target", budget_usd=1000.0), replace(QUICK, objective="cheapest")).chosen
-    assert f"cheapest plan is {cheapest.in_words}, about" in caught.value.message, "as every other question has it"
-    with pytest.raises(NoFeasiblePlan, match="quickest plan is"):
-        _plan(some, Goal(ends="target", deadline_s=60))
 
 
 def test_fixed_lengths(some: Catalog) -> None:
@@ -160,35 +116,6 @@ def test_fixed_lengths(some: Catalog) -> None:
     assert steps.run.stop.max_steps == 500
     other = _plan(some, Goal(ends="steps", amount=500, budget_usd=2.0), Options(trials=20, batch_size=96))
     assert other.chosen.global_batch_size == 96
-
-
-def test_markets_and_types_narrow_the_search(some: Catalog) -> None:
-    goal = Goal(ends="target", budget_usd=20.0)
-    demand = _plan(some, goal, Options(market="on-demand", trials=20, max_workers=16))
-    assert {group.market for group in demand.chosen.groups} == {"on-demand"}
-    assert all("interruptions" not in term.name for term in demand.chosen.prediction.cost_terms)
-    only = _plan(some, goal, Options(only_types=("c7a.xlarge", "c7a.2xlarge"), trials=20))
-    assert {group.instance_type for group in only.chosen.groups} <= {"c7a.xlarge", "c7a.2xlarge"}
-    without = _plan(some, goal, Options(only_types=("c7a.xlarge", "c7a.2xlarge"), exclude_types=("c7a.xlarge",)))
-    assert {group.instance_type for group in without.chosen.groups} == {"c7a.2xlarge"}
-    few = _plan(some, goal, Options(max_machines=1, trials=20))
-    assert sum(group.machines for group in few.chosen.groups) == 1
-
-
-def test_compression_wins_where_the_network_binds(some: Catalog) -> None:
-    profile = make_profile(parameters=25_000_000, per_sample_s=0.02, minimum_steps=200, minimum_samples=3e6)
-    options = Options(only_types=("c7a.4xlarge",), trials=20, batch_size=512)
-    plan = _plan(some, Goal(ends="target", deadline_s=36_000 * 10, budget_usd=500), options, profile=profile)
-    dense = make_profile(parameters=25_000_000, per_sample_s=0.02, minimum_steps=200, minimum_samples=3e6, gain=False)
-    without = _plan(some, Goal(ends="target", budget_usd=500), options, profile=dense)
-    # What rounding keeps is known of every gradient; what a selection keeps only where it was measured.
-    assert without.chosen.compression.name in ROUNDED
-    assert (without.run.compression, without.run.ratio_policy) == (without.chosen.compression, "fixed")
-    assert any("Not considered: " in sentence and "topk" in sentence for sentence in without.explanation)
-    quick = _plan(some, Goal(ends="target", budget_usd=500), options, profile=profile)
-    assert quick.chosen.compression.name != "identity"
-    assert quick.chosen.prediction.total_s.value <= 1.02 * without.chosen.prediction.total_s.value
-    assert plan.chosen.prediction.cost_usd.value <= quick.chosen.prediction.cost_usd.value
 
 
 RECORDED = sorted((Path(__file__).parent.parent / "recorded").glob("*.json"))
@@ -208,14 +135,6 @@ def test_recorded_profiles_can_be_planned(some: Catalog, path: Path) -> None:
         assert told.total_s.low < told.total_s.value < told.total_s.high
 
 
-def test_a_measured_machine_is_trusted_more(some: Catalog) -> None:
-    profile = make_profile(devices=[make_device(type="c7a.2xlarge", per_sample_s=0.002)])
-    plan = _plan(some, Goal(ends="target", budget_usd=1.0), Options(only_types=("c7a.2xlarge",)), profile=profile)
-    assert {group.evidence for group in plan.chosen.groups} == {"measured"}
-    told = plan.chosen.prediction.step_time_s
-    assert told.high / told.low < 3
-
-
 @pytest.mark.parametrize(
     ("profile", "goal", "options", "message"),
     [
@@ -232,31 +151,6 @@ def test_what_cannot_be_planned_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match=message):
         _plan(some, goal, options, profile=profile)
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"market": "black"},
-        {"max_machines": 0},
-        {"max_machines": 4097},
-        {"batch_size": 0},
-        {"minimum_gain": 1.5},
-        {"startup_s": -1.0},
-    ],
-)
-def test_impossible_options_are_refused(kwargs: dict[str, object]) -> None:
-    with pytest.raises(BadInput):
-        Options(**kwargs)  # type: ignore[arg-type]  # impossible on purpose
-
-
-def test_a_short_run_to_a_target_is_looked_at_more_often() -> None:
-    goal = Goal(ends="target", budget_usd=1.0)
-    short = fit(make_profile(minimum_steps=100, minimum_samples=50_000, evaluation_s=0.01))
-    costly = fit(make_profile(minimum_steps=100, minimum_samples=50_000, evaluation_s=10.0))
-    assert evaluation_period_epochs(short, goal) < 0.2
-    assert evaluation_period_epochs(costly, goal) == 1.0
-    assert evaluation_period_epochs(short, Goal(ends="epochs", amount=1)) == 1.0
 
 
 def test_planning_is_light(tmp_path: Path) -> None:
@@ -278,3 +172,217 @@ def test_planning_is_light(tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=PATIENCE_S)
+
+
+def test_a_script_whose_epoch_nothing_tells_is_planned_by_steps_alone(catalog: Catalog) -> None:
+    options = Options(trials=20, batch_size=256, only_types=("c7a.large",))
+    profile = make_profile()
+    stream = profile.model_copy(update={"job": profile.job.model_copy(update={"counts_epochs": False})})
+    plan = recommend(
+        PlanRequest(stream, catalog, Goal(ends="steps", amount=50, budget_usd=9.0), options), seed=0, now=NOW
+    )
+    assert plan.chosen.prediction.steps.value == 50
+    with pytest.raises(BadInput, match="how many samples an epoch of"):
+        recommend(PlanRequest(stream, catalog, Goal(ends="epochs", amount=1, budget_usd=9.0), options), seed=0, now=NOW)
+
+
+def _planned(catalog: Catalog, profile: Profile, *types: str) -> Plan:
+    options = Options(trials=20, only_types=types)
+    return recommend(
+        PlanRequest(profile, catalog, Goal(ends="epochs", amount=1, budget_usd=9), options), seed=0, now=NOW
+    )
+
+
+def test_an_extrapolated_type_is_refused_by_name(catalog: Catalog) -> None:
+    plan = _planned(catalog, make_profile(), "c7a.2xlarge")
+    assert unprobed_types(plan) == ("c7a.2xlarge",)
+    with pytest.raises(BadInput, match=r"c7a\.2xlarge") as caught:
+        check_probed(plan, unprobed=False)
+    assert caught.value.hint is not None
+    assert "`unprobed=True`" in caught.value.hint
+    check_probed(plan, unprobed=True)
+
+
+@pytest.mark.parametrize("measured", ["c7a.2xlarge", "c7a.4xlarge"])
+def test_a_measured_type_and_its_family_are_let_through(catalog: Catalog, measured: str) -> None:
+    plan = _planned(catalog, make_profile(devices=[make_device(type=measured)]), "c7a.2xlarge")
+    assert unprobed_types(plan) == ()
+    check_probed(plan, unprobed=False)
+
+
+SIXTEENTH = Synchronization(name="local-sgd", every_steps=16)
+DENSE_STEPS = 1000.0
+
+shares = st.floats(0.01, 1.0)
+counts = st.integers(1, 64)
+
+
+def local_pilot(
+    sync: Synchronization = SIXTEENTH,
+    *,
+    share: float = 1 / 16,
+    workers: int = 2,
+    reached: float | None = 1050,
+    trained: float | None = None,
+) -> LocalPilot:
+    return LocalPilot(
+        sync=sync,
+        share=share,
+        workers=workers,
+        dense_steps=DENSE_STEPS,
+        steps_trained=trained or reached or 4000,
+        steps_to_target=reached,
+    )
+
+
+@given(shares, shares, counts, counts, st.floats(0, 3))
+def test_rarer_averages_of_more_workers_never_cost_less(one: float, other: float, n: int, m: int, c: float) -> None:
+    penalty, (rare, often), (few, many) = LocalPenalty(coefficient=c), sorted((one, other)), sorted((n, m))
+    assert float(penalty.inflation(often, few)) >= 1
+    assert penalty.inflation(often, few) <= penalty.inflation(rare, many) * (1 + 1e-12)
+    assert penalty.log_sd(often, few) <= penalty.log_sd(rare, many) + 1e-12
+    assert float(penalty.inflation(1.0, many)) == float(penalty.inflation(rare, 1)) == 1
+    assert float(penalty.log_sd(1.0, many)) == float(penalty.log_sd(rare, 1)) == 0
+
+
+def test_pilots_teach_what_it_costs() -> None:
+    planted = [
+        local_pilot(share=share, workers=workers, reached=DENSE_STEPS * (1 + 0.1 * float(distance(share, workers))))
+        for share, workers in ((0.05, 2), (0.02, 4), (0.1, 8))
+    ]
+    penalty = fit_local_penalty(planted)
+    assert penalty.coefficient == pytest.approx(0.1, abs=0.03)
+    assert penalty.coefficient_sd < COEFFICIENT_SD / 3
+    assert penalty.pilots == 3
+    assert fit_local_penalty([local_pilot(reached=None)]) == LocalPenalty()
+
+
+def test_nothing_is_planned_that_no_pilot_speaks_for() -> None:
+    gate = LocalGate(pilots=(local_pilot(),))
+    assert gate.objection(SIXTEENTH, 1 / 16) is None
+    assert gate.objection(SIXTEENTH.model_copy(update={"every_steps": 4}), 1 / 4) is None, "oftener than measured"
+    for sync, share in (
+        (SIXTEENTH.model_copy(update={"every_steps": 32}), 1 / 32),
+        (SIXTEENTH.model_copy(update={"momentum": "average"}), 1 / 16),
+        (Synchronization(name="selsync", delta="auto"), 0.5),
+    ):
+        assert f'profile with `sync="{spell_sync(sync)}"`' in str(gate.objection(sync, share))
+    assert gate.most_workers(SIXTEENTH, 1 / 16) == 2 * MOST_TIMES_WORKERS
+
+
+def test_a_pilot_that_fell_short_closes_the_gate() -> None:
+    failed = LocalGate(pilots=(local_pilot(share=1 / 16, reached=None, trained=9000),))
+    assert "did not reach the target in 9000 steps" in str(failed.objection(SIXTEENTH, 1 / 16))
+    rarer = LocalGate(pilots=(local_pilot(), *failed.pilots))
+    assert rarer.objection(SIXTEENTH, 1 / 16) is not None
+    too_short = LocalGate(pilots=(local_pilot(), local_pilot(reached=None, trained=1200)))
+    assert too_short.objection(SIXTEENTH, 1 / 16) is None, "that one proves nothing"
+
+
+def test_what_was_measured_is_offered_and_oftener_averages_too() -> None:
+    def offered(pilot: LocalPilot, *, to_target: bool = True) -> dict[str, int]:
+        gate = LocalGate(pilots=(pilot,))
+        options = measured_options(gate, to_target=to_target, dataset_size=1000, batch=10)
+        return {spell_sync(option.sync): option.most_workers for option in options}
+
+    assert offered(local_pilot()) == {"local-sgd(16)": 8, "local-sgd(8)": 8, "local-sgd(4)": 8}
+    assert list(offered(local_pilot(parse_sync("local-sgd(4)"), share=1 / 4))) == ["local-sgd(4)", "local-sgd(2)"]
+    steered = parse_sync("selsync(auto,share=0.2)")
+    assert [parse_sync(text).synchronised_share for text in offered(local_pilot(steered, share=0.2))] == [0.2, 0.4]
+    fixed = parse_sync("selsync(0.3)")
+    assert offered(local_pilot(fixed, share=0.1)) == {"selsync(0.3)": 8}
+    assert not offered(local_pilot(parse_sync("fedavg(1,0.1)"), share=0.1))
+    assert not offered(local_pilot(reached=None))
+    assert not offered(local_pilot(reached=1700), to_target=False), "a run of fixed length may not lose so much"
+
+
+SLOW_LINKS = make_profile(
+    parameters=25_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6, pilots=(64, 256), gain=False
+)
+
+
+def piloted(profile: Profile, *, stretch: float = 1.05, policy: str = "local-sgd(8)", workers: int = 4) -> Profile:
+    """With pilots that averaged parameters, and needed so many times as many steps."""
+    dense = profile.pilots[0]
+    assert dense.steps_to_target is not None
+    steps = stretch * dense.steps_to_target
+    pilots = tuple(
+        Pilot(
+            global_batch_size=dense.global_batch_size,
+            learning_rate_scale=dense.learning_rate_scale,
+            seed=seed,
+            evaluations=(Evaluation(step=round(steps) + 1, metric=0.9),),
+            steps_to_target=steps,
+            sync=PilotSync(policy=policy, workers=workers, share=1 / 8),
+        )
+        for seed in (1, 2)
+    )
+    return profile.model_copy(update={"pilots": (*profile.pilots, *pilots)})
+
+
+def planned(catalog: Catalog, profile: Profile, **options: object) -> Plan:
+    few = Options(
+        trials=0,
+        mixed_types=1,
+        max_workers=16,
+        only_types=("c7a.large", "c7a.xlarge"),
+        **{"market": "spot", "objective": "fastest", **options},
+    )  # type: ignore[arg-type]
+    return recommend(PlanRequest(profile, catalog, Goal(ends="target", budget_usd=20.0), few), seed=0, now=NOW)
+
+
+@pytest.fixture(scope="module")
+def measured(catalog: Catalog) -> Plan:
+    return planned(catalog, piloted(SLOW_LINKS))
+
+
+@pytest.fixture(scope="module")
+def unmeasured(catalog: Catalog) -> Plan:
+    return planned(catalog, SLOW_LINKS)
+
+
+def test_a_measured_policy_is_chosen_where_links_are_slow(measured: Plan, unmeasured: Plan) -> None:
+    assert measured.chosen.sync.name == "local-sgd"
+    assert measured.run.sync == measured.chosen.sync
+    assert measured.run.is_local
+    assert (measured.run.compression.name, measured.run.ratio_policy) == ("int8", "fixed"), "averages, rounded"
+    assert why_not_local(measured.run) is None
+    assert len(measured.run.workers) <= 4 * MOST_TIMES_WORKERS
+    # Fewer bits save most of what averaging does, and cost no steps to speak of.
+    assert unmeasured.chosen.compression.name in ROUNDED
+    assert measured.chosen.prediction.total_s.value < 0.95 * unmeasured.chosen.prediction.total_s.value
+    assert Plan.from_json(measured.to_json(), origin="here") == measured
+
+
+@pytest.mark.parametrize("to_target", [True, False])
+def test_averages_are_priced_as_sums_sent_alike_and_as_rarely(to_target: bool) -> None:
+    """Bytes, messages and own work of a share of the steps; the steps of the rounding times those of the averaging."""
+    model = fit(piloted(SLOW_LINKS))
+    [local, *_] = measured_options(model.convergence.local, to_target=to_target, dataset_size=1000, batch=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetopt.optimizer.search.exchange_menu.drop_beaten", tuple)
+        offered = exchange_menu(model, minimum_gain=0.05, max_workers=8, local=[local], to_target=to_target).options
+    averages = [option for option in offered if option.sync.is_local]
+    assert [option.compression.name for option in averages] == list(AVERAGED)
+    for average in averages:
+        assert not average.under_backward
+        [summed] = [one for one in offered if one.compression == average.compression and not one.sync.is_local]
+        for name in ("messages", "traffic_bytes", "compress_s"):
+            price, of_a_sum = (getattr(one, name)[: local.most_workers + 1] for one in (average, summed))
+            assert price == pytest.approx(local.told.share * of_a_sum), name
+        assert average.stretch == pytest.approx(local.stretch(np.maximum(np.arange(9), 1)) * summed.stretch)
+        assert (average.stretch_log_sd >= summed.stretch_log_sd).all()
+        assert (average.gain, average.late.tolist()) == (summed.gain, summed.late.tolist())
+
+
+def test_a_policy_that_costs_too_many_steps_is_not_chosen(catalog: Catalog) -> None:
+    assert not planned(catalog, piloted(SLOW_LINKS, stretch=4.0)).chosen.sync.is_local
+
+
+def test_what_is_asked_for_is_planned_with_and_its_doubt_is_wide(catalog: Catalog, unmeasured: Plan) -> None:
+    asked = planned(catalog, SLOW_LINKS, sync=parse_sync("selsync(auto,share=0.05)"))
+    assert spell_sync(asked.run.sync) == "selsync(auto, share=0.05)"
+    assert asked.run.compression.name == "int8", "when workers average was asked for, not how"
+    steps, dense = asked.chosen.prediction.steps, unmeasured.chosen.prediction.steps
+    assert steps.high / steps.value > 1.2 * dense.high / dense.value
+    assert planned(catalog, piloted(SLOW_LINKS), sync=Synchronization()).chosen == unmeasured.chosen

@@ -1,4 +1,8 @@
-"""What a plan, or a description, becomes in a rehearsal: a faithful miniature that fits on this machine."""
+"""What a plan, or a description, becomes in a rehearsal: a faithful miniature that fits on this machine.
+
+Links of a miniature: a message takes no less than its bytes or its waking, and no more than both.
+What stands in for a job in a rehearsal exchanges and computes for as long as the job, and trains nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +11,30 @@ import math
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hetopt
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
-from hetopt.backends.emulation.iproute import BOX_BITS_PER_S
-from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, rehearse
+from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
+from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.processor_sharing import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import ScaledEmulation
+from hetopt.core.scaled_emulation import GRADIENT_BYTES, PARAMETERS, ScaledEmulation
+from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Assumptions, Candidate, Goal, Group, Plan
-from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.optimizer.plan import Assumptions, Candidate, Group, Plan
+from hetopt.trainer.tasks.stand_in import stand_in
 
-from .conftest import NOW
 from .profiles import make_device, make_profile
 
 HERE = ThisMachine(processors=2, operating_system="Linux")
 FIXED_S, PER_SAMPLE_S = 1.1 * 0.004, 1.8 * 0.0004
 """One worker with one thread, as the synthetic profile has it."""
-
-
-@pytest.fixture(scope="module")
-def plan(catalog: Catalog) -> Plan:
-    options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
-    return recommend(
-        PlanRequest(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options), seed=0, now=NOW
-    )
 
 
 def of(plan: Plan, machines: Sequence[tuple[int, Assumptions]], batch: int = 128) -> Plan:
@@ -150,19 +149,9 @@ def test_a_described_speed_is_relative_to_a_worker_of_this_machine(plan: Plan) -
     assert workers[2].declared is not None
     assert workers[0].declared.per_sample_s == pytest.approx(factor * PER_SAMPLE_S)
     assert workers[2].declared.per_sample_s == pytest.approx(4 * factor * PER_SAMPLE_S)
-    assert workers[2].declared.fixed_s == pytest.approx(4 * factor * FIXED_S)
-    assert [worker.declared.noise for worker in workers if worker.declared] == [0, 0, 0.1, 0.1]
     hosts = miniature(rehearsal).hosts
     assert [host.rate_bits_per_s for host in hosts] == [1e8, 1e8, 2.5e7], "rates are as described"
     assert miniature(rehearsal).time_factor == 1
-    assert all(worker.threads == 1 and worker.device == "cpu" for worker in workers)
-
-
-def test_the_job_is_kept(plan: Plan) -> None:
-    run = rehearse(plan, HERE).run
-    kept = ("task", "seed", "stop", "compression", "learning_rate_scale", "batch_policy", "evaluate_every_epochs")
-    assert {name: getattr(run, name) for name in kept} == {name: getattr(plan.run, name) for name in kept}
-    assert RunSpec.model_validate_json(run.model_dump_json()) == run
 
 
 def test_scheduled_rates_are_those_of_the_cluster_and_scaled_like_its_links(plan: Plan) -> None:
@@ -186,64 +175,6 @@ def test_a_host_that_becomes_faster_later_must_fit_then_too(plan: Plan) -> None:
     assert slower.scale.time == calm.scale.time
 
 
-def test_fast_links_raise_the_factor_only_so_far(plan: Plan) -> None:
-    def rehearsed(bytes_per_s: float) -> Rehearsal:
-        slow = Assumptions(fixed_s=0.5, per_sample_s=0.1, link_latency_s=1e-4, link_bytes_per_s=bytes_per_s)
-        return rehearse(of(plan, [(2, slow)]), HERE)
-
-    assert rehearsed(1e8).scale.time == 1, "slow machines need not be slowed down"
-    assert rehearsed(2.5e8).scale.time == 2, "a link of 2 Gbit/s is more than the box carries"
-    capped = rehearsed(2.5e9)
-    assert capped.scale.time == 1
-    assert [host.rate_bits_per_s for host in miniature(capped).hosts] == [BOX_BITS_PER_S] * 2
-    assert any("more than this machine carries" in note for note in capped.notes)
-
-
-def test_the_prediction_is_that_of_the_miniature(plan: Plan) -> None:
-    hosts = parse_hosts("speed=1,rate=100mbit; speed=0.5,rate=20mbit")
-    fast = rehearse(plan, HERE, parse_hosts("speed=1,rate=100mbit; speed=0.5,rate=100mbit")).prediction
-    slow = rehearse(plan, HERE, hosts).prediction
-    assert slow.step_time_s.value > fast.step_time_s.value, "the slowest link decides"
-    assert slow.compute_s == fast.compute_s
-    assert fast.compute_s == pytest.approx(max(declared_s(rehearse(plan, HERE, hosts).run)), rel=0.05)
-    steps = math.ceil(2 * plan.profile.job.dataset_size / 128)
-    assert slow.steps.value == steps
-    assert slow.training_s.value > steps * slow.step_time_s.value, "evaluations come on top"
-
-
-def test_equal_shares_are_predicted_to_wait(plan: Plan) -> None:
-    hosts = parse_hosts("speed=1; speed=0.25")
-    solved = rehearse(plan, HERE, hosts)
-    equal = rehearse(plan.adjusted(policy="uniform"), HERE, hosts)
-    assert [worker.local_batch_size for worker in equal.run.workers] == [64, 64]
-    assert (
-        equal.prediction.step_time_s.value / equal.scale.time > solved.prediction.step_time_s.value / solved.scale.time
-    )
-    assert equal.prediction.waiting_s > 10 * solved.prediction.waiting_s
-
-
-def test_a_run_of_so_many_steps_ends_there(plan: Plan) -> None:
-    rehearsal = rehearse(plan.adjusted(steps=40), HERE)
-    assert rehearsal.run.stop.max_steps == 40
-    assert rehearsal.prediction.steps.value == 40
-
-
-def test_cpu_quotas_make_hosts_as_slow_as_they_are(plan: Plan) -> None:
-    rehearsal = rehearse(plan, HERE, parse_hosts("cpu=0.5; cpu=1"))
-    assert all(worker.declared is None for worker in rehearsal.run.workers)
-    slow, fast = (worker.local_batch_size for worker in rehearsal.run.workers)
-    assert slow < fast
-    assert rehearsal.scale.time == 1
-
-
-def test_memory_is_shared_by_the_workers(plan: Plan) -> None:
-    two = rehearse(plan, HERE, parse_hosts("speed=1 x2")).run.workers[0].max_local_batch_size
-    eight = rehearse(plan, HERE, parse_hosts("speed=1 x8")).run.workers[0].max_local_batch_size
-    assert two is not None
-    assert eight is not None
-    assert eight < two / 4
-
-
 def test_a_profile_of_a_whole_host_is_taken_for_the_work_of_one_thread(plan: Plan, catalog: Catalog) -> None:
     whole = make_profile(devices=[make_device(fixed_s=0.004, per_sample_s=0.0004, threads=2)])
     planned = plan.model_copy(update={"profile": whole})
@@ -252,3 +183,92 @@ def test_a_profile_of_a_whole_host_is_taken_for_the_work_of_one_thread(plan: Pla
     factor = rehearse(planned, HERE, parse_hosts("speed=1")).scale.time
     assert run.workers[0].declared.per_sample_s == pytest.approx(factor * 2 * 0.0004)
     assert run.workers[0].declared.fixed_s == pytest.approx(factor * 0.004)
+
+
+RATES = st.floats(1e6, 1e10)
+CROWDS = st.floats(0.1, 16)
+PRIMITIVES = st.sampled_from(["all_reduce", "all_gather", "broadcast"])
+
+
+@given(primitive=PRIMITIVES, rate=RATES, crowd=CROWDS, messages=st.integers(1, 64), traffic_bytes=st.floats(0, 1e9))
+def test_messages_take_the_longer_of_both_or_more_but_not_their_sum(primitive, rate, crowd, messages, traffic_bytes):
+    link = box_link(primitive, rate, crowd)
+    time_s = link.time_s(messages, traffic_bytes)
+    sending_s = traffic_bytes / link.bytes_per_s
+    assert time_s >= max(messages * link.latency_s, sending_s - messages * link.saved_s) * (1 - 1e-9)
+    one_after_the_other = LinkModel(latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+    assert time_s <= one_after_the_other.time_s(messages, traffic_bytes) * (1 + 1e-9)
+
+
+@given(primitive=PRIMITIVES, rate=RATES, crowd=CROWDS, messages=st.integers(1, 64), traffic_bytes=st.floats(0, 1e9))
+def test_the_spread_lies_between_that_of_bytes_and_that_of_waking(primitive, rate, crowd, messages, traffic_bytes):
+    link = box_link(primitive, rate, crowd)
+    relative = link.sd_s(messages, traffic_bytes) / link.time_s(messages, traffic_bytes)
+    assert SENDING_LOG_SD / math.sqrt(2) <= relative * (1 + 1e-9)
+    assert relative <= WAKING_LOG_SD * (1 + 1e-9)
+
+
+def test_nothing_sent_takes_no_time_and_no_link_is_faster_than_the_box():
+    assert box_link("all_gather", 1e8, 2).time_s(0, 0) == box_link("all_gather", 1e8, 2).sd_s(0, 0) == 0
+    assert box_link("all_gather", 1e12, 1).bytes_per_s == box_link("all_gather", BOX_BITS_PER_S, 1).bytes_per_s
+    assert box_link("all_gather", 1e8, 2).latency_s < box_link("all_gather", 1e8, 4).latency_s
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate", "message_ms"),
+    [(4, 25e6, 34.0), (4, 100e6, 8.9), (4, 400e6, 2.7), (8, 25e6, 17.4), (8, 100e6, 5.2), (8, 400e6, 2.6)],
+)
+def test_messages_of_a_ring_beside_training_take_what_was_measured(workers, rate, message_ms):
+    messages = 2 * (workers - 1)
+    time_s = box_link("all_reduce", rate, workers / 2).time_s(messages, messages / workers * 393_000)
+    assert 1e3 * time_s / messages == pytest.approx(message_ms, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate", "gathered_ms"),
+    [(3, 400e6, 4.1), (4, 25e6, 8.8), (4, 400e6, 6.8), (8, 25e6, 25.6), (8, 400e6, 24.0)],
+)
+def test_what_is_gathered_of_a_selection_takes_what_was_measured(workers, rate, gathered_ms):
+    time_s = box_link("all_gather", rate, workers / 2).time_s(workers - 1, (workers - 1) * 7856)
+    assert 1e3 * time_s == pytest.approx(gathered_ms, rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def estimated() -> Plan:
+    """Of a transformer with 110 million parameters, on several machines."""
+    asked = {"samples": 3e6, "tokens": 128, "budget_usd": 20, "market": "spot", "objective": "fastest"}
+    return hetopt.estimate(params=1.1e8, gpus="A10G", quotas=("spot:g=40",), **asked).plan  # type: ignore[arg-type]
+
+
+@given(st.integers(250_000, 2 * 10**9))
+def test_an_exchange_takes_as_long_as_the_jobs(estimated: Plan, parameters: int) -> None:
+    job = estimated.profile.job.model_copy(update={"parameters": parameters, "gradient_bytes": 4 * parameters})
+    plan = estimated.model_copy(update={"profile": estimated.profile.model_copy(update={"job": job})})
+    rehearsal = rehearse(plan, HERE, stands_in=True)
+    assert rehearsal.run.miniature is not None
+    assumed = [group.assumed for group in plan.chosen.groups for _ in range(group.machines)]
+    for host, known in zip(rehearsal.run.miniature.hosts, assumed, strict=True):
+        assert known is not None
+        assert host.rate_bits_per_s is not None
+        job_s = job.gradient_bytes / known.link_bytes_per_s
+        if host.rate_bits_per_s < BOX_BITS_PER_S:
+            assert 8 * GRADIENT_BYTES / host.rate_bits_per_s == pytest.approx(rehearsal.scale.time * job_s)
+
+
+def test_its_gradient_is_whole_and_of_its_size() -> None:
+    task = stand_in()
+    model = task.model()
+    data = task.data(None).train
+    batch = (torch.stack([data[index][0] for index in range(8)]), torch.zeros(8))  # type: ignore[index]
+    loss = task.loss(model, batch)
+    assert isinstance(loss, torch.Tensor)
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert sum(gradient.numel() for gradient in gradients if gradient is not None) == PARAMETERS
+    assert all((gradient != 0).all() for gradient in gradients if gradient is not None)
+
+
+def test_its_profile_holds_together(estimated: Plan) -> None:
+    """Shapes, numbers and bytes of the parameters are those of one model: the job's are all gone."""
+    profile = in_its_place(estimated, HERE).profile
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile

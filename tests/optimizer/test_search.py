@@ -1,4 +1,7 @@
-"""The search against brute force: nothing better is missed, and the rules of the limits hold."""
+"""The search against brute force: nothing better is missed, and the rules of the limits hold.
+
+Shares in columns against the solver of the trainer, and the level against everything in its box.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from hypothesis import strategies as st
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from hetopt.core.batch_partition import GroupShares, WorkerTime, solve_group_shares
+from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import billed_hours
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog, offers
@@ -29,6 +33,7 @@ from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
+from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share
 from hetopt.optimizer.search.mixes import GAP, search_mixes
 from hetopt.optimizer.search.objective import (
     FASTEST,
@@ -43,7 +48,7 @@ from hetopt.optimizer.search.objective import (
 )
 from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
-from hetopt.optimizer.search.search import Effort, Limits, choose, proved, search, search_study
+from hetopt.optimizer.search.search import Limits, choose, search
 from hetopt.optimizer.search.search_space import (
     Cluster,
     MachineOption,
@@ -184,19 +189,6 @@ def test_each_cluster_gets_the_exchange_that_suits_it(
         assert len(used) > 2
 
 
-def test_every_cluster_of_one_type_is_enumerated(space: SearchSpace, job: JobModel) -> None:
-    rows, _ = tabulate_rows(Columns(space), uniform_rows(Columns(space)), job)
-    clusters = {rows.cluster(row) for row in range(len(rows))}
-    every = [
-        Cluster(machines=((option, count),), batch=batch, exchange=exchange)
-        for option in range(len(space.options))
-        for count in range(1, MACHINES + 1)
-        for batch in range(len(space.batch_sizes))
-        for exchange in range(len(space.exchanges))
-    ]
-    assert clusters == set(suited(space, job, every))
-
-
 @given(
     low=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     more=st.tuples(st.integers(0, 4), st.integers(0, 4)),
@@ -318,16 +310,6 @@ def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobMo
         assert (more[better] <= found.cost_usd[better]).all()
 
 
-def test_too_many_mixes_of_three_types_are_left_without_a_proof(space: SearchSpace, job: JobModel) -> None:
-    limits = Limits(budget_usd=1.0, time_weight=1.0)
-    exact = search(space, job, limits)
-    assert exact.proof is not None
-    assert (exact.proof.types, exact.proof.complete) == (3, True)
-    left = search(space, job, limits, effort=Effort(boxes_of_three=0))
-    assert left.proof is not None
-    assert left.proof.types == 2
-
-
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=40), st.integers(1, 45))
 def test_the_best_rows_are_the_first_of_the_order(figures: list[tuple[int, int]], count: int) -> None:
     time, cost = (np.array(column, dtype=float) for column in zip(*figures, strict=True))
@@ -366,19 +348,6 @@ def test_nothing_above_a_median_and_an_upper_end_is_expected_to_be_less(
     least = least_expected(np.array([median]), np.array([median * reach]))
     own = median * larger
     assert least[0] <= expected(np.array([own]), np.array([max(own, median * reach * higher)]))[0] * (1 + 1e-9)
-
-
-def test_a_guess_has_to_be_better_than_a_measurement_by_what_its_doubt_costs() -> None:
-    measured, guess = (100.0, 110.0), (90.0, 270.0)  # the second is three times as long at its upper end
-    for value, wins in ((90.0, 0), (75.0, 1)):
-        time = np.array([measured[0], value])
-        found = replace(
-            _forecast_of(time, time),
-            total_high_s=np.array([measured[1], value * guess[1] / guess[0]]),
-            cost_high_usd=np.array([measured[1], value * guess[1] / guess[0]]),
-        )
-        for weight in (0.0, 0.5, 1.0):
-            assert choose(found, Limits(time_weight=weight))[0] == wins
 
 
 def _forecast_of(time: np.ndarray, cost: np.ndarray) -> Forecast:
@@ -428,52 +397,6 @@ def test_regret_against_brute_force(
         assert limits.risk(found.forecast)[found.chosen] <= least * 1.01
 
 
-@pytest.mark.parametrize("types", [2, 3])
-def test_other_trials_find_nothing_better_than_what_was_proved(space: SearchSpace, job: JobModel, types: int) -> None:
-    limits = Limits(budget_usd=1.0, time_weight=1.0)
-    exact = search(space, job, limits, effort=Effort(types=types))
-    found, study = search_study(space, job, limits, exact, seed=0, effort=Effort(types=types, trials=100))
-    assert exact.proof is not None
-    assert exact.proof.gap is not None
-    assert exact.chosen is not None
-    assert found.chosen is not None
-    assert len(found.cluster(found.chosen).machines) <= types
-    before, after = (limits.expected_score(one.forecast)[one.chosen] for one in (exact, found))
-    assert (1 - exact.proof.gap) * before <= after * (1 + 1e-12)
-    assert after <= before
-    assert len(study.trials) == found.trials > 100
-
-
-def test_what_was_weighed_is_trials_that_optuna_reads(space: SearchSpace, job: JobModel) -> None:
-    """The choice is the first; each has what the forecast has of its cluster, and is feasible where it is safe."""
-    limits = Limits(budget_usd=1.0, time_weight=1.0)
-    exact = search(space, job, limits)
-    given = optuna.create_study(directions=["minimize", "minimize"])
-    found, study = search_study(space, job, limits, exact, seed=0, effort=Effort(study=given))
-    assert study is given
-    assert study.user_attrs["proved"] == proved(exact)
-    assert found.chosen is not None
-    time_s, cost_usd = (column[found.chosen] for column in expected_totals(found.forecast))
-    assert study.trials[0].values == pytest.approx([time_s, cost_usd])
-    assert min(trial.values[0] for trial in study.best_trials) == pytest.approx(time_s, rel=0.01)
-    for trial in study.trials:
-        assert trial.user_attrs["plan"].count("batch") == 1
-        assert set(trial.params) == {*(f"{kind}_{k}" for kind in ("type", "machines") for k in range(3)), "batch"}
-
-
-def test_any_sampler_of_optuna_goes_on_and_nearly_finds_the_best(
-    space: SearchSpace, job: JobModel, everything: Forecast
-) -> None:
-    limits = Limits(budget_usd=1.0, time_weight=1.0)
-    best = everything.total_s[limits.risk(everything) <= 1].min()
-    asked = Study(Columns(space), job, limits, types=3, seed=0)
-    for sampler, trials, factor in ((None, 600, 1.05), (optuna.samplers.TPESampler(seed=0, multivariate=True), 60, 2)):
-        study = asked.run([], trials, then=sampler)
-        clusters = [asked.cluster(trial.params) for trial in study.trials]
-        found = forecast(tabulate_rows(Columns(space), ClusterRows.of(clusters), job)[1], job)
-        assert found.total_s[limits.risk(found) <= 1].min() <= factor * best
-
-
 def test_a_study_goes_on_from_its_file(space: SearchSpace, job: JobModel, tmp_path: Path) -> None:
     kept = tmp_path / "search.journal"
 
@@ -512,14 +435,6 @@ def test_the_front_has_the_best_for_every_wish_and_nothing_hardly_quicker_for_mu
         assert time[slower] / time[quicker] >= NEAR**doublings * (1 - 1e-9)
 
 
-def test_the_front_of_a_search_keeps_the_limits(space: SearchSpace, job: JobModel) -> None:
-    limits = Limits(budget_usd=1.0, time_weight=FASTEST)
-    found = search(space, job, limits)
-    assert found.safe
-    assert (limits.risk(found.forecast)[found.front] <= 1).all()
-    assert found.chosen == found.front[0]
-
-
 def _uniform(space: SearchSpace, job: JobModel) -> Forecast:
     return forecast(tabulate_rows(Columns(space), uniform_rows(Columns(space)), job)[1], job)
 
@@ -535,25 +450,6 @@ def test_pruning_loses_no_point_of_the_front(
         rows = pareto_front(found.total_s, found.cost_usd)
         fronts.append(np.stack([found.total_s[rows], found.cost_usd[rows]]))
     np.testing.assert_allclose(fronts[0], fronts[1], rtol=1e-12)
-
-
-def test_double_prices_double_the_machines(space: SearchSpace, job: JobModel) -> None:
-    _, table = tabulate_rows(Columns(space), uniform_rows(Columns(space)))
-    columns = {name: getattr(table, name) for name in ClusterTable.__dataclass_fields__}
-    dearer = forecast(ClusterTable(**{**columns, "usd_per_hour": 2 * table.usd_per_hour}), job)
-    plain = forecast(table, job)
-    hours = billed_hours(plain.total_s, job.billing)
-    np.testing.assert_allclose(dearer.cost_usd - plain.cost_usd, table.usd_per_hour * hours)
-    np.testing.assert_array_equal(dearer.total_s, plain.total_s)
-
-
-def test_intervals_hold_their_figure(everything: Forecast) -> None:
-    for name in ("total", "cost"):
-        unit = "s" if name == "total" else "usd"
-        value, low, high = (getattr(everything, f"{name}{end}_{unit}") for end in ("", "_low", "_high"))
-        assert (low >= 0).all()
-        assert (low < value).all()
-        assert (value < high).all()
 
 
 @given(st.lists(st.floats(0.2, 20), min_size=2, max_size=5))
@@ -575,17 +471,6 @@ def test_a_looser_budget_is_never_riskier_nor_slower(everything: Forecast, budge
         before = now
 
 
-def test_deadline_takes_the_cheapest_in_time(everything: Forecast) -> None:
-    deadline = float(np.median(everything.total_high_s))
-    row, safe = choose(everything, Limits(deadline_s=deadline, time_weight=0.0))
-    assert safe
-    assert row is not None
-    in_time = everything.total_high_s <= deadline
-    assert in_time[row]
-    _, cost_usd = expected_totals(everything)
-    assert cost_usd[row] == cost_usd[in_time].min()
-
-
 def test_large_clusters_are_enumerated_in_steps_and_refined(
     model: FittedModel, options: tuple[MachineOption, ...], job: JobModel
 ) -> None:
@@ -602,52 +487,6 @@ def test_large_clusters_are_enumerated_in_steps_and_refined(
     limits = Limits(budget_usd=1.0, time_weight=1.0)
     every_s, found_s = (limits.expected_score(one) for one in (forecast(table, job), found.forecast))
     assert found_s[found.chosen] <= 1.001 * every_s[best]
-
-
-def test_impossible_clusters_are_left_out(space: SearchSpace) -> None:
-    possible, table = tabulate(
-        space,
-        [
-            Cluster.of([], 0, 0),
-            Cluster.of([(0, MACHINES + 1)], 0, 0),
-            Cluster.of([(0, 1), (1, 0)], 0, 0),
-        ],
-    )
-    assert [cluster.machines for cluster in possible] == [((0, 1),)]
-    assert len(table) == 1
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.3, 0.7, 1.0])
-def test_weights_trade_time_for_money(everything: Forecast, weight: float) -> None:
-    row, safe = choose(everything, Limits(budget_usd=5.0, time_weight=weight))
-    assert safe
-    assert row is not None
-    limits = Limits(budget_usd=5.0, time_weight=weight)
-    kept = limits.risk(everything) <= 1
-    score = limits.expected_score(everything)
-    assert score[row] == score[kept].min()
-    heavier, _ = choose(everything, Limits(budget_usd=5.0, time_weight=min(1.0, weight + 0.3)))
-    assert heavier is not None
-    time_s, _ = expected_totals(everything)
-    assert time_s[heavier] <= time_s[row]
-
-
-def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job: JobModel) -> None:
-    def stop(text: str) -> None:
-        if text == "mixes of two types":
-            raise KeyboardInterrupt
-
-    limits = Limits(budget_usd=1.0, time_weight=1.0)
-    stopped = search(space, job, limits, tell=stop)
-    assert stopped.stopped
-    assert stopped.proof is None
-    assert stopped.chosen is not None
-    assert len(stopped.rows) == len(stopped.forecast)
-    whole = search(space, job, limits)
-    assert not whole.stopped
-    assert whole.chosen is not None
-    whole_s, stopped_s = (limits.expected_score(one.forecast)[one.chosen] for one in (whole, stopped))
-    assert whole_s <= stopped_s
 
 
 points = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
@@ -696,3 +535,114 @@ def test_batch_ladder_stays_between_its_limits(a: int, b: int, task: int) -> Non
     if low <= task <= high:
         assert task in ladder
     assert set(batch_ladder(task, 16 * task, task)) == {round(task * x) for x in (1, 1.5, 2, 3, 4, 6, 8, 12, 16)}
+
+
+WORKERS = st.builds(
+    WorkerTime,
+    fixed_s=st.floats(0, 2),
+    per_sample_s=st.floats(1e-4, 1),
+    floor_s=st.sampled_from([0.0, 0.5]),
+    max_samples=st.one_of(st.none(), st.integers(1, 40)),
+)
+GROUPS = st.lists(st.tuples(WORKERS, st.integers(1, 7)), min_size=1, max_size=3)
+
+IN_PARTS = st.builds(
+    lambda fixed_s, per_sample_s, floor_s, part, once: WorkerTime(
+        fixed_s=fixed_s, per_sample_s=per_sample_s, floor_s=floor_s, micro_batch=part, once_s=once * fixed_s
+    ),
+    st.floats(0, 2),
+    st.floats(1e-4, 1),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(1, 20) | st.none(),
+    st.floats(0, 1),
+)
+
+
+def columns(groups: list[tuple[WorkerTime, int]], width: int = 3) -> tuple[Lines, np.ndarray]:
+    """One row, padded to ``width`` groups."""
+    padded = [*groups, *[(groups[0][0], 0)] * (width - len(groups))]
+    most = [np.inf if w.max_samples is None else w.max_samples for w, _ in padded]
+    lines = Lines(
+        fixed_s=np.array([[w.fixed_s for w, _ in padded]]),
+        per_sample_s=np.array([[w.per_sample_s for w, _ in padded]]),
+        floor_s=np.array([[w.floor_s for w, _ in padded]]),
+        most=np.array([most], dtype=np.float64),
+        together=np.array([[np.inf if w.micro_batch is None else w.micro_batch for w, _ in padded]]),
+        once_s=np.array([[w.once_s for w, _ in padded]]),
+    )
+    return lines, np.array([[count for _, count in padded]])
+
+
+def solved(groups: list[tuple[WorkerTime, int]], batch: int) -> GroupShares | None:
+    try:
+        return solve_group_shares(groups, batch)
+    except BadInput:
+        return None
+
+
+@settings(max_examples=300)
+@given(GROUPS, st.integers(1, 200))
+def test_columns_solve_what_the_trainer_solves(groups: list[tuple[WorkerTime, int]], batch: int) -> None:
+    lines, workers = columns(groups)
+    exact = solved(groups, batch)
+    assert bool(feasible(lines, workers, np.array([batch]))[0]) == (exact is not None)
+    if exact is None:
+        return
+    found = share(lines, workers, np.array([batch]))
+    np.testing.assert_allclose(found.compute_s[0], exact.compute_s, rtol=1e-9)
+    assert int((workers * found.base + found.raised).sum()) == batch
+    assert (found.raised < np.maximum(workers, 1)).all()
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(GROUPS, st.integers(1, 200)), min_size=1, max_size=8))
+def test_rows_do_not_disturb_each_other(rows: list[tuple[list[tuple[WorkerTime, int]], int]]) -> None:
+    possible = [(groups, batch) for groups, batch in rows if solved(groups, batch) is not None]
+    if not possible:
+        return
+    parts = [columns(groups) for groups, _ in possible]
+    lines = Lines(**{f: np.concatenate([getattr(p, f) for p, _ in parts]) for f in Lines.__dataclass_fields__})
+    workers = np.concatenate([w for _, w in parts])
+    together = share(lines, workers, np.array([batch for _, batch in possible]))
+    for row, ((line, count), (_, batch)) in enumerate(zip(parts, possible, strict=True)):
+        alone = share(line, count, np.array([batch]))
+        np.testing.assert_array_equal(together.base[row], alone.base[0])
+        assert together.compute_s[row] == alone.compute_s[0]
+
+
+@settings(max_examples=80)
+@given(GROUPS, st.integers(1, 120))
+def test_nothing_in_a_box_finishes_before_its_level(groups: list[tuple[WorkerTime, int]], batch: int) -> None:
+    lines, workers = columns(groups)
+    bound = earliest_finish(lines, workers, np.array([batch]))[0]
+    for counts in itertools.product(*(range(1, count + 1) for _, count in groups)):
+        exact = solved([(worker, count) for (worker, _), count in zip(groups, counts, strict=True)], batch)
+        if exact is not None:
+            assert bound <= exact.compute_s * (1 + 1e-9)
+
+
+@given(IN_PARTS, st.integers(1, 200))
+def test_a_local_batch_in_micro_batches_takes_what_its_parts_take(worker: WorkerTime, samples: int) -> None:
+    """Each part takes a step of its own, but for the update, which is done once; more samples take no less."""
+    lines, _ = columns([(worker, 1)], width=1)
+    took = float(lines.time_s(np.array([[float(samples)]]))[0, 0])
+    parts = 1 if worker.micro_batch is None else -(-samples // worker.micro_batch)
+    part_s = max(worker.floor_s, worker.fixed_s + worker.per_sample_s * samples / parts)
+    assert took == pytest.approx(worker.time_s(samples))
+    assert took == pytest.approx(parts * part_s - (parts - 1) * worker.once_s)
+    assert worker.time_s(samples + 1) >= worker.time_s(samples) - 1e-12
+    line_s = max(worker.floor_s, worker.fixed_s + worker.per_sample_s * samples)
+    over = float(lines.most_over_line_s(np.array([[float(samples)]]))[0, 0])
+    assert line_s - 1e-12 <= took <= line_s + over + 1e-9
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(IN_PARTS, st.integers(1, 7)), min_size=1, max_size=3), st.integers(1, 200))
+def test_shares_in_columns_take_what_their_workers_take(groups: list[tuple[WorkerTime, int]], batch: int) -> None:
+    lines, workers = columns(groups)
+    if not feasible(lines, workers, np.array([batch]))[0]:
+        return
+    found = share(lines, workers, np.array([batch]))
+    largest = found.base[0] + (found.raised[0] > 0)
+    slowest = max(worker.time_s(int(samples)) for (worker, _), samples in zip(groups, largest, strict=False))
+    assert float(found.compute_s[0]) == pytest.approx(slowest)

@@ -1,11 +1,13 @@
-"""A run that was stopped, went on and lost workers is one run: its parts add up, and pauses count for nothing."""
+"""A run that was stopped, went on and lost workers is one run: its parts add up, and pauses count for nothing.
+
+The fold of a log into moments and happenings: nothing is lost, and what is not known is passed over.
+Rows become the matrix that numpy would make of them.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from hetopt.core.events.fold import RunClock, RunFold, RunHistory
-from hetopt.core.events.log import EventReader, read_log
-from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
-from hetopt.core.run_status import RunState, end_reason
-from hetopt.reports.live_run import LiveRun
+from hetopt.core.events.fold import RunFold, RunHistory, matrix
+from hetopt.core.events.log import Event, EventReader, read_log
+from hetopt.core.events.records import LogEvent, RunStarted, TrainingFinished
 from hetopt.reports.scalars import Exposed, exposition
 from hetopt.reports.series import over_time
 from hetopt.reports.timeline import happenings
-from tests.logs import an_event
+from tests.logs import an_event, events_of
 
 RUNS = Path(__file__).resolve().parents[1] / "recorded" / "runs"
 STARTUP_S, STEP_S = 10.0, 0.5
@@ -100,29 +101,11 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
     assert progress.restarts == len(crews) - 1
 
 
-def test_steps_of_workers_that_were_never_announced_are_theirs() -> None:
-    events = [one for one in session(1000.0, 3) if isinstance(one, StepsLogged)]
-    history = RunHistory.of(events)
-    progress = history.run
-    assert [worker.host for worker in progress.workers] == ["worker 0", "worker 1"]
-    assert (progress.logged_steps, len(over_time(history).end_s)) == (3, 3)
-    assert progress.startup_s == 0.0
-
-
 def test_a_clock_that_was_set_moves_no_time() -> None:
     events = session(1000.0, 4)
     jump = an_event("clock_jumped", time_s=events[3].time_s + 3600.0, by_s=3600.0)
     later = [one.__class__(**{**vars(one), "time_s": one.time_s + 3600.0}) for one in events[4:]]
     assert RunFold.of([*events[:4], jump, *later], [1000.0]).elapsed_s == pytest.approx(STARTUP_S + 4 * STEP_S)
-
-
-def test_time_never_goes_back() -> None:
-    clock = RunClock()
-    times = []
-    for time_s in (5.0, 9.0, 7.0, 8.0, 20.0):
-        clock.take(an_event("training_started", time_s=time_s))
-        times.append(clock.now_s)
-    assert times == [0, 4, 4, 4, 15]
 
 
 def read(name: str) -> tuple[list[LogEvent], RunHistory, tuple[float, ...]]:
@@ -133,48 +116,6 @@ def read(name: str) -> tuple[list[LogEvent], RunHistory, tuple[float, ...]]:
         again = next(event for event in events[place:] if isinstance(event, RunStarted))
         starts.append(again.time_s - 8.0)
     return events, RunHistory.of(events, starts), tuple(starts)
-
-
-def test_a_real_run_that_was_stopped_and_went_on() -> None:
-    events, history, starts = read("resumed")
-    progress = history.run
-    first, last = (event for event in events if isinstance(event, TrainingFinished))
-    assert (progress.sessions, progress.lost_steps, progress.finish_reason) == (2, 0, "epochs")
-    assert progress.startup_s == pytest.approx(20.0, abs=0.1)
-    # The trainer's own clock adds its sessions up as well.
-    assert progress.training_s == pytest.approx(last.training_s, rel=0.01)
-    assert progress.clock.idle_s == pytest.approx(starts[1] - first.time_s)
-    assert progress.elapsed_s == pytest.approx(20.0 + (last.training_s or 0.0), rel=0.01)
-
-
-@pytest.mark.parametrize("state", RunState)
-@pytest.mark.parametrize("reason", ["stopped", "epochs"])
-def test_only_a_run_that_is_over_says_why(state: RunState, reason: str, tmp_path: Path) -> None:
-    """Workers that stopped and are started again are a run that goes on."""
-    *events, stopped = session(1000.0, 4)
-    live = LiveRun.of(tmp_path, None)
-    for event in (*events, replace(stopped, reason=reason)):  # type: ignore[type-var]  # all events are records
-        live.progress.take(event)
-    said = {reason} - {state.value} if state.is_over else set()
-    assert end_reason(state, live.progress) == live.summary("run", state, now_s=2000.0).reason == next(iter(said), None)
-
-
-def test_a_real_run_that_lost_a_worker() -> None:
-    _, history, _ = read("lost-worker")
-    progress = history.run
-    assert (progress.sessions, progress.restarts, progress.lost_steps) == (1, 2, 0)
-    assert [worker.host for worker in progress.workers] == ["local-0", "local-1"]
-    assert 3.3 < progress.recovery_s < 6.0, "as the log tells of it, and the step that was not told of"
-    assert progress.workers[1].steps < progress.workers[0].steps
-    drawn = over_time(history)
-    alone = np.isnan(drawn.values("compute1"))
-    assert set(drawn.values("share0")[alone]) == {32}
-    assert np.isnan(drawn.values("share1")[alone]).all()
-
-
-def test_what_a_step_tells_is_finite_in_all_that_is_made_of_it() -> None:
-    _, history, _ = read("lost-worker")
-    assert json.loads(over_time(history).model_dump_json())["series"]
 
 
 LOGS = {name: (RUNS / f"{name}.jsonl").read_bytes() for name in ("resumed", "lost-worker")}
@@ -210,12 +151,78 @@ def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
     assert (over_time(history), happenings(history)) == (over_time(whole), happenings(whole))
 
 
-def test_the_sums_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = session(1000.0, 50)
-    whole = RunFold.of(events)
-    monkeypatch.setattr("hetopt.core.events.fold._SUMMED_AT_ONCE", 7)
-    few = RunFold.of(events)
-    assert len(few._unsummed) <= 7
-    for one, other in zip(few.workers, whole.workers, strict=True):
-        assert one.steps == other.steps == 50
-        assert one.compute_s == pytest.approx(other.compute_s) == pytest.approx(50 * 0.4)
+def started(*hosts: str) -> list[Event]:
+    workers = [{"host": host, "type": "local", "slowdown": 1, "local_batch_size": 8} for host in hosts]
+    return [
+        {"event": "run_started", "time_s": 990.0, "task": "digits", "workers": workers, "global_batch_size": 8},
+        {"event": "training_started", "time_s": 1000.0, "step": 0},
+    ]
+
+
+def period(end_s: float, *, step: int, steps: int, compute_s: Sequence[float]) -> Event:
+    return {
+        "event": "step",
+        "time_s": 1000.0 + end_s,
+        "step": step,
+        "steps": steps,
+        "step_time_s": 0.1,
+        "local_batch_sizes": [8] * len(compute_s),
+        "compute_s": list(compute_s),
+        "wait_s": [0.0] * len(compute_s),
+        "sync_s": [0.01] * len(compute_s),
+        "epoch": 0.1,
+        "samples_seen": 8 * step,
+        "loss": 1.0,
+    }
+
+
+def traffic(way: str, *, ratio: float, sent_bytes: int, gain: float = 1.0, sync_s: float = 0.01) -> Event:
+    name, _, collective = way.partition(" by ")
+    return {
+        "way": way,
+        "compressor": name.split()[0],
+        "ratio": ratio,
+        "collective": collective,
+        "gain": gain,
+        "sent_bytes": sent_bytes,
+        "dense_bytes": 4000,
+        "compress_s": 0.002,
+        "sync_s": sync_s,
+        "exchanges": 3,
+    }
+
+
+DENSE = traffic("identity by all_reduce", ratio=1.0, sent_bytes=4000)
+THIN = traffic("topk 0.01 by all_gather", ratio=0.01, sent_bytes=80, gain=0.4)
+
+
+def exchanging(*exchanges: Event | None, steps: int = 10) -> list[Event]:
+    events = started("h0", "h1")
+    for place, exchange in enumerate(exchanges, start=1):
+        event = period(10.0 * place, step=steps * place, steps=steps, compute_s=[0.1, 0.1])
+        events.append(event if exchange is None else {**event, "exchange": exchange})
+    return events
+
+
+@given(st.lists(st.sampled_from([DENSE, THIN, None]), min_size=1, max_size=40))
+def test_what_was_sent_is_added_up(exchanges: list[Event | None]) -> None:
+    events = exchanging(*exchanges)
+    told = RunFold.of(events_of(events)).traffic
+    known = [exchange for exchange in exchanges if exchange is not None]
+    assert (told is None) == (not known)
+    if told is not None:
+        assert told.sent_bytes == sum(10 * one["sent_bytes"] for one in known)
+        assert told.dense_bytes == 10 * 4000 * len(known)
+        assert sum(told.steps.values()) == 10 * len(known)
+        assert told.way == known[-1]["way"]
+
+
+@given(arrays.arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(0, 9))))
+def test_rows_are_kept(expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(matrix(expected.tolist()), expected, strict=True)
+
+
+@pytest.mark.parametrize("rows", [[], [[1.0, 2.0], [1.0]], [[2.0, 2.0], [1.0], [1.0, 1.0, 1.0]]])
+def test_what_is_no_matrix_is_refused(rows: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="unpack"):
+        matrix(rows)

@@ -15,19 +15,16 @@ from hetopt.backends.backend import Pools
 from hetopt.backends.supervisor.acting import (
     LONGER,
     SLOW,
-    UNPAID_S,
     Supervision,
     in_other_zones,
-    on_demand_for_all,
     with_another_for_each_host,
     with_more_of_each_type,
     without_each_host,
 )
 from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, PredictedGain, RunProgress, Supervisor
-from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.core.errors import BudgetStop, CloudRefused
 from hetopt.core.events.log import DECISIONS_FILE, read_events
-from hetopt.reports.timeline import happening
-from tests.logs import event_of, events_of
+from tests.logs import events_of
 
 PROMISE = PredictedGain(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
 QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
@@ -62,22 +59,10 @@ def look_later(supervision: Supervision) -> str | None:
     return supervision.look()
 
 
-def test_what_is_as_predicted_is_left_alone() -> None:
-    assert {one.action for one in looks(Supervisor(promise=PROMISE), 9, now=standing(1.05))} == {"keep"}
-    assert Supervisor(promise=PROMISE).look(standing(None))[1].reason == "nothing was measured yet"
-
-
 def test_a_run_outside_its_interval_is_planned_again_after_three_looks_and_then_left_in_peace() -> None:
     actions = [one.action for one in looks(Supervisor(promise=PROMISE, hysteresis=QUICK), 13)]
     assert actions[:4] == ["keep", "keep", "replan", "keep"]
     assert [number for number, action in enumerate(actions) if action == "replan"] == [2, 12], "300 s of rest"
-
-
-def test_looks_that_disagree_change_nothing() -> None:
-    supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
-    for number in range(12):
-        supervisor, decision = supervisor.look(standing(1.5 if number % 3 else 1.0, at_s=30.0 * number, seen=number))
-        assert decision.action == "keep"
 
 
 def test_looks_that_see_the_same_measurement_are_one() -> None:
@@ -90,7 +75,7 @@ def test_looks_that_see_the_same_measurement_are_one() -> None:
     assert supervisor.called_for == ("replace h3", 2)
 
 
-def test_what_saves_money_is_taken_with_its_gain_and_measured_afterwards() -> None:
+def test_what_saves_money_is_taken_with_its_gain_and_measured_once() -> None:
     supervisor, alternatives = Supervisor(promise=PROMISE, hysteresis=QUICK), [other(action="drop", name="h3")]
     for number in range(3):
         now = standing(1.5, at_s=30.0 * number, seen=998 + number)
@@ -98,11 +83,8 @@ def test_what_saves_money_is_taken_with_its_gain_and_measured_afterwards() -> No
     assert (decision.action, decision.name) == ("drop", "h3")
     assert decision.expected_saving_s == pytest.approx(9000 * 1.5 - 200 - 9000 * 0.5)
     assert decision.expected_saving_usd == pytest.approx(decision.expected_saving_s / 3600 * 3.6)
-    supervisor, told = supervisor.measured(standing(0.6, seen=1020))
-    assert told is None, "too early to tell"
     supervisor, told = supervisor.measured(standing(0.6, seen=1050))
     assert told is not None
-    assert (told["step_time_before_s"], told["step_time_expected_s"], told["step_time_measured_s"]) == (1.5, 0.5, 0.6)
     assert supervisor.measured(standing(0.6, seen=2000))[1] is None, "it is told once"
 
 
@@ -117,15 +99,6 @@ def test_no_action_costs_more_than_it_saves(
         left_usd = 9000 * now_s / 3600 * 3.6
         assert one.cost_usd(9000) <= left_usd
         assert one.cost_usd(9000) <= 0.95 * left_usd or one.total_s(9000) <= 0.95 * 9000 * now_s
-
-
-def test_the_deadline_is_saved_at_the_last_moment_that_leaves_a_changeover_more() -> None:
-    safe = other(1.0, 12.0, action="on-demand", name="on demand", changeover_s=100.0, holds=True)
-    supervisor = Supervisor(promise=promise(deadline_s=10_000.0), hysteresis=QUICK)
-    # It needs 100 s and a second a step; one more changeover and the time between two looks must be left.
-    assert supervisor.look(standing(1.0, step=5000, at_s=4739.0), [safe])[1].action == "keep"
-    late = supervisor.look(standing(1.0, step=5000, at_s=4741.0), [safe])[1]
-    assert (late.action, late.name) == ("on-demand", "on demand")
 
 
 @given(st.floats(0.2, 3.0), st.integers(0, 9_999), st.floats(0.0, 900.0), st.floats(0.0, 40_000.0))
@@ -143,53 +116,43 @@ def test_who_follows_the_deadline_rule_keeps_it_if_machines_on_demand_do(
         assert 2 * changeover_s + left_s + QUICK.reserve_s <= deadline_s
 
 
+def supervising(
+    run_dir: Path,
+    hands: dict[str, Callable[[Alternative, float], None]],
+    standing: RunProgress,
+    *,
+    hysteresis: Hysteresis,
+    until_there_s: float = 300.0,
+    deadline_s: float | None = None,
+    **more: Any,
+) -> Supervision:
+    return Supervision(
+        run_dir=run_dir,
+        usd_per_hour=PRICES,
+        hands=hands,
+        until_there_s=until_there_s,
+        supervisor=Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=hysteresis),
+        standing=standing,
+        **more,
+    )
+
+
 def test_a_run_moves_once_when_only_machines_on_demand_keep_its_deadline(tmp_path: Path) -> None:
     asked: list[float] = []
 
-    def supervision(move: Callable[[float], None], deadline_s: float = 10_000.0) -> Supervision:
-        return Supervision(
-            run_dir=tmp_path,
-            usd_per_hour=PRICES,
-            hands={"on-demand": lambda _, needed_s: move(needed_s)},
-            until_there_s=200.0,
-            supervisor=Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=QUICK),
-            standing=standing(1.0, at_s=600.0),
-        )
+    def supervision(deadline_s: float) -> Supervision:
+        hands = {"on-demand": lambda _, needed_s: asked.append(needed_s)}
+        now = standing(1.0, at_s=600.0)
+        return supervising(tmp_path, hands, now, hysteresis=QUICK, until_there_s=200.0, deadline_s=deadline_s)
 
-    assert supervision(asked.append, deadline_s=1e6).look() is None
-    one = supervision(asked.append)
-    told = one.look()
-    assert told is not None
-    assert told.startswith("moves to the same machines on demand: only 200 s are left")
-    assert asked == [pytest.approx(9200.0)]
+    assert supervision(1e6).look() is None
+    one = supervision(10_000.0)
+    assert str(one.look()).startswith("moves to the same machines on demand: only 200 s are left")
     assert one.look() is None
-    assert len(asked) == 1
+    assert asked == [pytest.approx(9200.0)]
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["event"], acted["action"]) == ("supervisor_acted", "on-demand")
-    assert supervision(asked.append, deadline_s=9_700.0).look() is None, "it would be too late anyway"
-
-    def refuse(_: float) -> None:
-        raise BudgetStop("$5.00 do not pay for it.")
-
-    poor = supervision(refuse)
-    assert poor.look() == "$5.00 do not pay for it."
-    assert poor.look() is None, "it is said once"
-    assert len(read_events(tmp_path / DECISIONS_FILE)) == 1
-
-
-def test_a_step_of_all_workers_is_remembered_while_some_are_away() -> None:
-    times = {"compute_s": [0.1, 0.2], "sync_s": [0.05, 0.05], "local_batch_sizes": [1, 1]}
-    step = {"event": "step", "time_s": 9.0, "step": 10, "steps": 10, "step_time_s": 1.0, **times}
-    both = {"event": "run_started", "time_s": 0.0, "workers": [{"host": "h0"}, {"host": "h1"}]}
-    began = {"event": "training_started", "time_s": 1.0, "step": 0}
-    whole = RunProgress.of(events_of([both, began, *[step] * 4]))
-    assert whole.whole_step_time_s == pytest.approx(1.0)
-    alone = {**step, "step_time_s": 2.0, "compute_s": [1.0], "sync_s": [0.0], "local_batch_sizes": [2]}
-    fewer = RunProgress.of(events_of([both, began, *[step] * 4, {**both, "workers": [{"host": "h0"}]}, *[alone] * 9]))
-    assert (fewer.step_time_s, fewer.whole_step_time_s) == (pytest.approx(2.0), pytest.approx(1.0))
-    assert on_demand_for_all(fewer, PROMISE, until_there_s=9.0) == [], "no deadline"
-    (safe,) = on_demand_for_all(fewer, promise(deadline_s=9e9), until_there_s=9.0)
-    assert (safe.step_time_s, safe.holds) == (pytest.approx(1.0), True)
+    assert supervision(9_700.0).look() is None, "it would be too late anyway"
 
 
 @given(
@@ -218,42 +181,30 @@ def test_as_few_machines_are_added_as_keep_the_deadline(
         assert one.machines == 1 or change_s + 9000 * fewer_s > deadline_s, "one less would be too few"
 
 
-def test_a_run_that_would_be_late_gets_more_machines_and_that_is_measured(tmp_path: Path) -> None:
+def test_a_run_that_would_be_late_gets_more_machines_if_its_budget_pays_for_them(tmp_path: Path) -> None:
     asked: list[tuple[str, int]] = []
 
-    def supervision(add: Callable[[str, int, float], None], deadline_s: float) -> Supervision:
-        return Supervision(
-            run_dir=tmp_path,
-            usd_per_hour=PRICES,
-            hands={"add": lambda one, needed_s: add(one.name, one.machines, needed_s)},
-            until_there_s=300.0,
-            supervisor=Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=Hysteresis(looks=2)),
-            standing=replace(slowed((2.0, 2.0, 2.0, 2.0)), types=("a",) * 4),
-        )
+    def add(one: Alternative, needed_s: float) -> None:
+        asked.append((one.name, one.machines))
 
-    assert supervision(lambda *_: None, 20_000.0).look() is None, "18,000 s are left: it will be in time"
-    one = supervision(lambda host, machines, needed_s: asked.append((host, machines)), 14_000.0)
+    def refuse(*_: object) -> None:
+        raise BudgetStop("$5.00 do not pay for it.")
+
+    def supervision(hand: Callable[[Alternative, float], None], deadline_s: float) -> Supervision:
+        now = replace(slowed((2.0, 2.0, 2.0, 2.0)), types=("a",) * 4)
+        return supervising(tmp_path, {"add": hand}, now, hysteresis=Hysteresis(looks=2), deadline_s=deadline_s)
+
+    assert supervision(add, 20_000.0).look() is None, "18,000 s are left: it will be in time"
+    one = supervision(add, 14_000.0)
     assert look_later(one) is None
-    told = look_later(one)
-    assert told is not None
-    assert told.startswith("adds machines like h0: 2 more like h0 saves")
-    assert "and the deadline, for $" in told
-    assert asked == [("h0", 2)]
+    assert str(look_later(one)).startswith("adds machines like h0: 2 more like h0 saves")
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["action"], acted["step_time_expected_s"]) == ("add", pytest.approx(2.0 * 4 / 6))
     for later in range(1, 9):
         one.standing = replace(one.standing, now_s=1000.0 + 400.0 * later)
         look_later(one)
-    assert len(asked) == 1, "they are on their way, and nobody asks for more meanwhile"
-    there = replace(one.standing, steps_seen=1060, changes=1, changed_at=1005, workers=6, step_time_s=1.4)
-    measured = one.supervisor.measured(there)[1]
-    assert measured is not None
-    assert (measured["action"], measured["step_time_measured_s"]) == ("add", 1.4)
-    assert supervision(lambda *_: None, 5_000.0).look() is None, "no number of machines that is known about would do"
-
-    def refuse(*_: object) -> None:
-        raise BudgetStop("$5.00 do not pay for it.")
-
+    assert asked == [("h0", 2)], "they are on their way, and nobody asks for more meanwhile"
+    assert supervision(add, 5_000.0).look() is None, "no number of machines that is known about would do"
     poor = supervision(refuse, 14_000.0)
     assert [look_later(poor) for _ in range(3)] == [None, "$5.00 do not pay for it.", None]
 
@@ -291,17 +242,6 @@ def test_a_host_that_costs_more_than_it_brings_is_dropped_and_what_follows_is_pr
     assert supervisor.promise.step_time_high_s == pytest.approx(1.1 * 4 / 3)
 
 
-def test_a_balanced_slow_host_is_dropped_for_its_price_alone() -> None:
-    """Its share is small already, so the others hardly notice; it is still paid in full."""
-    supervisor = Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1))
-    at = slowed((1.24, 1.24, 1.24, 1.24), shares=(31, 31, 31, 3))
-    _, decision = supervisor.look(at, without_each_host(at, PROMISE, PRICES))
-    assert (decision.action, decision.name) == ("drop", "h3")
-    assert decision.expected_saving_s < 0 < decision.expected_saving_usd
-    assert "takes" in decision.reason
-    assert "longer" in decision.reason
-
-
 @given(st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), st.floats(0.0, 5.0))
 def test_nobody_is_dropped_to_shrink_the_cluster(times_s: list[float], sync_s: float) -> None:
     at = slowed(tuple(times_s), sync_s=sync_s)
@@ -317,27 +257,6 @@ QUICKEST = {"c7i.large": 24.0}
 
 def become_slow(times_s: tuple[float, ...] = (1.0, 1.0, 1.0, 10.0), **changes: Any) -> RunProgress:
     return replace(slowed(times_s), types=("c7i.large",) * 4, quickest=QUICKEST, **changes)
-
-
-def test_another_machine_takes_the_place_of_one_that_has_become_slow() -> None:
-    (found,) = with_another_for_each_host(become_slow(), PROMISE, until_there_s=300.0)
-    assert (found.action, found.name) == ("replace", "h3")
-    assert found.step_time_s == pytest.approx(1.0), "as quick as its type has shown"
-    assert found.usd_per_hour == PROMISE.usd_per_hour
-    # Three of four go on meanwhile, so a quarter of the time until it is there is lost.
-    assert found.changeover_s == pytest.approx(300.0 / 4)
-    by_hand = 300.0 + (9000 - 300.0 / (96 / 72)) * 1.0
-    assert found.total_s(9000) == pytest.approx(by_hand)
-
-
-def test_a_type_that_is_slower_than_predicted_is_not_replaced_by_itself() -> None:
-    every = become_slow((10.0,) * 4)
-    assert not with_another_for_each_host(replace(every, quickest={}), PROMISE, until_there_s=300.0)
-    another_type = replace(become_slow(), types=(*("c7i.large",) * 3, "t3.large"))
-    assert not with_another_for_each_host(another_type, PROMISE, until_there_s=300.0)
-    alone = RunProgress(step_time_s=9.0, compute_s=(9.0,), shares=(24,), hosts=("h0",), types=("c7i.large",), workers=1)
-    (found,) = with_another_for_each_host(replace(alone, quickest=QUICKEST), PROMISE, until_there_s=300.0)
-    assert found.changeover_s == 300.0, "nobody goes on meanwhile"
 
 
 @given(st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), st.floats(0.0, 5.0), st.floats(0.0, 1000.0))
@@ -370,59 +289,30 @@ def test_a_replacement_is_measured_once_the_new_machine_trains() -> None:
 
 def test_a_rented_host_that_has_become_slow_is_given_back_once(tmp_path: Path) -> None:
     given_back: list[str] = []
-
-    def supervision(replace_: Callable[[str], None]) -> Supervision:
-        return Supervision(
-            run_dir=tmp_path,
-            usd_per_hour=PRICES,
-            hands={"replace": lambda one, _: replace_(one.name)},
-            until_there_s=300.0,
-            supervisor=Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1, rest_s=0.0)),
-            standing=become_slow(),
-        )
-
-    one = supervision(given_back.append)
-    told = one.look()
-    assert told is not None
-    assert told.startswith("replaces h3: another machine in the place of h3 saves")
+    hands = {"replace": lambda one, _: given_back.append(one.name)}
+    one = supervising(tmp_path, hands, become_slow(), hysteresis=Hysteresis(looks=1, rest_s=0.0))
+    assert str(one.look()).startswith("replaces h3: another machine in the place of h3 saves")
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["event"], acted["action"], acted["host"]) == ("supervisor_acted", "replace", "h3")
     for _ in range(5):
         one.look()
     assert given_back == ["h3"], "a second machine would have no better luck"
 
-    def gone(host: str) -> None:
-        raise BadInput(f"no machine is {host}")
-
-    late = supervision(gone)
-    assert late.look() is None
-    assert late.supervisor.last is None
-    assert len(read_events(tmp_path / DECISIONS_FILE)) == 1
-
 
 def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: Path) -> None:
     gone = CloudRefused("The network is gone.")
     answers: list[Exception | None] = [gone, gone, None]
 
-    def give_back(host: str) -> None:
+    def give_back(*_: object) -> None:
         answer = answers.pop(0)
         if answer is not None:
             raise answer
 
-    supervision = Supervision(
-        run_dir=tmp_path,
-        usd_per_hour=PRICES,
-        hands={"replace": lambda one, _: give_back(one.name)},
-        until_there_s=300.0,
-        supervisor=Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1)),
-        standing=become_slow(),
-    )
+    supervision = supervising(tmp_path, {"replace": give_back}, become_slow(), hysteresis=Hysteresis(looks=1))
     assert supervision.look() == "The network is gone. h3 stays for now."
     assert supervision.look() is None, "it is said once"
     assert not (tmp_path / DECISIONS_FILE).exists()
-    told = supervision.look()
-    assert told is not None
-    assert told.startswith("replaces h3")
+    assert str(supervision.look()).startswith("replaces h3")
 
 
 def test_the_best_that_a_type_has_shown_is_remembered() -> None:
@@ -517,37 +407,22 @@ def test_a_zone_is_only_left_for_what_both_clusters_cost_within_the_deadline(
 def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:
     asked: list[tuple[str, float]] = []
     seen: list[Pools | None] = [pools(b=3.5)]
-
-    def supervision(switch: Callable[[str, float], None]) -> Supervision:
-        return Supervision(
-            run_dir=tmp_path,
-            usd_per_hour=PRICES,
-            hands={"switch": lambda one, needed_s: switch(one.name, needed_s)},
-            pools=lambda: seen[0],
-            boot_s=200.0,
-            until_there_s=300.0,
-            supervisor=Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=2)),
-            standing=standing(1.0),
-        )
-
-    one = supervision(lambda zone, needed_s: asked.append((zone, needed_s)))
+    one = supervising(
+        tmp_path,
+        {"switch": lambda one, needed_s: asked.append((one.name, needed_s))},
+        standing(1.0),
+        hysteresis=Hysteresis(looks=2),
+        pools=lambda: seen[0],
+        boot_s=200.0,
+    )
     assert [look_later(one) for _ in range(3)] == [None, None, None], "it would save less than it costs"
     seen[0] = pools(1.8, b=3.5)
     assert look_later(one) is None
-    told = look_later(one)
-    assert told is not None
-    assert told.startswith("leaves for b: the same machines in b saves $")
+    assert str(look_later(one)).startswith("leaves for b: the same machines in b saves $")
     assert one.supervisor.promise.usd_per_hour == pytest.approx(7.2), "what it costs now"
     assert asked == [("b", pytest.approx(9300.0))]
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["action"], acted["host"]) == ("switch", "b")
-    passed = happening(event_of(acted), str)
-    assert passed is not None
-    assert passed.sentence.startswith("leaving for another zone: the same machines in b")
-
-    def trains(**changes: Any) -> None:
-        one.standing = replace(one.standing, now_s=5000.0, steps_seen=1060, changes=1, changed_at=1005, **changes)
-
     seen[0] = None  # machines come
     one.look()
     assert one.supervisor.last is not None
@@ -556,18 +431,6 @@ def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:
     given_up.look()
     assert given_up.supervisor.last is None, "what was given up has no gain"
     seen[0] = pools(0.875, zone="b", a=7.2)
-    trains()
-    told = one.look()
-    assert told == "in b a step takes 1 s (1 s before, 1 s expected)"
+    one.standing = replace(one.standing, now_s=5000.0, steps_seen=1060, changes=1, changed_at=1005)
+    assert one.look() == "in b a step takes 1 s (1 s before, 1 s expected)"
     assert one.supervisor.promise.usd_per_hour == pytest.approx(3.5)
-
-    def refuse(*_: object) -> None:
-        raise BudgetStop("$5.00 do not pay for both.")
-
-    seen[0] = pools(1.8, b=3.5)
-    poor = supervision(refuse)
-    assert [look_later(poor), look_later(poor)] == [None, "$5.00 do not pay for both."]
-    assert [look_later(poor) for _ in range(3)] == [None, None, None]
-    poor.standing = replace(poor.standing, now_s=1000.0 + UNPAID_S, step=1001)
-    assert [look_later(poor), look_later(poor)] == [None, None], "asked again, and said once"
-    assert poor.unpaid == {"b": 1000.0 + UNPAID_S}
