@@ -19,6 +19,7 @@ from hetopt.core.profile import Profile, Provisioned
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.step_time.unlike_gpus import standing_for
@@ -45,9 +46,8 @@ def own(*hosts: Host) -> Plan:
 
 
 def score(plan: Plan) -> float:
-    time, cost = plan.chosen.prediction.total_s.value, plan.chosen.prediction.cost_usd.value
-    weight = OPTIONS.limits(GOAL).time_weight
-    return float(time**weight * cost ** (1 - weight))
+    """What plans are ranked by: means, where people are shown medians."""
+    return float(expected_scores([plan.chosen], OPTIONS.limits(GOAL))[0])
 
 
 def box(name: str, **more: object) -> Host:

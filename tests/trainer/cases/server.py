@@ -8,6 +8,7 @@ the folder.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -101,6 +103,9 @@ def shares(workers: int) -> RunSpec:
 
 
 def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: Path) -> None:
+    torch.manual_seed(0)  # each run of the corpus is the same
+    random.seed(0)
+    np.random.seed(0)
     gradients: dict[Optimizer, list[Tensor]] = {}  # which keeps them: a later one may not have an earlier one's id
 
     def keep(optimizer: Optimizer, args: Any, options: Any) -> None:
