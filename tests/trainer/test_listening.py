@@ -28,16 +28,8 @@ from benchmarks._ports import own_port
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret, collectives_on, new_secret
-from hetopt.trainer.host.stores import (
-    WrongSecret,
-    group_store,
-    is_same_user,
-    listening_socket,
-    open_door,
-    open_gate,
-    open_relay,
-    open_store,
-)
+from hetopt.trainer.host.gate import WrongSecret, is_same_user, listening_socket, open_door, open_gate, open_relay
+from hetopt.trainer.host.stores import group_store, open_store
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
 

@@ -30,7 +30,7 @@ from hetopt.trainer.elastic.stores import (
 )
 from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import stores
-from hetopt.trainer.host.stores import listening_socket
+from hetopt.trainer.host.gate import listening_socket
 from hetopt.trainer.packing import pack, unpack
 from hetopt.trainer.worker import KnownPresence, life_of
 from tests.disturbance import PATIENCE_S

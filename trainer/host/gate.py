@@ -1,0 +1,342 @@
+"""Lets the hosts of one run, and nobody else, reach the store that workers meet in; on one machine, its own user alone.
+
+The store itself listens on loopback only. On the host that holds it a gate listens on the host's address in the run's
+network, and lets through whoever proves that it knows the run's secret; the gate proves the same in return. On every
+other host a relay listens on loopback, and connects through the gate whatever connects to it:
+
+    worker -> 127.0.0.1:relay -> [secret] -> ADDRESS:gate -> 127.0.0.1:store
+
+Neither side sends the secret: each sends an HMAC of random bytes that the other has chosen. What follows is not
+encrypted: it holds addresses and counters, no data of the user's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hetopt.core.errors import RunFailed
+from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, is_loopback
+
+_GREETING = b"hetopt gate 1\n"
+_RANDOM_BYTES = 32
+_MAC_BYTES = 32
+_PROVE_WITHIN_S = 10.0
+_STRANGERS = 64
+"""Connections that have not proved anything yet; more are turned away at once."""
+_AGAIN_S = 0.2
+_ENDING_S = 1.0
+"""Who was being let in when the store ended has this long to learn it."""
+_CHUNK = 1 << 16
+
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class WrongSecret(RunFailed):
+    """Whoever answered does not know the secret of this run."""
+
+
+def open_door(listener: socket.socket) -> socket.socket:
+    """Return a socket for a store to listen with, which this user's processes reach by a listener on loopback.
+
+    A kernel that signs no segments (it has no TCP_MD5SIG) gives the listener itself, which whoever is here can reach.
+    """
+    key, port = secrets.token_bytes(_RANDOM_BYTES), listener.getsockname()[1]
+    behind = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if not require_signatures(behind, key):
+        behind.close()
+        return listener
+    # An address that nobody can have taken before. The port is that of the door: the store tells both as one.
+    behind.bind((".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))]), port))
+    behind.listen(socket.SOMAXCONN)
+    where = behind.getsockname()
+
+    async def connection() -> _Ends:
+        store = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        store.setblocking(False)
+        try:
+            require_signatures(store, key)
+            await asyncio.get_running_loop().sock_connect(store, where)
+        except BaseException:
+            store.close()
+            raise
+        return await asyncio.open_connection(sock=store)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _splice(reader, writer, *await connection())
+
+    async def until_the_store_ends() -> None:
+        reader, writer = await connection()
+        await reader.read()  # it sends nothing that was not asked for
+        writer.close()
+
+    _serve(listener, serve, until=until_the_store_ends)
+    return behind
+
+
+def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
+    """Let the other hosts of the run reach a store of this one, for as long as this process lives; the gate's port.
+
+    Args:
+        address: of this host in the run's network.
+        port: 0: any that is free.
+        store_port: of the store's door on loopback.
+        secret: of the run.
+
+    Raises:
+        RunFailed: nothing can listen there.
+    """
+    strangers = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal strangers
+        if strangers >= _STRANGERS:
+            return
+        strangers += 1
+        try:
+            proved = await asyncio.wait_for(_admit(reader, writer, secret), _PROVE_WITHIN_S)
+        finally:
+            strangers -= 1
+        if proved:
+            await _splice(reader, writer, *await asyncio.open_connection(LOOPBACK, store_port))
+
+    return _serve(listening_socket(address, port), serve)
+
+
+def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int:
+    """Reach the store of another host through its gate, for as long as this process lives; the port on loopback.
+
+    Args:
+        address: of the host that holds the store.
+        port: of its gate.
+        secret: of the run.
+        patience_s: how long to wait until the gate is there.
+
+    Raises:
+        RunFailed: it does not come, or does not know the secret.
+    """
+    _await_gate(address, port, secret, patience_s)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(address, port)
+        try:
+            proved = await asyncio.wait_for(_prove(*there, secret), _PROVE_WITHIN_S)
+        except BaseException:
+            there[1].close()
+            raise
+        if proved:
+            await _splice(reader, writer, *there)
+        there[1].close()
+
+    return _serve(listening_socket(LOOPBACK), serve)
+
+
+def _await_gate(address: str, port: int, secret: bytes, patience_s: float) -> None:
+    async def knock() -> bool:
+        reader, writer = await asyncio.open_connection(address, port)
+        try:
+            return await asyncio.wait_for(_prove(reader, writer, secret), _PROVE_WITHIN_S)
+        finally:
+            writer.close()
+
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            if asyncio.run(knock()):
+                return
+        except (OSError, EOFError, TimeoutError) as error:
+            if time.monotonic() < deadline_s:
+                time.sleep(_AGAIN_S)
+                continue
+            raise RunFailed(
+                f"the first host of the run, at {address} port {port}, does not let this one in: "
+                f"{error or type(error).__name__}.",
+                hint=f"see that it runs, that the network lets this port through, and that {SECRET_VARIABLE} is alike",
+            ) from None
+        raise WrongSecret(
+            f"whoever listens at {address} port {port} does not know the secret of this run.",
+            hint=f"see that {SECRET_VARIABLE} is the same on all machines",
+        )
+
+
+def _mac(secret: bytes, side: bytes, gates: bytes, comers: bytes) -> bytes:
+    return hmac.digest(secret, _GREETING + side + gates + comers, "sha256")
+
+
+async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
+    """The gate's part: whether whoever came knows the secret."""
+    own = secrets.token_bytes(_RANDOM_BYTES)
+    writer.write(_GREETING + own)
+    await writer.drain()
+    answer = await reader.readexactly(_RANDOM_BYTES + _MAC_BYTES)
+    theirs, mac = answer[:_RANDOM_BYTES], answer[_RANDOM_BYTES:]
+    if not hmac.compare_digest(mac, _mac(secret, b"comer", own, theirs)):
+        return False
+    writer.write(_mac(secret, b"gate", own, theirs))
+    await writer.drain()
+    return True
+
+
+async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
+    """The relay's part: whether the gate knows the secret. One that closes is one that does not take ours."""
+    greeting = await reader.readexactly(len(_GREETING) + _RANDOM_BYTES)
+    if greeting[: len(_GREETING)] != _GREETING:
+        return False
+    theirs, own = greeting[len(_GREETING) :], secrets.token_bytes(_RANDOM_BYTES)
+    writer.write(own + _mac(secret, b"comer", theirs, own))
+    await writer.drain()
+    try:
+        mac = await reader.readexactly(_MAC_BYTES)
+    except EOFError:
+        return False
+    return hmac.compare_digest(mac, _mac(secret, b"gate", theirs, own))
+
+
+async def _splice(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    other_reader: asyncio.StreamReader,
+    other_writer: asyncio.StreamWriter,
+) -> None:
+    """Hand on what either side sends, until one of them closes; then both are closed."""
+    for end in (writer, other_writer):
+        end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ways = [asyncio.ensure_future(_pump(reader, other_writer)), asyncio.ensure_future(_pump(other_reader, writer))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:  # what is still to be sent nobody reads
+        writer.transport.abort()
+        other_writer.transport.abort()
+        raise
+    finally:
+        for way in ways:
+            way.cancel()
+        other_writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+
+
+def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] | None = None) -> int:
+    """Answer every connection in a thread of its own, on loopback those of this user alone; the port."""
+    port: int
+    address, port = listener.getsockname()[:2]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError, EOFError, TimeoutError, asyncio.CancelledError):
+                if not is_loopback(address) or is_same_user(writer.get_extra_info("socket")):
+                    await serve(reader, writer)
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(answer, sock=listener) as server:
+            with suppress(OSError):
+                await (server.serve_forever() if until is None else until())
+            # A server that is closed loses whom it is just letting in, so that nobody would ever close that connection.
+            asyncio.get_running_loop().remove_reader(listener)
+            await _finish_others()
+
+    threading.Thread(target=asyncio.run, args=(run(),), name=f"gate-{port}", daemon=True).start()
+    return port
+
+
+async def _finish_others() -> None:
+    """Let this loop's other tasks learn that there is nothing left for them, and cancel those that do not."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ENDING_S):
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
+
+
+_BACKLOG = 1024
+_TCP_MD5SIG_EXT, _EVERY_PEER = 32, 1  # <linux/tcp.h>: a key for all peers whose first 0 bits are alike
+_IPV4_IN_IPV6 = "0000000000000000FFFF0000"  # ::ffff:0:0/96 as /proc/net/tcp6 writes it
+
+
+def listening_socket(address: str, port: int = 0) -> socket.socket:
+    """A socket that listens on one address of this machine.
+
+    Args:
+        address: of this machine, as a number or a name.
+        port: 0: any that is free.
+
+    Raises:
+        RunFailed: this machine does not have that address, or something else has the port.
+    """
+    try:
+        family, kind, protocol, _, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise RunFailed(
+            f"the address must be an IP address, got {address!r}: {error.strerror}.", hint="for example 127.0.0.1"
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(found)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise RunFailed(
+            f"nothing can listen on {address} port {port} of this machine: {error.strerror}.",
+            hint="give an address that this machine has, and a port that is free",
+        ) from None
+    return listener
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Return whether the socket at the other end of an accepted loopback connection belongs to this process's user.
+
+    The kernel's tables name the owner of every socket; one that its process has closed has no inode and no owner. While
+    our end is connected, no other socket can have the addresses of the other end: they are asked for again after the
+    tables were read, so that the row is that of the one who connected.
+    """
+    try:
+        ends = connection.getpeername(), connection.getsockname()
+        tables = [Path(f"/proc/thread-self/net/{name}").read_text() for name in ("tcp", "tcp6")]
+        connection.getpeername()
+    except OSError:
+        return False
+    peer, here = (_as_listed(connection.family, *end[:2]) for end in ends)
+    for row in (line.split() for table in tables for line in table.splitlines()[1:]):
+        if [end.removeprefix(_IPV4_IN_IPV6) for end in row[1:3]] == [peer, here]:
+            return int(row[7]) == os.geteuid() and row[9] != "0"
+    return False
+
+
+def _as_listed(family: int, address: str, port: int) -> str:
+    packed = socket.inet_pton(family, address)
+    return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed)) + f":{port:04X}"
+
+
+def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
+    """Have the kernel drop every TCP segment that is not signed with a key (RFC 2385); false where it cannot.
+
+    Args:
+        endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
+        key: at most 80 bytes.
+    """
+    told = struct.pack("@H126xBBHi80s", socket.AF_INET, _EVERY_PEER, 0, len(key), 0, key)
+    try:
+        endpoint.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, told)
+    except OSError:
+        return False
+    return True
