@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import meet_one_version
-from hetopt.trainer.comm.peers import Peers, Waiting, explain_loss, roll_call, workers
+from hetopt.trainer.comm.peers import Peers, Waiting, explain_loss, in_words, roll_call, workers
 from tests.disturbance import PATIENCE_S
 from tests.forks import ended
 from tests.sources import modules
@@ -86,6 +86,14 @@ def test_what_a_backend_says_is_read(error, start):
 
 def test_an_error_that_is_about_nobody_stays_as_it_is():
     assert explain_loss(RuntimeError("index out of range"), PEERS, None, 3) is None
+
+
+def test_a_connection_that_breaks_before_anybody_is_known_is_said_in_words_once() -> None:
+    raw = "[/pytorch/pair.cc:553] Connection closed by peer [10.77.0.101]:17824. This is typically caused by ..."
+    said = in_words(raw)
+    assert said.startswith("a worker at 10.77.0.101 left in the middle of an exchange: ")
+    assert in_words(said) == said
+    assert in_words("index out of range") == "index out of range"
     assert workers([1, 2, 5]) == "workers 1, 2 and 5"
 
 

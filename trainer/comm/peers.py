@@ -99,6 +99,12 @@ def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_s
     return LostPeer(f"{who} at {found[1]} left in the middle of an exchange: {said}")
 
 
+def in_words(said: str) -> str:
+    """Return what a collective said of a connection that broke, as a sentence, where nobody knows whose it was."""
+    found = None if "left in the middle" in said else _PEER.search(said)
+    return said if found is None else f"a worker at {found[1]} left in the middle of an exchange: {said}"
+
+
 def has_timed_out(error: Exception) -> bool:
     """Whether a collective waited for somebody in vain."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)

@@ -24,7 +24,7 @@ from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import meet_one_version
-from hetopt.trainer.comm.peers import HungPeer, has_timed_out
+from hetopt.trainer.comm.peers import HungPeer, has_timed_out, in_words
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.handover import Held, told
 from hetopt.trainer.elastic.rendezvous import (
@@ -153,7 +153,7 @@ class WorkerGroup:
             reason: by what its end showed here; the first one counts until training goes on.
         """
         self._lost_s = self._lost_s or time.monotonic()
-        self._reason = self._reason or reason.partition("\n")[0][:_REASON_LETTERS]
+        self._reason = self._reason or in_words(reason.partition("\n")[0])[:_REASON_LETTERS]
         if self.generation is not None and self._store is not None:
             with suppress(RuntimeError):  # its host is gone: the others notice by themselves
                 want(self._store, self.generation.number + 1)
