@@ -1,4 +1,9 @@
-"""The events of a probe: what each measurement writes into the log, and `hetopt.profiler.collect` reads."""
+"""The events of a probe: what each measurement writes into the log, and `hetopt.profiler.collect` reads.
+
+In the log every record has its `EVENT` name and a time beside its fields. Seconds, bytes and samples throughout. Host
+and job facts travel as the profile's own `Host` and `Job`, under the names ``host_facts`` and ``job_facts``;
+``probe_started`` (start-up is over) and ``probe_finished`` have no fields.
+"""
 
 from __future__ import annotations
 

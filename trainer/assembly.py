@@ -1,4 +1,7 @@
-"""Puts a worker's parts together: the model, the data, the batch policy, the learning rate and the pace."""
+"""Puts a worker's parts together: the model, the data, the batch policy, the learning rate and the pace.
+
+Of a run on a stream also what that adds: samples that arrive, batches that follow them, and word of what is saved.
+"""
 
 from __future__ import annotations
 

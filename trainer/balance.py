@@ -1,4 +1,9 @@
-"""The shares in use, and the moments at which the batch policy is asked for others."""
+"""The shares in use, and the moments at which the batch policy is asked for others.
+
+When things are due in a run: its end, the next evaluation, the next look at the gathered statistics.
+
+Progress is counted in samples, so that it means the same when the global batch differs between attempts.
+"""
 
 from __future__ import annotations
 

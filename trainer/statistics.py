@@ -1,6 +1,7 @@
 """What the steps of a control period were like: measured by each worker, gathered in one control vector, read by all.
 
-Every rank reads the same matrix, so whatever is decided from it is decided alike.
+Every rank reads the same matrix, so whatever is decided from it is decided alike. What has to be the same on all
+workers has a short mark here, equal where it is, bit for bit, on whatever device it lies.
 """
 
 from __future__ import annotations

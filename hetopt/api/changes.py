@@ -1,4 +1,16 @@
-"""How a launch changes the run of its plan: what is exchanged, when workers synchronize, and what they compute in."""
+"""How a launch changes the run of its plan: what is exchanged, when workers synchronize, and what they compute in.
+
+Streams of samples, as people describe them and as the run is told.
+
+replay(40/80/160)                      the task's data, at so many samples a second for each worker
+replay(uniform=38/24, factor=4)        rates drawn by mean and standard deviation, all times 4
+redis(redis://10.0.0.5:6379/0, key=cam)  streams cam:0, cam:1, ... of a broker
+
+What a launch computes in, where that is pinned: as planned, predicted anew on this machine, or refused.
+
+A plan's machines, batch sizes and budget are those of its precision. Where nothing is rented and nobody's machines are
+chosen by it (`local`, `rehearsal`), another precision that the profile has steps of is predicted anew.
+"""
 
 from __future__ import annotations
 

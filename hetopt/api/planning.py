@@ -1,4 +1,4 @@
-"""`hetopt.recommend`: the best cluster for a profiled job within a budget, a deadline, or both."""
+"""`hetopt.recommend`: the best cluster for a profiled job; `hetopt.estimate`: the same by counting, unmeasured."""
 
 from __future__ import annotations
 

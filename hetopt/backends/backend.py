@@ -1,4 +1,9 @@
-"""What every backend can do: prepare a plan, submit it, say how the run is, stop it. Backends are peers."""
+"""What every backend can do: prepare a plan, submit it, say how the run is, stop it. Backends are peers.
+
+When a host or a machine is given up: by the steps that its placements brought, not by whether it answers.
+
+A host that crashes as soon as it takes part is there again each time, and would be placed for ever.
+"""
 
 from __future__ import annotations
 

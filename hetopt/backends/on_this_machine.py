@@ -1,4 +1,12 @@
-"""Backends that run a plan on this machine: as local processes, or on an emulation of its cluster."""
+"""Backends that run a plan on this machine: as local processes, or on an emulation of its cluster.
+
+What a profile of this machine would say were it taken now, when the machine may be faster or slower than it was.
+
+One reading of the yardstick tells how fast the machine is for a second. Where a profile's own readings lay far apart,
+as on processors that are shared with others and change their speed every few seconds, the next minutes will be more
+like the mean of those readings than like the last one. A difference is followed as far as it is not scatter. What runs
+in earnest found beyond that follows by `host_level`.
+"""
 
 from __future__ import annotations
 

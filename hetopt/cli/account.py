@@ -1,4 +1,7 @@
-"""`hetopt doctor`, `setup` and `attach`: what an AWS account must have, what would stop a launch, and its runs."""
+"""`hetopt doctor`, `setup` and `attach`: what an AWS account must have, what would stop a launch, and its runs.
+
+`hetopt hosts check` asks the same of machines of one's own: what would keep them from training together.
+"""
 
 from __future__ import annotations
 

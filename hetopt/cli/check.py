@@ -1,4 +1,7 @@
-"""`hetopt check`: how far unequal shares are from one machine, of a script; what would go wrong, of a task."""
+"""`hetopt check`: how far unequal shares are from one machine, of a script; what would go wrong, of a task.
+
+`hetopt convert` writes a session into a script, and measures the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can answer, which market was meant, and what may be written where."""
+"""Who can answer, which market was meant, what may be written where, and text files a line at a time."""
 
 from __future__ import annotations
 

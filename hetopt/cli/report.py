@@ -1,4 +1,4 @@
-"""`hetopt report`: predicted against measured, for a run that is over or still going."""
+"""`hetopt report`: predicted against measured, for a run that is over or still going; and `hetopt export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hetopt logs`, `stop` and `inject`: what is asked of a run, or done to it, from any terminal."""
+"""`hetopt logs`, `fetch`, `stop` and `inject`: what is asked of a run, or done to it, from any terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hetopt status`: how a run is, from any terminal."""
+"""`hetopt status`: how a run is, from any terminal; `--watch` draws it again and again."""
 
 from __future__ import annotations
 

@@ -7,6 +7,11 @@ Two measures. Of a *device*, all tensors that are alive at a time; they are the 
 
 ``b`` being the samples of a micro-batch. Between micro-batches that were counted, computing and updating go straight
 from one to the next; beyond, on with the slope of the last ones. Of a *process*, the most it used, by a line in ``b``.
+
+Two coefficients that cannot be negative, by least squares on relative errors, robust where it is asked for.
+
+Own code because it is on the way of every plan and every worker: `scipy.optimize.nnls` gives the same (a test compares
+them), and importing it takes 14 times as long as a bare python does to start, where a whole plan may take 60 times.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 pathlib joins whatever it is given: an absolute right side wins, ``..`` climbs, a link leads away. So a name that was
 not written in this program is checked first and resolved after: nothing that anybody else chose names a file outside
 the folder that it was meant for.
+
+The one way in for files: a regular file of bounded size, whole, as UTF-8 text or as JSON, or one sentence.
+
+What is read comes from disk and from other people. A device or a pipe would be read without end, a deeply nested or
+immense number ends the parser, and text that no encoding can write ends whoever prints it later: none of them gets in.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """What is in a run's folder: the spec, logs of workers, models, outputs, and small files that a conductor replaces
 for workers to read (`write_presence`, `write_conditions`); and where the folders of runs are (`RunFolders`).
+
+Which hosts of a run are there, told to its workers by whoever starts and ends them: one small file in its folder.
+
+A worker that does not answer may be dead or cut off, and the others must not go on as if they knew. Who ends a machine
+does know. So a host that is started again has another number, and all workers of lower numbers are dead.
 """
 
 from __future__ import annotations

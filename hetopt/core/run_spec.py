@@ -2,6 +2,12 @@
 
 With the records that it is made of: the settings of published policies, streams of samples, the schedule of a probe;
 and the place of a host among its workers (`Node`).
+
+What the published policies can be told beyond their name, in the one grammar: `gravac(window=50, eps=0.7)`.
+
+Of who decides how much of the gradient is sent (`RATIO_SETTINGS`), and of who shares the global batch
+(`BATCH_SETTINGS`). Each default is the published one, or what stands for it where none was printed. A run keeps only
+what was said otherwise.
 """
 
 from __future__ import annotations

@@ -1,5 +1,14 @@
 """The figures of a run that other tools draw: one list of names for TensorBoard, which has them all, and Prometheus,
-which asks for the newest in its text format, version 0.0.4."""
+which asks for the newest in its text format, version 0.0.4.
+
+Scalars in the files that TensorBoard reads.
+
+A file is a sequence of records: the length (uint64), its checksum, the data, their checksum; little-endian, checksums
+CRC-32C rotated and shifted (TensorFlow's ``record_writer.h``). The data is a protocol buffer ``Event`` with
+``wall_time`` (1, double), ``step`` (2, varint), and either ``file_version`` (3, string) or ``summary`` (5), which holds
+``value`` (1) with ``tag`` (1, string) and ``simple_value`` (2, float). That is little enough to write by hand, and
+spares a run the packages that writing it otherwise takes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a run, in words."""
+"""What happened in a run, and what matters of it now, in words."""
 
 from __future__ import annotations
 

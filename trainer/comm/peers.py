@@ -27,6 +27,7 @@ _ADDRESSES = 12
 _ADDRESS_BYTES = 4
 _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
+_LEFT = "left in the middle of an exchange"
 _ROLL_CALL_S = 10.0
 _SAYS_EVERY_S = 1.0
 _LOOKS_EVERY_S = 0.05
@@ -96,13 +97,18 @@ def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_s
             _answer(store, peers.rank)
     there = peers.at(found[1])
     who = workers(there) if len(there) == 1 else f"one of {workers(there)}" if there else "a worker"
-    return LostPeer(f"{who} at {found[1]} left in the middle of an exchange: {said}")
+    return LostPeer(in_words(said, who))
 
 
-def in_words(said: str) -> str:
-    """Return what a collective said of a connection that broke, as a sentence, where nobody knows whose it was."""
-    found = None if "left in the middle" in said else _PEER.search(said)
-    return said if found is None else f"a worker at {found[1]} left in the middle of an exchange: {said}"
+def in_words(said: str, who: str = "a worker") -> str:
+    """Return what a collective said of a connection that broke, as a sentence; what says it already, or nothing, stays.
+
+    Args:
+        said: by the collective.
+        who: left, as far as that is known.
+    """
+    found = None if _LEFT in said else _PEER.search(said)
+    return said if found is None else f"{who} at {found[1]} {_LEFT}: {said}"
 
 
 def has_timed_out(error: Exception) -> bool:

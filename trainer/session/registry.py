@@ -1,4 +1,4 @@
-"""The session of this process that is open, if there is one."""
+"""The session of this process that is open, if there is one; and how a script ends when the run is asked to."""
 
 from __future__ import annotations
 

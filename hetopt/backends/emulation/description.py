@@ -3,6 +3,10 @@
 Hosts: ``speed=1, rate=100mbit x2; speed=0.25, rate=25mbit, workers=2``. Changes, one a line in a schedule:
 ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
 ``50s h2 notice``, ``20s h1 cut``, ``25s h1 heals``.
+
+The hosts of a rehearsal as they are wanted, before anything is scaled: a plan's machines, or described hosts.
+
+Times and link rates here are the cluster's; what they become on this machine is `rehearsal`'s business.
 """
 
 from __future__ import annotations

@@ -1,6 +1,17 @@
 """What a rehearsal's network is made with: `ip` and `tc`, the named namespaces, and the processes in them.
 
 Many commands go to one process, and what it refuses is one sentence.
+
+What an exchange takes in a miniature: the links of the box, and processors that are not there at once.
+
+The bytes of a message travel while the workers that wait for them are being woken: where bytes take long, waking hardly
+shows, and where they take no time, a message takes as long as waking does. So it takes less than the sum of both:
+
+    (waking^p + sending^p)^(1/p)
+
+A ring all-reduce has two messages on their way at any time: waking for one overlaps with the other, and links never
+rest. Whatever else is sent goes one after the other: while workers are woken the link rests, and saves up some time in
+which it then sends at full speed.
 """
 
 from __future__ import annotations

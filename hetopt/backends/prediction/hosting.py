@@ -1,4 +1,10 @@
-"""What the profiled machine can host: how it divides among workers, and what a whole run of them takes there."""
+"""What the profiled machine can host: how it divides among workers, and what a whole run of them takes there.
+
+What exchanging gradients takes where a plan is launched, and what a prediction of it has to assume.
+
+A profile times Top-k and tells its gain; a run may use any compressor, and may change it on the way. Bytes and
+collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`); the rest is assumed, and said.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,14 @@ Where hosts come and go, one that costs more than it brings is dropped, and the 
 are rented, one that has become slow is given back, and another takes its place; more are rented for a run that would be
 late; all are had on demand when only that still keeps the deadline, or in another zone where that has become cheaper.
 Elsewhere the person is told, and decides.
+
+What training would be like on other machines: what the supervisor weighs against leaving a run alone.
+
+Each function names what could be had for one action, predicted with what was measured of the run; an empty list means
+that nothing calls for that action. A worker of share ``b_j`` computes for ``t_j``, so it does ``v_j = b_j / t_j``
+samples a second. Workers that share a batch ``B`` by their speeds compute for ``B / sum v_j``, and exchange after that
+for as long as now. This takes what is fixed in ``t_j`` for work, so that fewer workers are a little quicker than
+predicted.
 """
 
 from __future__ import annotations

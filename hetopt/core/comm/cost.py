@@ -18,6 +18,12 @@ the algorithm behind the collective, and are stated here once:
 (arXiv 2312.02493, Table I, but for the trainer's own.) Of the N - 1 messages of a direct form none waits for another,
 but each costs its ends some work: between 4 and 8 rehearsed hosts it took half as long as so many in a row.
 Standard library only, so that planning needs no torch.
+
+What travels while the backward pass still runs, and how much of it has to wait for its end.
+
+Gradients are summed in buckets, in the order in which backward produces them, as DistributedDataParallel does: a small
+one first, so that something travels early, then larger ones. The last bucket is full when backward is over, whatever
+came before.
 """
 
 from __future__ import annotations

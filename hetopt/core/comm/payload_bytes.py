@@ -1,6 +1,10 @@
 """What a compressed gradient weighs on the wire and how long a collective takes: one function for planner and trainer.
 
 Standard library only, so that planning needs no torch.
+
+How many levels a quantiser may use, and how wide its codes are, so that no sum over the workers can overflow.
+
+Codes are integers in -s..s for s levels, and N workers' codes sum to at most N s in magnitude.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 Every event has ``event`` (its name) and ``time_s`` (seconds since the epoch). A reader ignores names and fields that it
 does not know, and a last line that is still being written.
+
+Reads event logs: whoever looks at a run gets its events here, as records, and is told what was passed over.
+
+A log comes from disk, from other machines and from other versions. A line that is no event ends nothing: it is counted.
+A last line that is still being written waits for its end.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ first version on has a default, so that old logs are read; fields of newer versi
 have equal lengths.
 
 Who writes an event with `EventLog.write` gives it a record here.
+
+What the events of a log are made of: their numbers, names and sentences, and the parts that several lines hold.
+
+All is as strict as a log is trusted little: numbers are finite and bounded, so that sums of them are too; names hold no
+control characters, and sentences are freed of them.
 """
 
 from __future__ import annotations

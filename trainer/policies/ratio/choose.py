@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetopt.core.comm.options import Option
 from hetopt.core.run_rules import check_ratio_controller
 from hetopt.core.run_spec import AccordionSettings, GravacSettings, Settings
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
-from hetopt.trainer.comm.network import Network
-from hetopt.trainer.policies.policy import NothingToRemember
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.gravac import Gravac
-from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, percent
+from hetopt.trainer.policies.ratio.policy import RatioPolicy
 from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 
 
@@ -66,41 +64,3 @@ def choose_ratio_policy(
             return AutoRatio(
                 options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins
             )
-
-
-WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduledRatio:
-    """The schedule, then the ratio.
-
-    Args:
-        ratio: fraction of the elements that is sent after the schedule; 1: dense.
-        schedule: ratios of the first epochs, one each; empty: nothing changes, whatever is measured.
-    """
-
-    ratio: float = 1.0
-    schedule: tuple[float, ...] = ()
-
-    def initial(self) -> NothingToRemember:
-        """The epoch says it all."""
-        return NothingToRemember()
-
-    def first(self, network: Network | None) -> RatioDecision:
-        """The ratio of the first epoch."""
-        return RatioDecision(ratio=self.at(0.0))
-
-    def decide(
-        self, state: NothingToRemember, observation: RatioObservation
-    ) -> tuple[NothingToRemember, RatioDecision]:
-        """The ratio of the epoch that has begun."""
-        ratio = self.at(observation.epoch)
-        if ratio == observation.ratio or not self.schedule:
-            return state, RatioDecision(ratio=ratio)
-        return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
-
-    def at(self, epoch: float) -> float:
-        """The ratio after so many epochs."""
-        done = int(epoch)
-        return max(self.ratio, self.schedule[done]) if done < len(self.schedule) else self.ratio
