@@ -3,9 +3,8 @@
 The API is a moto server; each instance that it says is running is a network namespace, which boots by its own user data
 and trains. A plan of four machines of two types loses one machine with notice, then the one at which all others meet
 without a word, while its own type is not to be had any more. The run must reach its end, all machines must be gone, and
-the run's ledger must come to what moto's record of instance-seconds comes to at the pools' prices. Then the plan is
-launched with a canary, which must be in it for less than a dollar before the rest is rented. At last rented machines
-are probed, within a budget of their own.
+the run's ledger must come to what moto's record of instance-seconds comes to at the pools' prices. At last rented
+machines are probed, within a budget of their own.
 
 The other part are stories (``--part stories``): 400 lives of runs by a seed, on an account in which lists and tags lag,
 calls are throttled, refused, answered with faults or not at all, credentials end, pools run dry and prices move by zone
@@ -33,12 +32,9 @@ from benchmarks._search_spaces import RECORDED
 from benchmarks.box.box import Box
 from benchmarks.box.stories import KINDS, plan_on
 from benchmarks.box.story import HETOPT, Act, Played, Stage, meeting_host, timeline, trained
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.probing import CANARY_USD
+from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Plan
 
@@ -56,7 +52,7 @@ NOTICE_S = 40.0
 WITHIN_S = 1500.0
 LEDGER_GOAL = 0.01
 MACHINES = 32
-"""That may ever be rented: of the run, its canary, what is launched behind that, and probes."""
+"""That may ever be rented: of the run, and of probes."""
 PARTS = ("box", "stories")
 WORKERS = 4
 """Processes that tell stories, each on an account of its own."""
@@ -142,25 +138,6 @@ def probed(stage: Stage) -> Profile:
     return Profile.load(profile)
 
 
-def canaried(stage: Stage, plan: Path, results: Results) -> None:
-    """The plan launched with a canary before it, for a few steps: what it cost, and whether the plan has learned."""
-    print("launching with a canary", file=sys.stderr)
-    stage.box.exhaust([])  # what the story ran out of is to be had again
-    told = stage.hetopt("launch", plan, "--on", "ec2", "--canary", "--steps", 40, "--yes", "--unprobed").stderr
-    print(next(line for line in told.splitlines() if line.startswith("canary: ")))
-    (canary,) = (stage.home / "runs").glob("*-canary-*")
-    order, seen = Order.load(canary / ORDER_FILE), ClusterState.load(canary / SEEN_FILE)
-    run = stage.folder()
-    assert run is not None
-    learned = Launch.load(run / LAUNCH_FILE).plan
-    mine = {machine.id for machine in seen.machines}
-    billed = stage.box.bill_usd(order.extras_usd_per_hour, mine)
-    results.goal("canary_usd", order.fixed_usd + billed, at_most=CANARY_USD)
-    results.goal("canary_machines", len(mine), at_least=len(MIX), at_most=len(MIX))
-    results.goal("canary_steps_in_the_plan", 0 if learned.profile is None else len(learned.profile.samples), at_least=1)
-    results.goal("canary_ledger_error", abs(seen.spent_usd(seen.time_s) / billed - 1), at_most=LEDGER_GOAL)
-
-
 def losses(seen: ClusterState) -> list[str]:
     """Hosts whose machines another machine came to stand for, or that the run went on without."""
     hosts = [machine.host for machine in seen.machines]
@@ -207,7 +184,6 @@ def play_in_the_box(results: Results, folder: Path, length: Length) -> None:
         tell(box, played)
         _results(results, box, played, Plan.load(plan), left)
         if length.explores:
-            canaried(stage, plan, results)
             explored = probed(stage)
             print(f"probes: {len(explored.samples)} layouts for ${explored.profiling_usd:.4f}")
             results.goal("probed_layouts", len(explored.samples), at_least=1)

@@ -450,7 +450,6 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         "usd_per_hour": sum(machine.usd_per_hour for machine in seen.alive),
         "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
         "zone": seen.zone,
-        "leaves_for_zone": seen.zone_wanted,
         "strange_objects": seen.strange_objects,
         "everything_is_removed": seen.cleared,
         "machines": [

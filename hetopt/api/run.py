@@ -369,7 +369,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
     from hetopt.backends.backend import Renting
     from hetopt.backends.processes import ProcessLauncher, saved_bytes
-    from hetopt.backends.supervisor.acting import Supervision
+    from hetopt.backends.supervisor import Supervision
     from hetopt.reports.timeline import RecentSteps, figures, happening, pause
 
     supervision = Supervision.of(launch, run.folder, run.backend if isinstance(run.backend, Renting) else None)

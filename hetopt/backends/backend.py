@@ -123,21 +123,6 @@ class Backend(Launcher, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pools:
-    """What the machines of a run cost an hour now.
-
-    Attributes:
-        zone: where they are.
-        usd_per_hour: of each host.
-        elsewhere_usd_per_hour: of all of them together on spot, by zone that they could be in; empty: they stay.
-    """
-
-    zone: str
-    usd_per_hour: Mapping[str, float]
-    elsewhere_usd_per_hour: Mapping[str, float]
-
-
 @runtime_checkable
 class Renting(Launcher, Protocol):
     """A launcher that can have other machines in the places of those of a run."""
@@ -160,39 +145,6 @@ class Renting(Launcher, Protocol):
         Raises:
             BadInput: there are none, or it is being done.
             BudgetStop: the budget does not pay for it.
-        """
-        ...
-
-    def add(self, handle: RunHandle, host: str, machines: int, needed_s: float) -> None:
-        """Rent more machines like that of a host; they join the run.
-
-        Args:
-            handle: of the run.
-            host: whose machine and workers they are like.
-            machines: how many.
-            needed_s: from now to the run's end.
-
-        Raises:
-            BadInput: the run has no such host, or is over.
-            BudgetStop: the budget does not pay for them.
-        """
-        ...
-
-    def pools(self, handle: RunHandle) -> Pools | None:
-        """What the run's machines cost here and elsewhere; None while some come or go."""
-        ...
-
-    def switch(self, handle: RunHandle, zone: str, needed_s: float) -> None:
-        """Have the same machines in another zone; those that train are given back once the others take over.
-
-        Args:
-            handle: of the run.
-            zone: where.
-            needed_s: from now to the run's end.
-
-        Raises:
-            BadInput: it cannot leave for there now.
-            BudgetStop: the budget does not pay for both meanwhile.
         """
         ...
 

@@ -287,13 +287,6 @@ class Ec2(Machines):
     accept_risk: Annotated[
         bool, Option(help="Rent a plan that is less sure to keep its limits than was asked for.")
     ] = False
-    canary: Annotated[
-        bool,
-        Option(
-            help="First rent one machine of each type for some minutes, for at most $1, and put what it measures into "
-            "the plan.",
-        ),
-    ] = False
     accept_fewer: Annotated[
         Callable[[RunSpec], bool] | None,
         Option(help="Asked whether the run may begin on fewer machines. Default: all or none.", flag="allow-partial"),

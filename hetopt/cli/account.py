@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hetopt.backends.ec2.renter.doctor import Check
 
 
-@with_options(Ec2, leave_out=("data", "unprobed", "accept_risk", "accept_fewer", "canary"))
+@with_options(Ec2, leave_out=("data", "unprobed", "accept_risk", "accept_fewer"))
 def doctor(
     plan: Annotated[Path | None, typer.Argument(help="Also look at all that its launch needs.")] = None,
     region: Annotated[str | None, typer.Option(help="Region. Default: the plan's.")] = None,

@@ -38,7 +38,7 @@ PREFIX = "HETOPT_"
 
 TYPED_ONLY = frozenset(
     {
-        *("yes", "force", "accept-risk", "canary", "unprobed", "create-bucket"),  # spend, or overwrite
+        *("yes", "force", "accept-risk", "unprobed", "create-bucket"),  # spend, or overwrite
         *("remove", "everybody", "all"),  # remove, or reach for what belongs to others
         *("resume", "learn", "version", "install-completion", "show-completion"),  # are meant once
         *("launch budget", "profile probe-budget", "profile explore"),  # what may be spent

@@ -178,7 +178,7 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
 
 def _rented(rental: Rental, *, yes: bool) -> Rental:
     """Spending is confirmed: at a terminal by a person, elsewhere by --yes. A risk is one that a person must see."""
-    budget = f"${rental.order.budget_usd:.2f}" + (" and a canary for $1" if rental.canary is not None else "")
+    budget = f"${rental.order.budget_usd:.2f}"
     if rental.risk is not None and (yes or not is_attended()):
         raise NoFeasiblePlan(
             f"The plan is a risk: {rental.risk}.",

@@ -92,7 +92,6 @@ def _order(rental: Rental) -> Iterator[Block]:
     move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None
     told = {
         "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
-        "canary": rental.canary_line,
         "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
         f"and up to {formatting.usd(high)} where it takes longer",
         "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "

@@ -226,13 +226,7 @@ def bytes_(number: float) -> str:
     return f"{number:.3g} TB"
 
 
-_HOW = {
-    "drop": "without",
-    "replace": "with another machine as",
-    "on-demand": "on",
-    "add": "with more like",
-    "switch": "in",
-}
+_HOW = {"replace": "with another machine as", "on-demand": "on"}
 
 
 def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
@@ -240,7 +234,7 @@ def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
 
     Args:
         told: the fields of ``supervisor_measured``.
-        sentence: with places for ``how`` (whom the run does without, whose place was taken, or where it is now) and
+        sentence: with places for ``how`` (whose place was taken, or where it is now) and
             for the times of a step ``before``, ``expected`` and ``measured``.
     """
     times = {which: formatting.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}

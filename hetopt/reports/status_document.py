@@ -154,8 +154,6 @@ def _rental(rental: Mapping[str, Any] | None) -> Iterator[str]:
         yield UNSEEN_END
     if rental["ends_in_s"] is not None:
         yield f"the machines end by themselves in {formatting.duration(max(rental['ends_in_s'], 0.0))}"
-    if rental["leaves_for_zone"] is not None:
-        yield f"leaving {rental['zone']} for {rental['leaves_for_zone']}, where the same machines cost less"
 
 
 def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:

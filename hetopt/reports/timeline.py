@@ -67,13 +67,7 @@ ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
 
 
-_DONE = {
-    "drop": "dropped",
-    "replace": "another machine takes its place",
-    "on-demand": "moving to on-demand machines",
-    "add": "more machines like it",
-    "switch": "leaving for another zone",
-}
+_DONE = {"replace": "another machine takes its place", "on-demand": "moving to on-demand machines"}
 
 
 class Happening(Record):
@@ -162,8 +156,7 @@ def happening(
             kind = "clock_jumped"
             text = f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
         case SupervisorActed():
-            done, all_of_it = _DONE[event.action], event.action in ("on-demand", "switch")
-            where = () if all_of_it else (event.host,)
+            done, where = _DONE[event.action], (event.host,) if event.action == "replace" else ()
             kind, text, step = "supervisor_acted", f"{done}: {event.reason}", event.step
         case SupervisorMeasured():
             kind, step = "supervisor_measured", event.step

@@ -127,7 +127,6 @@ DONE_ELSEWHERE = {
     r"metrics --listen": "tests/face/test_dashboard.py::test_the_endpoint_answers",
     r"serve": "tests/face/test_dashboard.py::test_the_command_serves_until_it_is_interrupted",
     r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
-    r"launch \S+ --on ec2 --canary": "tests/ec2/test_box.py::test_a_canary_boots_exchanges",
     r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
     r"launch .*--on ssh": "tests/ssh/test_backend.py::test_a_run_ends_and_nothing",
     r"hosts check": "tests/ssh/test_checking.py::test_the_command_says_a_line_for_each",

@@ -15,7 +15,6 @@ from benchmarks.box.story import Act, Stage, meeting_host, timeline, trained
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.probing import CANARY_USD
 from hetopt.backends.emulation.namespaces import why_not
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.profile import Profile
@@ -159,31 +158,6 @@ def until(stage: Stage, reached: Callable[[Stage], bool], within_s: float = 400.
         stage.box.check()
         assert time.monotonic() < deadline, [one.what for one in stage.box.happenings]
         time.sleep(0.2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_canary_boots_exchanges_and_ends_before_the_rest_is_rented(
-    stage: Stage, profile: Profile, catalog: Catalog
-) -> None:
-    """By its own user data, on one machine of each type; the run's plan then holds what it measured."""
-    plan, box = stage.home / "plan.json", stage.box
-    plan_of(profile, catalog, (("c7i.large", 2, "spot"), ("c7i.xlarge", 1, "spot"))).save(plan)
-    launch = ("launch", "--on", "ec2", plan, "--canary", "--steps", 40, "--yes", "--unprobed")
-    told = stage.hetopt(*launch)
-    first, *others = [one.type for one in box.instances()]
-    assert sorted([first, others[0]]) == ["c7i.large", "c7i.xlarge"], "one of each, before the others"
-    assert len(others) == 4, "and then the plan's three"
-    assert "canary: step-30 is in the bucket" in told.stderr
-    (canary,) = (stage.home / "runs").glob("*-canary-*")
-    seen = ClusterState.load(canary / SEEN_FILE)
-    assert 0 < seen.spent_usd(seen.time_s) < CANARY_USD
-    folder = stage.folder()
-    assert folder is not None
-    (sample,) = json.loads((folder / "launch.json").read_text())["plan"]["profile"]["samples"]
-    assert {node["type"] for node in sample["nodes"]} == {"c7i.large", "c7i.xlarge"}
-    assert sample["step_time_s"] > 0
-    nothing_is_left(stage)
 
 
 @pytest.mark.slow

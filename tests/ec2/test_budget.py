@@ -30,17 +30,12 @@ from hetopt.backends.ec2.renewal import (
     spent_usd,
 )
 from hetopt.backends.ec2.renter.cluster_state import (
-    PAIR_RESTS_S,
     ClusterState,
     MachineState,
-    SpotPrices,
-    pair,
-    pools_of,
     repriced,
 )
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Rate, Role, Zone, lifetime_s
 from hetopt.backends.ec2.renter.ordering import Job
-from hetopt.backends.ec2.renter.reconcile import guard_of, switched
 from hetopt.core import budget_law
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop
@@ -417,54 +412,5 @@ def test_prices_are_believed_up_to_the_worst_and_kept_where_nothing_is_said(orde
     assert one.usd_per_hour(order.zones[1], "c7i.large", "on-demand") == 3.0
     two = repriced(order, one, {("b", "c7i.large"): 0.5}, 4200.0)
     assert two.machines == one.machines
-    assert two.prices_before == one.prices
     assert [two.usd_per_hour(zone, "c7i.large", "spot") for zone in order.zones] == [2.01, 0.51, 1.0]
     assert ClusterState.from_json(two.to_json(), origin="a test") == two
-
-
-@pytest.mark.parametrize("spent_h", [0.0, 1.5, 4.0])
-@pytest.mark.parametrize("waited_s", [0.0, 300.0, UNPLACED_S])
-def test_a_change_of_zones_that_nobody_sees_through_is_paid(order: Order, spent_h: float, waited_s: float) -> None:
-    """Both clusters at their worst price: until those end that wait in vain, and until the lease ends."""
-    now_s, budgeted = spent_h * 3600.0, order.model_copy(update={"budget_usd": 40.0})
-    worst = budgeted.worst_usd_per_hour()
-    change = switched(budgeted, seen(), ("h0", "h1"), "b", 600.0, now_s)
-    spent = change.state.spent_usd(now_s)
-    both = spent + worst * (change.end_s + SHUTDOWN_S - now_s + UNPLACED_S) / 3600
-    assert both + budgeted.fixed_usd == pytest.approx(40.0)
-    # Those that wait spend what was kept for them: the end stays where it is while they do.
-    late = [
-        seen_machine(host, "b", duty="waits", since_s=now_s, usd_per_hour=3.0, id=f"i-new-{host}")
-        for host in ("h0", "h1")
-    ]
-    leaving = change.state.model_copy(update={"machines": (*change.state.machines, *late)})
-    then_s = now_s + waited_s
-    end_s = guard_of(budgeted, leaving, then_s).end_s(leaving.spent_usd(then_s), then_s)
-    assert end_s >= change.end_s - 1e-6
-
-
-def at(here: float, there: float, seen_s: float) -> SpotPrices:
-    return SpotPrices(seen_s=seen_s, usd_per_hour={"a": {"c7i.large": here}, "b": {"c7i.large": there}})
-
-
-def test_another_zone_is_as_cheap_as_it_was_seen_twice(order: Order) -> None:
-    hosts = ("h0", "h1")
-    dear = tuple(each.model_copy(update={"usd_per_hour": 2.0}) for each in seen().machines)
-
-    def elsewhere(now_s: float = 5000.0, **changes: Any) -> dict[str, float]:
-        usual = {"machines": dear, "prices": at(2.0, 0.5, 4800.0), "prices_before": at(2.0, 0.6, 4200.0)}
-        found = pools_of(order, seen(**{**usual, **changes}), hosts, now_s)
-        assert found is not None
-        assert found.usd_per_hour == dict.fromkeys(hosts, 2.0)
-        return dict(found.elsewhere_usd_per_hour)
-
-    assert elsewhere() == {"b": pytest.approx(1.2), "c": pytest.approx(2.0)}
-    assert elsewhere(prices_before=at(2.0, 2.0, 4200.0))["b"] == pytest.approx(4.0), "a dip there, seen once"
-    assert elsewhere(prices_before=at(0.5, 0.5, 4200.0))["b"] == pytest.approx(4.0), "a peak here, seen once"
-    assert elsewhere(prices_before=None)["b"] == pytest.approx(4.0), "what the order says was seen, too"
-    assert elsewhere(now_s=7000.0) == {}, "prices that old decide nothing"
-    assert elsewhere(prices=None) == {}
-    assert set(elsewhere(switches={pair("b", "a"): 4000.0})) == {"c"}
-    assert set(elsewhere(switches={pair("b", "a"): 5000.0 - PAIR_RESTS_S})) == {"b", "c"}
-    assert elsewhere(machines=(dear[0], dear[1].model_copy(update={"on_demand": True}))) == {}
-    assert elsewhere(on_demand=True) == {}

@@ -1,7 +1,4 @@
-"""Probes on rented machines: which there may be, that each is rented, measured, paid for and given back.
-
-The canary: what it rents of a plan, that it is measured and leaves nothing, and what it changes in the plan.
-"""
+"""Probes on rented machines: which there may be, that each is rented, measured, paid for and given back."""
 
 from __future__ import annotations
 
@@ -11,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.ec2.protocol import Latest
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.backend import Ec2Backend
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -22,27 +17,18 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.ec2.renter.probing import (
     BOOT_S,
-    CANARY_USD,
-    Canary,
     Prober,
-    canary_probe,
-    folded,
     probe_price_usd,
     rented_probes,
     roles_for,
-    told,
 )
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
-from hetopt.core.run_folder import LATEST_OBJECT, RunFolders
-from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
-from tests.ec2.conftest import Patience, leftovers, plan_of
+from tests.ec2.conftest import Patience, leftovers
 from tests.ec2.test_command import refused
 from tests.face.conftest import Answer
 from tests.logs import fields
@@ -170,111 +156,3 @@ def test_what_cannot_be_explored_on_ec2(cloud: BotoEdge, hetopt: Callable[..., A
     refused(hetopt("profile", "digits", *rented), 2, "nobody is there to say yes")
     refused(hetopt("profile", "digits", *rented, "--data", tmp_path), 2, "rented machines cannot read")
     assert not (tmp_path / "p.json").exists()
-
-
-STEP_S = 0.02
-
-
-def measured(plan: Plan, step_s: float, startup_s: float = 100.0) -> Canary:
-    asked = canary_probe(plan).configuration
-    sample = StepSample(nodes=asked.nodes, local_batch_size=asked.local_batch_size, step_time_s=step_s, sync_time_s=0.0)
-    return Canary(sample=sample, startup_s=startup_s, checkpoint="step-30", usd=0.01)
-
-
-def test_it_is_one_machine_of_each_type(plan: Plan, profile: Profile, catalog: Catalog) -> None:
-    probe = canary_probe(plan)
-    assert [node.type for node in probe.configuration.nodes] == ["c7i.large", "c7g.xlarge"]
-    assert probe.spec.stop.max_steps == PROBE_STEPS
-    assert [worker.local_batch_size for worker in probe.spec.workers] == [16, 16]
-    several = canary_probe(plan_of(profile, catalog, (("c7i.large", 2, "spot"), ("c7i.large", 1, "on-demand"))))
-    assert [node.type for node in several.configuration.nodes] == ["c7i.large"] * 2, "two exchange; one would not"
-    assert len(canary_probe(plan_of(profile, catalog, (("c7i.large", 1, "spot"),))).configuration.nodes) == 1
-    script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": ("train.py",)})})
-    with pytest.raises(BadInput, match="a script ends by its own loop"):
-        canary_probe(script)
-
-
-def machines_of_a_canary(cloud: BotoEdge, folder: Path, *, checkpoint: bool = True) -> Callable[[], None]:
-    """They log steps, leave a checkpoint and end."""
-
-    def work() -> None:
-        order = Order.load(folder / ORDER_FILE)
-        if checkpoint:
-            name = f"{order.prefix}/{LATEST_OBJECT}"
-            cloud(calls.put_object(order, "node", name, Latest(checkpoint="step-30").data, "by a machine"))
-        ranks = {"compute_s": [0.015, 0.016], "step_time_s": STEP_S}
-        steps = [fields("step", step=step, **ranks) for step in range(5, PROBE_STEPS + 1, 5)]
-        events = [fields("training_started"), *steps, fields("training_finished", reason="steps")]
-        late = [{**event, "time_s": order.created_s + 90.0} for event in events]
-        a_machine_that(late, cloud, folder)()
-
-    return work
-
-
-def test_it_is_rented_as_the_plan_is_and_leaves_nothing(
-    cloud: BotoEdge, prober: Make, plan: Plan, catalog: Catalog, tmp_path: Path
-) -> None:
-    folder = tmp_path / "runs" / "20261120-000000-canary-0001"
-    folder.mkdir(parents=True)
-    found = prober(machines_of_a_canary(cloud, folder)).canary(plan, folder, CANARY_USD)
-    order = Order.load(folder / ORDER_FILE)
-    assert order.budget_usd == CANARY_USD
-    assert [(role.instance_types, role.machines, role.market) for role in order.roles] == [
-        (("c7i.large",), 1, "spot"),
-        (("c7g.xlarge",), 1, "on-demand"),
-    ]
-    assert order.lifetime_s == plan.chosen.prediction.startup_s + 300.0, "five minutes beside what booting takes"
-    assert found.sample.step_time_s == STEP_S
-    assert found.checkpoint == "step-30"
-    assert found.startup_s == pytest.approx(90.0)
-    assert 0 < found.usd < CANARY_USD
-    assert leftovers(cloud) == []
-
-
-def test_a_canary_without_a_checkpoint_has_failed(cloud: BotoEdge, prober: Make, plan: Plan, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "20261120-000000-canary-0002"
-    folder.mkdir(parents=True)
-    with pytest.raises(RunFailed, match="no checkpoint in the bucket"):
-        prober(machines_of_a_canary(cloud, folder, checkpoint=False)).canary(plan, folder, CANARY_USD)
-    assert leftovers(cloud) == []
-
-
-def test_what_it_measured_is_in_the_plan(plan: Plan, catalog: Catalog) -> None:
-    slow = folded(plan, measured(plan, 1.0, startup_s=400.0), catalog)
-    assert slow.profile is not None
-    assert slow.profile.samples[-1].step_time_s == 1.0
-    before, after = plan.chosen.prediction, slow.chosen.prediction
-    stretch = after.step_time_s.value / before.step_time_s.value
-    assert stretch > 1.5, "the model has learned that these machines are slow"
-    assert after.training_s.value == pytest.approx(before.training_s.value * stretch)
-    assert after.startup_s == 400.0
-    more_s = (stretch - 1) * before.training_s.value + 220.0
-    assert after.total_s.value == pytest.approx(before.total_s.value + more_s)
-    hourly = sum(group.machines * group.price_usd_per_hour for group in plan.chosen.groups)
-    assert after.cost_usd.value == pytest.approx(before.cost_usd.value + hourly * more_s / 3600)
-    assert "step-30 is in the bucket" in told(plan, slow, measured(plan, 1.0))
-
-
-def test_the_rest_is_not_rented_where_the_budget_no_longer_holds(
-    cloud: BotoEdge, plan: Plan, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    where = Ec2Backend(home=tmp_path, inner=cloud, tell=said.append)
-    prepared = where.prepare(plan, plan, Ec2(canary=True, unprobed=True))
-    assert prepared.canary is not None
-    monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(plan, 5000.0))
-    folders = RunFolders(home=tmp_path / "runs")
-    with pytest.raises(BudgetStop, match="by what the canary measured the plan may cost"):
-        where.submit(prepared, folders)
-    assert leftovers(cloud) == []
-    monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(plan, 0.01))
-    handle, launch = where.submit(prepared, folders)
-    assert launch.plan.profile is not None
-    assert launch.plan.profile.samples, "the run's own plan has it"
-    assert launch.prediction == launch.plan.chosen.prediction
-    order = Order.load(handle.run_dir / ORDER_FILE)
-    assert order.budget_usd == prepared.order.budget_usd - 0.01, "the canary is paid out of the budget"
-    assert order.lifetime_s < prepared.order.lifetime_s
-    where.stop(handle)
-    assert leftovers(cloud) == []
-    assert any("canary" in one for one in said)

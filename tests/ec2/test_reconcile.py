@@ -23,11 +23,9 @@ from hetopt.backends.ec2.renter.reconcile import (
     Place,
     Rent,
     Stop,
-    enlarged,
     moved,
     reconcile,
     slots_of,
-    switched,
 )
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec, host_names
@@ -207,12 +205,11 @@ class World:
 
     def check_rent(self, before: ClusterState, rent: Rent) -> None:
         """Never more machines than are wanted."""
-        slots = {slot.host: slot for slot in slots_of(self.order, before, self.spec)}
+        slots = {slot.host: slot for slot in slots_of(before, self.spec)}
         assert set(rent.hosts) <= set(slots)
         assert len(rent.hosts) == len(set(rent.hosts)) > 0
         assert not before.lease_renews, "nobody extends a lease by what it does not know to be paid"
         for host in rent.hosts:
-            assert slots[host].zone == rent.zone
             assert not any(slots[host].fits(machine) for machine in before.alive), "there is one already"
             assert host not in before.given_up
 
@@ -220,10 +217,10 @@ class World:
         """What holds whenever nothing is left to do."""
         duties = Counter((machine.host, machine.duty) for machine in self.state.alive if machine.duty != "relieved")
         assert max(duties.values(), default=0) <= 1, "a host has one machine, and at most one that is to take over"
-        changes = self.state.on_demand or self.state.zone_wanted is not None or not self.state.serving
+        changes = self.state.on_demand or not self.state.serving
         both = {host for host, duty in duties if duty == "waits"} & {host for host, duty in duties if duty == "serves"}
         assert changes or not both, "nobody is relieved without a reason"
-        slots = slots_of(self.order, self.state, self.spec)
+        slots = slots_of(self.state, self.spec)
         assert all(any(slot.fits(one) for slot in slots) for one in self.state.waiting if not self.finished)
         idle = [one for one in self.state.alive if one.duty == "relieved" and one.id not in self.ended]
         if self.state.stop_wished_s is None:
@@ -235,8 +232,7 @@ happenings = st.lists(
     st.one_of(
         st.tuples(st.just("passes"), st.floats(5.0, 700.0)),
         st.tuples(st.sampled_from(["boots", "lost", "fails to boot"]), st.integers(0, 7)),
-        st.tuples(st.sampled_from(["pauses", "empty", "full", "move", "enlarge", "finishes", "all boot"]), st.just(0)),
-        st.tuples(st.just("switch"), st.sampled_from(["a", "b"])),
+        st.tuples(st.sampled_from(["pauses", "empty", "full", "move", "finishes", "all boot"]), st.just(0)),
     ),
     max_size=30,
 )
@@ -265,13 +261,7 @@ def happens(world: World, what: str, how: Any) -> None:
             world.finished = True
     try:
         if what == "move":
-            world.state = moved(world.order, world.state, 60.0, world.now_s).state
-        elif what == "enlarge":
-            larger = enlarged(world.order, world.state, world.spec, "h0", 1, 60.0, world.now_s)
-            world.order, world.state = larger.order, larger.state
-        elif what == "switch":
-            hosts = host_names(world.spec)
-            world.state = switched(world.order, world.state, hosts, how, 60.0, world.now_s).state
+            world.state = moved(world.order, world.state, 60.0, world.now_s)
     except (BadInput, BudgetStop):
         pass  # not now
 
@@ -314,14 +304,13 @@ def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str,
     until_quiet(world)
     if world.over or world.state.stop_wished_s is not None or not world.state.serving:
         return
-    slots = slots_of(world.order, world.state, world.spec)
+    slots = slots_of(world.state, world.spec)
     hosts = set(host_names(world.spec))
     assert {slot.host for slot in slots} == hosts - set(world.state.given_up)
     assert {machine.host for machine in world.state.serving} == hosts
     assert len(world.state.alive) == len(hosts)
     for slot in slots:
         assert [machine.duty for machine in world.state.alive if slot.fits(machine)] == ["serves"]
-    assert world.state.zone_wanted is None
     assert world.decide() == [], "and nothing is left to do"
 
 
@@ -330,28 +319,18 @@ def kinds(world: World) -> list[type[Action]]:
 
 
 def test_the_states_of_what_is_wanted_are_one_flow() -> None:
-    """Recover, enlarge, move and switch: the same few actions, in the order that each needs."""
+    """Recover and move: the same few actions, in the order that each needs."""
     recovers = World(order_of())
     happens(recovers, "lost", 0)
     until_quiet(recovers)
     assert kinds(recovers) == [Place, Rent, Pause, Place], "the others go on first"
-    enlarges = World(order_of())
-    happens(enlarges, "enlarge", 0)
-    until_quiet(enlarges)
-    assert kinds(enlarges) == [Rent, Pause, Place]
-    assert len(enlarges.state.serving) == 4
     moves = World(order_of())
     happens(moves, "move", 0)
     until_quiet(moves)
     assert kinds(moves) == [Rent, Pause, Place, End]
     assert all(machine.on_demand for machine in moves.state.alive)
-    switches = World(order_of(third="spot"))
-    happens(switches, "switch", "b")
-    until_quiet(switches)
-    assert kinds(switches) == [Rent, Pause, Note, Place, End]
-    assert {machine.zone for machine in switches.state.alive} == {"b"}
     finishes = World(order_of())
-    happens(finishes, "enlarge", 0)
+    happens(finishes, "move", 0)
     finishes.look()
     finishes.settle()
     happens(finishes, "finishes", 0)

@@ -26,7 +26,7 @@ from hetopt.api.run import RunRecord
 from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
-from hetopt.backends.supervisor.decide import RunProgress
+from hetopt.backends.supervisor import RunProgress
 from hetopt.cli import render, terminal
 from hetopt.cli.status import picture
 from hetopt.core.errors import BadInput, RunFailed

@@ -1,10 +1,9 @@
-"""A rehearsed cluster whose hosts die and return while the run goes on, and one of which is dropped."""
+"""A rehearsed cluster whose hosts die and return while the run goes on."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,14 @@ import pytest
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_change, parse_changes
 from hetopt.backends.emulation.injection import ask_for_change, check_change
-from hetopt.backends.supervisor.acting import Supervision, dropping
-from hetopt.backends.supervisor.decide import Hysteresis, PredictedGain, Supervisor
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Event, read_events, read_log
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events, read_log
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import Change
-from tests.disturbance import CoreTime, note, was_ours
+from tests.disturbance import CoreTime, note
 from tests.face.conftest import until
-from tests.logs import event_of
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
 NAMES = ["h0", "h1", "h2"]
@@ -51,42 +47,25 @@ def spec(schedule: str, **changes: Any) -> RunSpec:
 
 @pytest.fixture(scope="module")
 def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one run: its first host dies and returns, another becomes slow, all die and one returns."""
+    """Of one run: its first host dies and returns, all die and one returns."""
     run_dir, begun = tmp_path_factory.mktemp("coming-and-going"), CoreTime.now()
-    promise = PredictedGain(step_time_s=0.06, step_time_low_s=0.04, step_time_high_s=0.1, steps=10**6, usd_per_hour=3.0)
-    supervision = Supervision(
-        run_dir=run_dir,
-        usd_per_hour=dict.fromkeys(NAMES, 1.0),
-        hands={"drop": dropping(run_dir)},
-        supervisor=Supervisor(promise=promise, hysteresis=Hysteresis(looks=2, rest_s=0.0)),
-    )
 
     def all_die_and_one_returns() -> None:
         began_s = told(read_events(run_dir / EVENTS_FILE), "training_started")[0]["time_s"]
         ask_for_change(run_dir, Change(host="h1", at_s=time.time() - began_s + 1.0, returns=True))
         ask_for_change(run_dir, parse_change("* dies", NAMES))
 
-    ask: list[Callable[[], None]] = [
-        lambda: ask_for_change(run_dir, parse_change("h2 speed=0.1", NAMES)),
-        all_die_and_one_returns,
-    ]
+    asked = False
     launcher = RehearsalLauncher(grace_s=10.0)
     handle = launcher.start(spec("step 20 h0 dies\nstep 21 h0 returns"), run_dir, {})
     try:
-        deadline_s, read = time.monotonic() + 300, 0
+        deadline_s = time.monotonic() + 300
         while True:
             log = read_events(run_dir / EVENTS_FILE)
-            for event in log[read:]:
-                supervision.take_in(event_of(event))
-            if len(log) > read:
-                read = len(log)
-                if len(ask) < 2:  # before, one core too few may make any of them the slow one
-                    supervision.look()
-            if len(ask) == 2 and any(0 in event["new"] for event in told(log, "workers_changed")):
-                ask.pop(0)()
-            if len(ask) == 1 and told(with_decisions(run_dir), "supervisor_measured"):
-                ask.pop(0)()
-            if not ask and log[-1]["event"] == "step" and len(log[-1]["local_batch_sizes"]) == 1:
+            if not asked and any(0 in event["new"] for event in told(log, "workers_changed")):
+                asked = True
+                all_die_and_one_returns()
+            if asked and log[-1]["event"] == "step" and len(log[-1]["local_batch_sizes"]) == 1:
                 break
             assert time.monotonic() < deadline_s, log[-5:]
             assert not launcher.poll(handle).state.is_over, launcher.poll(handle).reason
@@ -101,13 +80,7 @@ def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def events(run_dir: Path) -> list[Event]:
     """The log of that run."""
-    return with_decisions(run_dir)
-
-
-def with_decisions(run_dir: Path) -> list[Event]:
-    """Events of the run and of the supervisor, in the order of their times."""
-    logs = [read_events(run_dir / name) for name in (EVENTS_FILE, DECISIONS_FILE)]
-    return sorted((event for log in logs for event in log), key=lambda event: event["time_s"])
+    return read_events(run_dir / EVENTS_FILE)
 
 
 def told(events: list[Event], kind: str) -> list[Event]:
@@ -123,20 +96,6 @@ def test_the_first_host_dies_and_returns(events: list[Event]) -> None:
     steps = [event for event in told(events, "step") if event["time_s"] < back["time_s"]]
     assert [event["step"] for event in steps] == sorted(event["step"] for event in steps), "nothing is done again"
     assert all(sum(event["local_batch_sizes"]) == 96 for event in told(events, "step"))
-
-
-def test_a_host_that_has_become_ten_times_slower_is_dropped_and_the_gain_is_measured(
-    run_dir: Path, events: list[Event]
-) -> None:
-    acted = next(event for event in told(events, "supervisor_acted") if event["host"] == "h2")
-    measured = next(event for event in told(events, "supervisor_measured") if event["time_s"] > acted["time_s"])
-    without = next(event for event in told(events, "workers_changed") if event["time_s"] > acted["time_s"])
-    assert without["lost"] == [2]
-    assert acted["expected_saving_usd"] > 0
-    # A tenth of it, on cores of one's own; three hosts on cores that were mostly with others once came to half.
-    most = 0.5 if was_ours(run_dir) else 0.8
-    assert measured["step_time_measured_s"] < most * measured["step_time_before_s"]
-    assert measured["step_time_expected_s"] == acted["step_time_expected_s"]
 
 
 def test_when_nobody_is_left_who_returns_begins_with_the_newest_checkpoint(events: list[Event]) -> None:

@@ -448,7 +448,7 @@ class ClockJumped(Happened):
     by_s: Annotated[float, Field(ge=-1e11, le=1e11)]
 
 
-Action = Literal["drop", "replace", "on-demand", "add", "switch"]
+Action = Literal["replace", "on-demand"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

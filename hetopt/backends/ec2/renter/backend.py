@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -18,11 +17,9 @@ from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
 from hetopt.backends.ec2.renter.ordering import IMAGES, PROFILE_NAME, Moved, Orders, Wishes
-from hetopt.backends.ec2.renter.probing import CANARY_USD, Prober, canary_probe, folded, told
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.options import Ec2
-from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
-from hetopt.core.formatting import duration, listed, usd
+from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 from hetopt.core.plain_text import typed
 from hetopt.core.run_folder import RunFolders, read_spec
@@ -45,7 +42,6 @@ class Rental(Prepared):
         risk: half a sentence on how likely the limits are broken, where nobody has accepted that; None: nothing.
         accept_fewer: asked whether the run may begin on fewer machines; absent: all or none.
         spent_usd: what the run has cost before.
-        canary: what probes the plan's types before the rest is rented; absent: nothing does.
     """
 
     wanted: Plan
@@ -54,21 +50,6 @@ class Rental(Prepared):
     risk: str | None = None
     accept_fewer: Callable[[RunSpec], bool] | None = None
     spent_usd: float = 0.0
-    canary: Prober | None = None
-
-    @property
-    def canary_usd(self) -> float:
-        """What the canary may cost at most, out of the budget."""
-        return min(CANARY_USD, self.order.budget_usd)
-
-    @property
-    def canary_line(self) -> str:
-        """What is rented before the rest, for a person; empty where nothing is."""
-        if self.canary is None:
-            return ""
-        types = Counter(node.type for node in canary_probe(self.wanted).configuration.nodes)
-        machines = listed([f"{number} × {name}" for name, number in types.items()])
-        return f"{machines} for some minutes before the rest, for at most {usd(self.canary_usd)} of the budget"
 
     def moved_prices(self) -> list[Moved]:
         """What machines cost now beside what was planned, a row a type."""
@@ -115,8 +96,6 @@ class Ec2Backend(Ec2Launcher):
             prediction=wanted.chosen.prediction,
         )
         risk = None if options.accept_risk else wanted.risk_with(order.budget_usd)
-        if options.canary:
-            canary_probe(wanted)
         return Rental(
             launch=launch,
             wanted=wanted,
@@ -124,26 +103,10 @@ class Ec2Backend(Ec2Launcher):
             bundle=bundle,
             risk=risk,
             accept_fewer=options.accept_fewer,
-            canary=self._prober(wanted, bundle, options.data, orders) if options.canary else None,
-        )
-
-    def _prober(self, plan: Plan, bundle: Bundle, data: str | None, orders: Orders) -> Prober:
-        """What runs a canary: as the plan's own launch, with a run and a hard stop of its own."""
-        assert plan.profile is not None
-        return Prober(
-            **vars(orders),
-            launcher=self,
-            bundle=bundle,
-            data=data,
-            gradient_bytes=plan.profile.job.gradient_bytes,
-            clock=self.clock,
-            sleep=self.sleep,
         )
 
     def prepare_resumed(self, folder: Path, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
-        if options.canary:
-            raise BadInput("a run that is resumed has run, and needs no canary.", hint="leave `canary` out")
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
@@ -174,47 +137,6 @@ class Ec2Backend(Ec2Launcher):
             spent_usd=seen.spent_usd(now_s),
         )
 
-    def _after_canary(self, prepared: Rental, prober: Prober, folders: RunFolders) -> Rental:
-        """Rent the canary, and put what it measured into the plan, which must still keep its budget: what is left.
-
-        The rest is ordered anew, at the prices of then: minutes have passed since it was.
-
-        Raises:
-            CloudRefused, BudgetStop, RunFailed: the canary failed, or the plan costs too much by what it measured.
-            NoFeasiblePlan: by that the plan misses its deadline.
-        """
-        now = datetime.datetime.now(datetime.UTC)
-        folder = folders.create("canary", now, secret=True)
-        self.tell(f"canary {folder.name}: {prepared.canary_line}")
-        canary = prober.canary(prepared.wanted, folder, prepared.canary_usd)
-        plan = folded(prepared.wanted, canary, prober.catalog)
-        self.tell(told(prepared.wanted, plan, canary))
-        high, left_usd = plan.chosen.prediction.cost_usd.high, prepared.order.budget_usd - canary.usd
-        if high > left_usd and high > prepared.wanted.chosen.prediction.cost_usd.high * 1.001:
-            raise BudgetStop(
-                f"by what the canary measured the plan may cost up to {usd(high)}, and {usd(left_usd)} of the budget "
-                "are left.",
-                hint="plan again with what it measured, or raise `budget_usd`",
-            )
-        deadline_s, was, now_is = plan.goal.deadline_s, prepared.wanted.chosen.prediction, plan.chosen.prediction
-        if deadline_s is not None and was.total_s.value <= deadline_s < now_is.total_s.value:
-            raise NoFeasiblePlan(
-                f"by what the canary measured the plan takes {duration(now_is.total_s.value)}, and its deadline is "
-                f"{duration(deadline_s)}.",
-                hint="plan again with what it measured, or leave `canary` out to launch it all the same",
-            )
-        order = prober.of_plan(
-            plan,
-            run_id=prepared.order.run_id,
-            bundle_sha256=prepared.order.bundle_sha256,
-            now_s=self.clock(),
-            spent_usd=canary.usd,
-        ).of_run(prepared.launch.spec)
-        order = order.model_copy(update={"budget_usd": left_usd})
-        ordering.check_prices(plan, order)
-        launch = prepared.launch.model_copy(update={"plan": plan, "prediction": now_is})
-        return replace(prepared, wanted=plan, launch=launch, order=order)
-
     def check_ready(self, prepared: Prepared) -> None:
         """See `hetopt.backends.backend.Backend`.
 
@@ -239,8 +161,6 @@ class Ec2Backend(Ec2Launcher):
                 hint="plan again with other limits, raise `budget_usd`, or take the risk with `accept_risk=True`",
             )
         self.check_ready(prepared)
-        if prepared.canary is not None:
-            prepared = self._after_canary(prepared, prepared.canary, folders)
         folder, launch = prepared.begun(folders, secret=True)
         prepared.save_order(folder)
         launch.save(folder / LAUNCH_FILE)

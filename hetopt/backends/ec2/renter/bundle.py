@@ -234,7 +234,15 @@ _LAUNCHING = tuple(
     f"ssh/{name}.py"
     for name in ("backend", "checking", "conductor", "conversation", "edge", "inventory", "link", "look", "receive")
 )
-LEFT_OUT = ("ec2/renter", "emulation", "on_this_machine.py", "prediction", "probe_runs.py", "supervisor", *_LAUNCHING)
+LEFT_OUT = (
+    "ec2/renter",
+    "emulation",
+    "on_this_machine.py",
+    "prediction",
+    "probe_runs.py",
+    "supervisor.py",
+    *_LAUNCHING,
+)
 """...what of `hetopt.backends` they do not: they plan nothing and rent nothing."""
 
 TASK_FOLDER = "task"

@@ -25,7 +25,7 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.protocol import Renewal
-from hetopt.backends.ec2.renter.order import ORDER_FILE, UNPLACED_S, Order, Role, Zone, filters
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters
 from hetopt.backends.ec2.renter.request import Edge, Reference, Request, if_there, read
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -475,12 +475,6 @@ def placement_call(order: Order, body: bytes) -> Request:
         body,
         "which machine is which host, and where all meet",
     )
-
-
-def order_call(order: Order) -> Request:
-    """Write the order where other terminals find it, after it was changed."""
-    key = f"{order.prefix}/{ORDER_FILE}"
-    return put_object(order, "order", key, order.to_json().encode(), "what is rented, for other terminals")
 
 
 def lease_call(

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from hetopt.backends.backend import Pools, is_given_up
+from hetopt.backends.backend import is_given_up
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renewal import PRICES_EVERY_S, Stay, changes_of, history_parameters, spent_usd
 from hetopt.backends.ec2.renter.order import Order, Zone
@@ -147,12 +147,7 @@ class ClusterState(Artifact):
     asks: NonNegativeInt = Field(default=0, description="how often lost machines were asked for")
     asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
     on_demand: bool = Field(default=False, description="the run moves to on-demand machines, or has")
-    zone_wanted: str | None = Field(default=None, description="where the run is leaving for")
-    switches: Mapping[str, NonNegativeFloat] = Field(
-        default={}, description="when the run last set out from one zone to another, by both names in order"
-    )
     prices: SpotPrices | None = Field(default=None, description="as they were seen last; absent: when it was ordered")
-    prices_before: SpotPrices | None = Field(default=None, description="as they were seen the time before that")
     prices_asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
@@ -178,12 +173,6 @@ class ClusterState(Artifact):
     def waiting(self) -> list[MachineState]:
         """Of those, the ones that have no place yet."""
         return [machine for machine in self.alive if machine.duty == "waits"]
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nobody comes, goes or is missed just now."""
-        changes = self.absent or self.zone_wanted is not None or self.paused_s is not None
-        return not changes and self.stop_wished_s is None and len(self.serving) == len(self.alive) > 0
 
     @property
     def has_moved(self) -> bool:
@@ -321,78 +310,9 @@ def repriced(order: Order, seen: ClusterState, newest: Mapping[tuple[str, str], 
         update={
             "machines": tuple(after(machine) for machine in seen.machines),
             "prices": prices,
-            "prices_before": seen.prices,
             "prices_asked_s": now_s,
         }
     )
-
-
-PAIR_RESTS_S = 3600.0
-"""Between two zones nobody goes again so soon, in either direction; nor is a zone that had nothing asked again."""
-
-_STALE_S = 2.5 * PRICES_EVERY_S
-"""Prices that are older decide nothing."""
-
-
-def may_leave(seen: ClusterState, hosts: Collection[str]) -> bool:
-    """Whether all machines of a run could be had elsewhere: all on spot and serving, and nobody comes or goes.
-
-    Args:
-        seen: the run's last look.
-        hosts: of those that train.
-    """
-    on_spot = not seen.on_demand and not any(machine.on_demand for machine in seen.serving)
-    return on_spot and seen.is_settled and {machine.host for machine in seen.serving} == set(hosts)
-
-
-def pair(one: str, other: str) -> str:
-    """Two zones in either order."""
-    return " ".join(sorted((one, other)))
-
-
-def rests(seen: ClusterState, zone: str, now_s: float) -> bool:
-    """Whether the run has set out between its zone and this one a short time ago."""
-    set_out_s = seen.switches.get(pair(seen.zone, zone))
-    return set_out_s is not None and now_s < set_out_s + PAIR_RESTS_S
-
-
-def pools_of(order: Order, seen: ClusterState, hosts: Collection[str], now_s: float) -> Pools | None:
-    """What the run's machines cost, here and elsewhere; None while some come or go.
-
-    Args:
-        order: of the run, with the zones that it may be in.
-        seen: its last look.
-        hosts: of those that train.
-        now_s: seconds since the epoch.
-    """
-    if not seen.is_settled or {machine.host for machine in seen.serving} != set(hosts):
-        return None
-    here_usd = {machine.host: machine.usd_per_hour for machine in seen.serving}
-    fresh = seen.prices is not None and now_s <= seen.prices.seen_s + _STALE_S
-    others = [zone for zone in order.zones if zone.name != seen.zone and not rests(seen, zone.name, now_s)]
-    elsewhere = {zone.name: _usd_twice_seen(order, seen, zone) for zone in others}
-    return Pools(
-        zone=seen.zone,
-        usd_per_hour=here_usd,
-        elsewhere_usd_per_hour=elsewhere if fresh and may_leave(seen, hosts) else {},
-    )
-
-
-def _usd_twice_seen(order: Order, seen: ClusterState, zone: Zone) -> float:
-    """What the machines cost in another zone, in proportion to here, at the worse of the last two times.
-
-    The supervisor looks every few seconds and prices are asked for every few minutes: what was seen once would be at
-    many looks in a row.
-    """
-    here = order.zone(seen.zone)
-    now_here, now_there = _usd_at(seen, seen.prices, here), _usd_at(seen, seen.prices, zone)
-    before = _usd_at(seen, seen.prices_before, zone) / _usd_at(seen, seen.prices_before, here)
-    return max(now_there, now_here * before)
-
-
-def _usd_at(seen: ClusterState, prices: SpotPrices | None, zone: Zone) -> float:
-    types = [machine.instance_type for machine in seen.serving]
-    return sum(zone.rates[name].usd_per_hour if prices is None else prices.of(zone, name) for name in types)
 
 
 TOGETHER_S = 300.0

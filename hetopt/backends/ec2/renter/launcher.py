@@ -15,12 +15,12 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetopt.backends.backend import Pools, RunHandle
+from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.protocol import Latest, Lease, Renewal
 from hetopt.backends.ec2.renter import calls
@@ -37,7 +37,6 @@ from hetopt.backends.ec2.renter.cluster_state import (
     is_finished,
     judged,
     known,
-    pools_of,
     price_request,
     rebilled,
     remember,
@@ -51,7 +50,6 @@ from hetopt.backends.ec2.renter.placement import Machine, placement_json, places
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
-    Change,
     Clear,
     End,
     Extend,
@@ -61,12 +59,10 @@ from hetopt.backends.ec2.renter.reconcile import (
     Place,
     Rent,
     Stop,
-    enlarged,
     moved,
     must_end,
     reconcile,
     renewal_of,
-    switched,
 )
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
@@ -518,18 +514,9 @@ class Loop:
         """Ask for machines. Before anything is rented: whatever ends this process, the next ask has other tokens."""
         state, zone = action.state, self.order.zone(action.zone)
         self.save(state)
-        try:
-            granted, missing = self._renter().ask(
-                self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s, together=action.together
-            )
-        except CloudRefused as refused:
-            if not action.together:
-                raise
-            self.tell(f"{refused.message} {refused.hint or ''}")
-            return state
+        granted, missing = self._renter().ask(self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
         if missing:
-            again = "" if action.together else f"; it is asked for again in {ASK_AGAIN_S:.0f} s"
-            self.tell(f"there is no capacity for {', '.join(missing)}{again}")
+            self.tell(f"there is no capacity for {', '.join(missing)}; it is asked for again in {ASK_AGAIN_S:.0f} s")
         new = self.granted(granted, zone, state, on_demand=state.on_demand, duty="waits")
         state = state.model_copy(update={"machines": (*state.machines, *new)})
         self.save(state)
@@ -774,54 +761,8 @@ class Ec2Launcher:
             BudgetStop: the budget does not pay for that.
         """
         loop = self._opened(handle)
-        loop.save(moved(loop.order, loop.last(), needed_s, self.clock()).state)
+        loop.save(moved(loop.order, loop.last(), needed_s, self.clock()))
         self._look_at_once(handle)
-
-    def add(self, handle: RunHandle, host: str, machines: int, needed_s: float) -> None:
-        """Have more machines like that of a host. The next looks rent them, and let them join (`Loop`).
-
-        More machines spend a budget in less time: before they are asked for, the lease is shortened to what the budget
-        pays for with them.
-
-        Raises:
-            BadInput: it has no such host, or it is over.
-            BudgetStop: the budget does not pay for that.
-            CloudRefused: the cloud does not answer.
-        """
-        loop = self._opened(handle)
-        spec = read_spec(handle.run_dir)
-        larger = enlarged(loop.order, loop.last(), spec, host, machines, needed_s, self.clock())
-        if self._take_on(loop, larger):
-            loop.edge(calls.order_call(larger.order))
-            larger.order.save(handle.run_dir / ORDER_FILE)
-            self._look_at_once(handle)
-
-    def pools(self, handle: RunHandle) -> Pools | None:
-        """What the run's machines cost here and in other zones; None while some come or go."""
-        loop = self._opened(handle)
-        return pools_of(loop.order, loop.last(), host_names(read_spec(handle.run_dir)), self.clock())
-
-    def switch(self, handle: RunHandle, zone: str, needed_s: float) -> None:
-        """Have the same machines in another zone. The next looks rent them, and let them take over (`Loop`).
-
-        Two clusters spend a budget in less time: before the second is asked for, the lease is shortened to what the
-        budget pays for beside it.
-
-        Raises:
-            BadInput: it cannot leave for there now.
-            BudgetStop: the budget does not pay for both meanwhile.
-            CloudRefused: the cloud does not answer.
-        """
-        loop = self._opened(handle)
-        hosts = host_names(read_spec(handle.run_dir))
-        if self._take_on(loop, switched(loop.order, loop.last(), hosts, zone, needed_s, self.clock())):
-            self._look_at_once(handle)
-
-    def _take_on(self, loop: Loop, change: Change) -> bool:
-        """Shorten the lease to what a change leaves; not where somebody else has said something else meanwhile."""
-        loop = replace(loop, order=change.order)
-        state = loop.extend(change.state, change.end_s, change.stop_training_s)
-        return state.lease_end_s == change.end_s
 
     def _opened(self, handle: RunHandle) -> Loop:
         return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)

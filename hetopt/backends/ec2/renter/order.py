@@ -12,7 +12,6 @@ import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -328,20 +327,6 @@ class Order(Artifact):
     def bundle_key(self) -> str:
         """Where the code is: by its content, so that runs share it."""
         return f"code/{self.bundle_sha256}.tar.gz"
-
-    def new_hosts(self, count: int) -> tuple[str, ...]:
-        """Names that no host of the run has."""
-        taken = {host for role in self.roles for host in role.hosts}
-        free = (name for number in range(len(taken) + count) if (name := f"h{number}") not in taken)
-        return tuple(islice(free, count))
-
-    def with_hosts(self, hosts: Sequence[str], *, like: str) -> Self:
-        """With more machines in the role of one of its hosts."""
-        roles = (
-            role.model_copy(update={"hosts": (*role.hosts, *hosts)}) if like in role.hosts else role
-            for role in self.roles
-        )
-        return self.model_copy(update={"roles": tuple(roles)})
 
     def zone(self, name: str) -> Zone:
         """The zone of that name; the first, where none has it."""

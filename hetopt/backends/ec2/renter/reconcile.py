@@ -4,10 +4,6 @@ Nothing waits for a machine that is not there yet. The survivors of a loss share
 newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
 that a slot no longer wants trains on until the one that relieves it can take over, and ends after that.
 
-Workers in two zones would pay for what they send each other, and wait longer for it. So a run leaves its zone with all
-of its machines or with none: those in the other zone wait until all of them live, then one pause, and all have their
-places at once. Whatever comes between is answered by giving the new ones back.
-
 Each action carries the record of the run that is to be kept with it, so that the same question is answered anew after
 it: `launcher.Loop` observes, asks for actions, records, acts, records, and asks again until there is nothing to do.
 
@@ -15,9 +11,7 @@ What is wanted is kept in the run's folder beside what was seen (`ClusterState`)
 followed by one that wants the same:
 
     recover, replace    the same slots: one whose machine was lost or given back has none now
-    enlarge             more slots (`enlarged`)
     move                slots on demand: no machine on spot fits them (`moved`)
-    switch              slots in another zone: no machine of this one fits them (`switched`)
     end                 no slots for machines that are not placed yet
 """
 
@@ -35,13 +29,10 @@ from hetopt.backends.ec2.renter.cluster_state import (
     billed_from_s,
     failed,
     hopeless_hosts,
-    may_leave,
-    pair,
-    rests,
 )
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Role
+from hetopt.backends.ec2.renter.order import Guard, Order, Role
 from hetopt.backends.ec2.renter.placement import shared, without
-from hetopt.core.budget_law import HEARTBEAT_S, SECONDS_PER_HOUR
+from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
 from hetopt.core.run_spec import RunSpec, WorkerSpec, host_names
@@ -52,41 +43,35 @@ class Slot:
     """A host that the run should have, and what its machine must be like.
 
     Attributes:
-        zone: where, by its name.
         on_demand: a machine on spot does not do.
     """
 
     host: str
-    zone: str
     on_demand: bool
 
     def fits(self, machine: MachineState) -> bool:
         """Whether a machine can be in it, now or once it has its place."""
         here = machine.alive and machine.duty != "relieved" and machine.host == self.host
-        return here and machine.zone in (self.zone, "") and (machine.on_demand or not self.on_demand)
+        return here and (machine.on_demand or not self.on_demand)
 
 
-def slots_of(order: Order, state: ClusterState, spec: RunSpec) -> tuple[Slot, ...]:
-    """The slots of a run: of the hosts that train, and of those that are to come or to come back.
+def slots_of(state: ClusterState, spec: RunSpec) -> tuple[Slot, ...]:
+    """The slots of a run: of the hosts that train, and of those that are to come back.
 
     Args:
-        order: what was rented.
         state: what was seen, and what is wanted.
         spec: the run as it was told to its machines.
     """
     hosts = dict.fromkeys((*host_names(spec), *(worker.host for worker in state.absent)))
-    zone = order.zone(state.zone if state.zone_wanted is None else state.zone_wanted).name
-    return tuple(Slot(host=host, zone=zone, on_demand=state.on_demand) for host in hosts if host not in state.given_up)
+    return tuple(Slot(host=host, on_demand=state.on_demand) for host in hosts if host not in state.given_up)
 
 
 def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
-    """Of the budget, without what a move that may still come will cost, nor what is paid while a run changes zones."""
-    leaves, waiting_usd = state.zone_wanted is not None, state.spent_waiting_usd(now_s)
-    move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - (0.0 if leaves else waiting_usd))
-    both_usd = order.worst_usd_per_hour() * UNPLACED_S / SECONDS_PER_HOUR if leaves else 0.0
+    """Of the budget, without what a move that may still come will cost."""
+    move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_waiting_usd(now_s))
     return Guard(
         budget_usd=order.budget_usd,
-        fixed_usd=order.fixed_usd + move_usd + max(0.0, both_usd - waiting_usd),
+        fixed_usd=order.fixed_usd + move_usd,
         worst_usd_per_hour=order.worst_usd_per_hour(),
         checkpoint_s=order.checkpoint_s,
         heartbeat_s=HEARTBEAT_S,
@@ -100,7 +85,7 @@ def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | Non
     """
     since_s = min(now_s, billed_from_s(order, state))
     guard, spent_usd = guard_of(order, state, now_s), state.spent_usd(since_s)
-    changing = state.zone_wanted is not None or state.paused_s is not None or len(state.serving) < len(state.alive)
+    changing = state.paused_s is not None or len(state.serving) < len(state.alive)
     on_spot = any(not machine.on_demand for machine in state.alive)
     if changing or not on_spot or state.stop_wished_s is not None or guard.left_usd(spent_usd) <= 0:
         return None
@@ -123,24 +108,7 @@ def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | Non
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A run that is to have other machines.
-
-    Attributes:
-        order: with them.
-        state: with what is wanted from now on.
-        end_s: when everything must be gone, were all prices at their worst: sooner than before.
-        stop_training_s: when training must end for that.
-    """
-
-    order: Order
-    state: ClusterState
-    end_s: float
-    stop_training_s: float
-
-
-def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> Change:
+def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
     """The run from the moment on in which all of its slots are on demand.
 
     Args:
@@ -158,75 +126,14 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
             f"{order.run_id} cannot move: it is over, moving already, or not on spot.",
             hint="look at it with `hetopt status`",
         )
-    why_not = f"on-demand machines until the end of {order.run_id}, so that it stays on spot; its deadline may pass."
-    if not order.move_usd:
-        raise _unpaid(order, why_not)
-    change = _paid(order, state, needed_s, now_s, why_not)
-    on_demand = state.model_copy(update={"on_demand": True, "asked_s": None})
-    return Change(order=order, state=on_demand, end_s=change.end_s, stop_training_s=change.stop_training_s)
-
-
-def enlarged(
-    order: Order, state: ClusterState, spec: RunSpec, host: str, machines: int, needed_s: float, now_s: float
-) -> Change:
-    """The run with slots for more machines like that of a host, whose workers get as much of the batch as that one's.
-
-    Raises:
-        BadInput: it has no such host, or it is over.
-        BudgetStop: the budget does not pay for that.
-    """
-    like = [worker for worker in spec.workers if worker.host == host]
-    if not like or not state.alive or state.stop_wished_s is not None:
-        raise BadInput(f"no machine of {order.run_id} is {host} now.", hint="look at it with `hetopt status`")
-    names = order.new_hosts(machines)
-    larger = order.with_hosts(names, like=host)
-    new = [worker.model_copy(update={"host": name}) for name in names for worker in like]
-    wanted = state.model_copy(update={"absent": (*state.absent, *new), "asked_s": None})
-    why_not = (
-        f"{machines} more machines like {host} until the end of {order.run_id}, so that it goes on as it is; "
-        "its deadline may pass."
-    )
-    return _paid(larger, wanted, needed_s, now_s, why_not)
-
-
-def switched(
-    order: Order, state: ClusterState, hosts: Collection[str], zone: str, needed_s: float, now_s: float
-) -> Change:
-    """The run from the moment on in which the slots of all hosts that train are in another zone, given by its name.
-
-    Raises:
-        BadInput: there is no such zone, it has just come from there, machines come or go, or some are on demand.
-        BudgetStop: the budget does not pay for both clusters meanwhile.
-    """
-    others = {one.name for one in order.zones} - {state.zone}
-    if zone not in others or not may_leave(state, hosts) or rests(state, zone, now_s):
-        raise BadInput(f"{order.run_id} cannot leave for {zone} now.", hint="look at it with `hetopt status`")
-    switches = {**state.switches, pair(state.zone, zone): now_s}
-    wanted = state.model_copy(update={"zone_wanted": zone, "asked_s": None, "switches": switches})
-    why_not = (
-        f"the machines of {order.run_id} in {state.zone} and in {zone} meanwhile and until its end, "
-        f"so that it stays in {state.zone}."
-    )
-    return _paid(order, wanted, needed_s, now_s, why_not)
-
-
-def _paid(order: Order, state: ClusterState, needed_s: float, now_s: float, why_not: str) -> Change:
-    """The run with what it is to have, if its budget pays for that until its end.
-
-    Raises:
-        BudgetStop: it does not pay for ``why_not``.
-    """
-    guard = guard_of(order, state, now_s)
-    end_s = min(guard.end_s(state.spent_usd(now_s), now_s), order.latest_end_s)
-    if end_s < now_s + needed_s:
-        raise _unpaid(order, why_not)
-    return Change(order=order, state=state, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
-
-
-def _unpaid(order: Order, what: str) -> BudgetStop:
-    return BudgetStop(
-        f"the budget of {usd(order.budget_usd)} does not pay for {what}", hint="resume it with a higher `budget_usd`"
-    )
+    end_s = min(guard_of(order, state, now_s).end_s(state.spent_usd(now_s), now_s), order.latest_end_s)
+    if not order.move_usd or end_s < now_s + needed_s:
+        raise BudgetStop(
+            f"the budget of {usd(order.budget_usd)} does not pay for on-demand machines until the end of "
+            f"{order.run_id}, so that it stays on spot; its deadline may pass.",
+            hint="resume it with a higher `budget_usd`",
+        )
+    return state.model_copy(update={"on_demand": True, "asked_s": None})
 
 
 ASK_AGAIN_S = 300.0
@@ -234,9 +141,6 @@ ASK_AGAIN_S = 300.0
 
 GATHERED_WITHIN_S = 300.0
 """Machines that were asked for at the same time boot within so long, or the others do not wait for them."""
-
-BOOTED_WITHIN_S = 600.0
-"""All machines in another zone live by then, or the switch is given up; `order.UNPLACED_S` counts on it."""
 
 PAUSE_PATIENCE_S = 300.0
 """Machines that have not saved their checkpoint by then are told their new places all the same."""
@@ -308,12 +212,10 @@ class Rent(Action):
     Attributes:
         roles: the machines.
         zone: where, by its name.
-        together: all or none of them are of use.
     """
 
     roles: tuple[Role, ...]
     zone: str
-    together: bool = False
 
     @property
     def hosts(self) -> list[str]:
@@ -448,17 +350,13 @@ def _ends(state: ClusterState, now_s: float) -> list[End]:
 def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
     """The next step towards what is wanted; empty where none can be taken now."""
     state, lost = observed.state, observed.lost
-    if observed.is_finished and state.zone_wanted is not None:
-        return [Note(state=_with(state, zone_wanted=None))]
-    slots = () if observed.is_finished else slots_of(order, state, observed.spec)
+    slots = () if observed.is_finished else slots_of(state, observed.spec)
     useless = [machine for machine in state.waiting if not any(slot.fits(machine) for slot in slots)]
     if useless:
         return [Note(state=_relieved(state, useless))]
     if observed.is_finished:
         return []
     step: Action | None = _give_up_hopeless(order, state)
-    if step is None and state.zone_wanted is not None:
-        return _switch(order, observed, now_s)
     if step is None and lost and state.serving:
         step = _go_on_without(order, observed, lost, now_s)
     elif step is None and state.paused_s is not None and not state.waiting and not lost:
@@ -479,22 +377,14 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[Slot]:
     if state.asked_s is not None and now_s < state.asked_s + ASK_AGAIN_S:
         return []
     lost = () if state.serving else host_names(observed.spec)
-    empty = (slot for slot in slots_of(order, state, observed.spec) if not any(map(slot.fits, state.alive)))
+    empty = (slot for slot in slots_of(state, observed.spec) if not any(map(slot.fits, state.alive)))
     return [slot for slot in empty if slot.host not in lost]
 
 
 def _rent(order: Order, state: ClusterState, slots: Sequence[Slot], now_s: float) -> Rent | None:
-    """Ask for machines for these slots: as planned, or in another zone just as they are."""
+    """Ask for machines for these slots, as planned."""
     hosts = [slot.host for slot in slots]
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
-    if state.zone_wanted is not None:
-        return Rent(
-            state=asked,
-            roles=tuple(roles_as_they_are(order, state)),
-            zone=state.zone_wanted,
-            together=True,
-            say=f"asking for the same machines in {state.zone_wanted}",
-        )
     market = {"market": "on-demand"} if state.on_demand else {}
     roles = []
     for role in order.roles:
@@ -586,51 +476,6 @@ def _join(observed: Observed, now_s: float) -> Action | None:
     return _place(after, shared(spec, (*spec.workers, *back), batch), now_s, say=f"{named} joins")
 
 
-def _switch(order: Order, observed: Observed, now_s: float) -> list[Action]:
-    """The next step of a run that leaves for another zone."""
-    state = observed.state
-    there = _with(state, zone=state.zone_wanted, zone_wanted=None)
-    if not state.serving:
-        # Nobody trains in the old zone any more, so that nothing is mixed: who has come goes on alone.
-        return [Note(state=there)]
-    why = _why_stay(observed, now_s)
-    if why is not None:
-        said = f"the run stays in {state.zone} and does not leave for {state.zone_wanted}: {why}"
-        return [Note(state=_with(state, zone_wanted=None, asked_s=None), say=said)]
-    if state.asked_s is None:
-        rent = _rent(order, state, missing(order, observed, now_s), now_s)
-        return [] if rent is None else [rent]
-    if any(machine.heartbeat_s is None for machine in state.waiting):
-        return []
-    if state.paused_s is None:
-        return [Pause(state=_with(state, paused_s=now_s))]
-    if not _has_paused(observed, now_s):
-        return []
-    # Kept before it is told: a process that dies now is followed by one that goes on with it.
-    after = with_places(_with(there, asked_s=None), {machine.host for machine in state.waiting})
-    said = f"{len(after.serving)} machines in {state.zone_wanted} take over"
-    return [Note(state=after, say=said), _place(after, observed.spec, now_s)]
-
-
-def _why_stay(observed: Observed, now_s: float) -> str | None:
-    """Why a run that was to leave stays where it is; None where nothing speaks against leaving."""
-    state = observed.state
-    if state.on_demand:
-        return "the run moves to on-demand machines"
-    if observed.lost:
-        return "a machine that trained was lost"
-    if state.absent:
-        return "more machines are asked for"
-    if state.asked_s is None:
-        return None
-    if len(state.waiting) < len(state.serving):
-        return "not all of its machines are there"
-    late = now_s > state.asked_s + BOOTED_WITHIN_S
-    if late and any(machine.heartbeat_s is None for machine in state.waiting):
-        return f"not all of its machines have booted in {BOOTED_WITHIN_S:.0f} s"
-    return None
-
-
 def _has_paused(observed: Observed, now_s: float) -> bool:
     """Whether all have saved their checkpoint, or nobody waits for that any longer."""
     state = observed.state
@@ -679,19 +524,6 @@ def _relieved(state: ClusterState, useless: Collection[MachineState]) -> Cluster
             for machine in state.machines
         ),
     )
-
-
-def roles_as_they_are(order: Order, state: ClusterState) -> list[Role]:
-    """The roles of a run with the types that its machines really have: substitutes would take other times."""
-    types = {machine.host: machine.instance_type for machine in state.serving}
-    roles = []
-    for role in order.roles:
-        for name in dict.fromkeys(types[host] for host in role.hosts if host in types):
-            mine = tuple(host for host in role.hosts if types.get(host) == name)
-            # What is asked for has its token by the role's name.
-            called = role.name if name == role.instance_types[0] else f"{role.name}-as-{name.replace('.', '-')}"
-            roles.append(role.model_copy(update={"name": called, "instance_types": (name,), "hosts": mine}))
-    return roles
 
 
 def _scaled(workers: Iterable[WorkerSpec], factor: float) -> tuple[WorkerSpec, ...]:

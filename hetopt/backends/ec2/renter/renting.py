@@ -196,7 +196,7 @@ class Renter:
             return None
 
     def ask(
-        self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None, together: bool = False
+        self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
     ) -> tuple[Mapping[str, Machine], list[str]]:
         """Rent for a run that goes on: the machines that were granted, by host, and the hosts that could not be had.
 
@@ -206,7 +206,6 @@ class Renter:
             zone: where.
             ask: how often it was asked: each time has tokens and templates of its own.
             end_s: when the machines end, as the others do; absent: when the order's do.
-            together: all or none of them are of use.
 
         Raises:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
@@ -214,10 +213,7 @@ class Renter:
         try:
             templates = self._templates(order, zone, ask, end_s)
             attempt = ask * _ATTEMPTS_AN_ASK
-            granted, refused = self._in_zone(order, roles, zone, attempt, templates, together=together)
-            if together and refused:
-                self.give_back()
-                granted = []
+            granted, _ = self._in_zone(order, roles, zone, attempt, templates, together=False)
             if granted:
                 self._end_outside(order, [id_ for _, ids in granted for id_ in ids], end_s)
             found = self.machines(order, [ids for _, ids in granted]) if granted else []

@@ -1,0 +1,556 @@
+"""Supervises a rented run: looks at it now and then, does what it decides, and writes expected and measured gain.
+
+A machine that has become slow is given back, and another takes its place; all are had on demand when only that still
+keeps the deadline. Where nothing is rented the person is told, and decides. What the trainer does by itself (shares,
+compression, a lost worker) is not decided here.
+
+Decisions are pure, and slow to change: an action must have been called for at several looks in a row, save a part of
+the time that is left, and leave time since the last one. A deadline that only machines on demand still keep waits for
+nobody. The budget has a guard of its own, who is asked before anything is
+rented (`ec2.renter.reconcile`).
+
+A worker of share ``b_j`` computes for ``t_j``, so it does ``v_j = b_j / t_j`` samples a second. Workers that share a
+batch ``B`` by their speeds compute for ``B / sum v_j``, and exchange after that for as long as now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from hetopt.backends.backend import Renting, RunHandle
+from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.log import write_decision
+from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, WorkersChanged
+from hetopt.core.formatting import gain_in_words
+from hetopt.optimizer.launch_record import Launch
+
+Action = Literal["keep", "replan", "replace", "on-demand"]
+
+ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
+
+ENDING_S = 180.0
+"""So long before its deadline a rented run is told to save its last checkpoint and to end."""
+
+SLOW = 0.5
+"""Of what its type has done; shares are small for slow workers, and what is fixed in a step weighs more in them."""
+
+ON_DEMAND = "the same machines on demand"
+
+_TELLING_STEPS = 50
+"""Control periods must have passed, and the running mean must have forgotten what was before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hysteresis:
+    """How slowly minds are changed.
+
+    Attributes:
+        looks: in a row that must call for the same action.
+        rest_s: between two actions.
+        margin: of the time left that an action must save beyond its cost.
+        reserve_s: how far ahead a deadline is looked at: the time between looks, and to stop.
+    """
+
+    looks: int = 3
+    rest_s: float = 300.0
+    margin: float = 0.05
+    reserve_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedGain:
+    """What the plan says of the run.
+
+    Attributes:
+        step_time_s: predicted.
+        step_time_low_s, step_time_high_s: its 90 % interval.
+        steps: that the run takes.
+        deadline_s: by when training must end, seconds since the epoch; None: at any time.
+        usd_per_hour: of the cluster.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    steps: float
+    usd_per_hour: float
+    deadline_s: float | None = None
+
+    @classmethod
+    def of(cls, record: Launch) -> Self:
+        """Return what was predicted for the place where a run was launched.
+
+        Elsewhere than on what was planned to be rented a deadline says nothing.
+        """
+        predicted, wished_s = record.prediction, record.plan.goal.deadline_s
+        return cls(
+            step_time_s=predicted.step_time_s.value,
+            step_time_low_s=predicted.step_time_s.low,
+            step_time_high_s=predicted.step_time_s.high,
+            steps=predicted.steps.value,
+            usd_per_hour=record.hourly_usd,
+            deadline_s=None if wished_s is None or record.on != "ec2" else record.started_s + wished_s - ENDING_S,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another machine in the place of one, or all of them on demand, predicted with what was measured of the run.
+
+    Attributes:
+        name: the host that it is about, or for people.
+        step_time_s: of the cluster then.
+        changeover_s: until it trains, work that is lost included.
+    """
+
+    name: str
+    step_time_s: float
+    changeover_s: float
+
+    def total_s(self, steps_left: float) -> float:
+        """Seconds until the end, the change included."""
+        return self.changeover_s + steps_left * self.step_time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do, why, and what should come of it: compared later with what did."""
+
+    action: Action
+    reason: str
+    name: str = ""
+    expected_step_time_s: float | None = None
+    expected_saving_s: float = 0.0
+    expected_saving_usd: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acted:
+    """What was done, and how the run stood then: its gain is not measured yet."""
+
+    decision: Decision
+    step_time_s: float
+    standing: RunProgress
+
+    def shows(self, standing: RunProgress) -> bool:
+        """Return whether others have come, and have done enough steps to tell what came of it."""
+        there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers
+        return there and standing.steps_seen - standing.changed_at >= _TELLING_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervisor:
+    """What is remembered between looks.
+
+    Attributes:
+        promise: of the plan.
+        hysteresis: how slowly minds are changed.
+        called_for: what the last looks called for, and how many in a row did.
+        looked_at: how many steps had been seen then.
+        acted_s: when something was last done, seconds since the epoch.
+        last: what, if its gain was not measured yet.
+    """
+
+    promise: PredictedGain
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
+    called_for: tuple[str, int] = ("", 0)
+    looked_at: int = -1
+    acted_s: float | None = None
+    last: Acted | None = None
+
+    def look(
+        self, standing: RunProgress, others: Sequence[Alternative] = (), on_demand: Alternative | None = None
+    ) -> tuple[Supervisor, Decision]:
+        """Decide after one look; the supervisor to look with next time comes first.
+
+        Args:
+            standing: of the run.
+            others: machines that could be had in the place of hosts.
+            on_demand: machines that nobody takes back, in the place of all; None: they cannot be had.
+        """
+        urgent = None if on_demand is None else self._urgent(standing, on_demand)
+        if urgent is not None:
+            return self._done(urgent, standing), urgent
+        if standing.steps_seen == self.looked_at:
+            # While a run pauses, looks in a row would see one measurement.
+            return self, Decision(action="keep", reason="nothing was measured since the last look")
+        wanted = self._wanted(standing, others)
+        key = f"{wanted.action} {wanted.name}"
+        in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
+        seen = replace(self, called_for=(key, in_a_row), looked_at=standing.steps_seen)
+        if wanted.action == "keep":
+            return seen, wanted
+        if in_a_row < self.hysteresis.looks:
+            return seen, Decision(action="keep", reason=f"{wanted.reason}; seen {in_a_row} times")
+        if self.acted_s is not None and standing.now_s - self.acted_s < self.hysteresis.rest_s:
+            return seen, Decision(action="keep", reason=f"{wanted.reason}; but something was changed just now")
+        return seen._done(wanted, standing), wanted
+
+    def measured(self, standing: RunProgress) -> tuple[Supervisor, Mapping[str, Any] | None]:
+        """Return what came of the last action, once enough control periods have told: expected and measured gain."""
+        if self.last is None or standing.step_time_s is None or not self.last.shows(standing):
+            return self, None
+        decision = self.last.decision
+        gain = {
+            "action": decision.action,
+            "name": decision.name,
+            "step_time_before_s": round(self.last.step_time_s, 6),
+            "step_time_expected_s": decision.expected_step_time_s,
+            "step_time_measured_s": round(standing.step_time_s, 6),
+        }
+        return replace(self, last=None), gain
+
+    def _done(self, decision: Decision, standing: RunProgress) -> Supervisor:
+        before_s = standing.step_time_s or self.promise.step_time_s
+        tells = decision.expected_step_time_s is not None
+        acted = Acted(decision=decision, step_time_s=before_s, standing=standing) if tells else self.last
+        return replace(self, called_for=("", 0), acted_s=standing.now_s, last=acted)
+
+    def _urgent(self, standing: RunProgress, on_demand: Alternative) -> Decision | None:
+        if self.promise.deadline_s is None:
+            return None
+        needed_s = on_demand.total_s(standing.steps_left(self.promise))
+        slack_s = self.promise.deadline_s - standing.now_s - needed_s
+        # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
+        # late, nothing is paid for them.
+        if not 0 <= slack_s < on_demand.changeover_s + self.hysteresis.reserve_s:
+            return None
+        return Decision(
+            action="on-demand",
+            name=on_demand.name,
+            reason=f"only {slack_s:.0f} s are left beyond what {on_demand.name} need until the deadline",
+            expected_step_time_s=on_demand.step_time_s,
+        )
+
+    def _wanted(self, standing: RunProgress, others: Sequence[Alternative]) -> Decision:
+        now_s, promise = standing.step_time_s, self.promise
+        if now_s is None:
+            return Decision(action="keep", reason="nothing was measured yet")
+        steps_left = standing.steps_left(promise)
+        left_s = steps_left * now_s
+        quickest = min(others, key=lambda other: other.total_s(steps_left), default=None)
+        if quickest is not None and quickest.total_s(steps_left) <= (1 - self.hysteresis.margin) * left_s:
+            saving_s = left_s - quickest.total_s(steps_left)
+            saving_usd = saving_s / SECONDS_PER_HOUR * promise.usd_per_hour
+            return Decision(
+                action="replace",
+                name=quickest.name,
+                reason=f"another machine in the place of {quickest.name} saves {saving_s:.0f} s and ${saving_usd:.2f} "
+                "of what is left",
+                expected_step_time_s=quickest.step_time_s,
+                expected_saving_s=saving_s,
+                expected_saving_usd=saving_usd,
+            )
+        if promise.step_time_low_s <= now_s <= promise.step_time_high_s:
+            return Decision(action="keep", reason="as predicted")
+        slower = "slower" if now_s > promise.step_time_high_s else "quicker"
+        return Decision(
+            action="keep" if others else "replan",
+            reason=f"a step takes {now_s:.3g} s, {slower} than the {promise.step_time_low_s:.3g} to "
+            f"{promise.step_time_high_s:.3g} s that were predicted",
+        )
+
+
+@dataclass(kw_only=True)
+class Supervision:
+    """One run's supervisor, with the hand to act.
+
+    Attributes:
+        run_dir: of the run.
+        supervisor: who decides.
+        renting: where its machines can be changed; None: nowhere.
+        until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
+        may_move: machines on demand can be had: not once they were, or the budget did not pay for them.
+        run: all that its log has told so far.
+        standing: of the run against its plan, by that.
+        replaced: hosts that were; a second machine would have no better luck.
+        said: why nothing could be done, for which nobody needs to be told again.
+    """
+
+    run_dir: Path
+    supervisor: Supervisor
+    renting: Renting | None = None
+    until_there_s: float = 0.0
+    may_move: bool = True
+    run: RunFold = field(default_factory=RunFold)
+    standing: RunProgress = field(default_factory=lambda: RunProgress())
+    replaced: set[str] = field(default_factory=set)
+    said: str = ""
+
+    @classmethod
+    def of(cls, record: Launch, run_dir: Path, renting: Renting | None = None) -> Supervision:
+        """Return the supervision of a launch.
+
+        Args:
+            record: of the launch.
+            run_dir: of the run.
+            renting: where its machines are rented; None: they are not.
+        """
+        return cls(
+            run_dir=run_dir,
+            supervisor=Supervisor(promise=PredictedGain.of(record)),
+            # Any change of machines costs a run that saves nothing all that it has done.
+            renting=renting if record.spec.resumes else None,
+            # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
+            until_there_s=record.prediction.startup_s + record.spec.checkpoint_every_s / 2,
+            run=RunFold.launched(record.starts),
+        )
+
+    def take_in(self, event: LogEvent) -> None:
+        """Go on with the next event of the run's log."""
+        self.run.take(event)
+        self.standing = self.standing.after(event, self.run)
+
+    def look(self) -> str | None:
+        """Look once, and do what is to be done; what a person is told of it, if anything."""
+        self.supervisor, gain = self.supervisor.measured(self.standing)
+        if gain is not None:
+            self._write(MEASURED, gain)
+        others, on_demand, promise = list[Alternative](), None, self.supervisor.promise
+        if self.renting is not None:
+            others = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
+            on_demand = on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
+        before, (self.supervisor, decision) = (
+            self.supervisor,
+            self.supervisor.look(
+                self.standing,
+                [other for other in others if other.name not in self.replaced],
+                on_demand if self.may_move else None,
+            ),
+        )
+        if self.renting is not None and decision.action in ("replace", "on-demand"):
+            return self._act(self.renting, decision, before)
+        if decision.action != "keep":
+            return f"{decision.reason}; `hetopt report` shows by what"
+        if gain is None:
+            return None
+        return gain_in_words(gain, "{how} a step takes {measured} ({before} before, {expected} expected)")
+
+    def _act(self, renting: Renting, decision: Decision, before: Supervisor) -> str | None:
+        handle, replaces = RunHandle(run_dir=self.run_dir), decision.action == "replace"
+        promise = self.supervisor.promise
+        step_s = decision.expected_step_time_s or promise.step_time_s
+        try:
+            if replaces:
+                renting.replace(handle, decision.name)
+            else:
+                renting.move(handle, self.until_there_s + self.standing.steps_left(promise) * step_s)
+        except BadInput:
+            self.supervisor = before  # the host is gone already, or the run is over
+            return None
+        except BudgetStop as refused:
+            self.supervisor, self.may_move = before, False  # the budget will pay for it even less later
+            return refused.message
+        except CloudRefused as refused:
+            self.supervisor = before  # nothing was done; the next look finds it called for again
+            said, self.said = (
+                self.said,
+                f"{refused.message} {decision.name if replaces else 'everything'} stays for now.",
+            )
+            return self.said if self.said != said else None
+        if replaces:
+            self.replaced.add(decision.name)
+        else:
+            self.may_move = False
+        self._write(
+            ACTED,
+            {
+                "action": decision.action,
+                "host": decision.name,
+                "reason": decision.reason,
+                "step_time_expected_s": decision.expected_step_time_s,
+                "expected_saving_s": round(decision.expected_saving_s, 3),
+                "expected_saving_usd": round(decision.expected_saving_usd, 6),
+            },
+        )
+        return f"{'replaces' if replaces else 'moves to'} {decision.name}: {decision.reason}"
+
+    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
+        write_decision(self.run_dir, event, {"step": self.standing.step, **fields})
+
+
+def with_another_for_each_host(
+    standing: RunProgress, promise: PredictedGain, *, until_there_s: float
+) -> list[Alternative]:
+    """An alternative for each host that has become slow; none while the run is as it was predicted.
+
+    Only for a machine that does less than half of what machines of its type have done in this run: a type that is
+    slower than predicted is slow in every copy, and the batch is shared out accordingly already.
+
+    While the new machine boots, the others do a step in ``t_w``, and in ``t_n`` once it is there. With ``n`` steps left
+    and ``s`` seconds until then, the rest takes
+
+        s + (n - s / t_w) t_n  =  s (1 - t_n / t_w) + n t_n
+
+    so that the first term is what the change costs.
+
+    Args:
+        standing: of the run.
+        promise: of its plan.
+        until_there_s: from the order to end a machine until another one trains in its place.
+    """
+    now_s, speeds, hosts = standing.step_time_s, standing.speeds, standing.hosts
+    if now_s is None or now_s <= promise.step_time_high_s or not speeds:
+        return []
+    batch, found = sum(standing.shares), []
+    for host in dict.fromkeys(hosts):
+        mine = [place for place, where in enumerate(hosts) if where == host]
+        slow = sum(speeds[place] for place in mine)
+        sound = sum(max(speeds[place], standing.quickest.get(standing.types[place], 0.0)) for place in mine)
+        if slow > SLOW * sound:
+            continue
+        others = sum(speeds) - slow
+        then_s = batch / (others + sound) + standing.sync_s
+        without_s = batch / others + standing.sync_s if others > 0 else float("inf")
+        found.append(
+            Alternative(
+                name=host,
+                step_time_s=then_s,
+                changeover_s=until_there_s * max(0.0, 1 - then_s / without_s),
+            )
+        )
+    return found
+
+
+def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_there_s: float) -> Alternative | None:
+    """Return the machines that nobody takes back; None without a deadline, or before training has begun.
+
+    A step takes what it took when all workers were last there, or what was promised where that was never measured: with
+    some of them away it takes longer, and those come back with the move.
+
+    Args:
+        standing: of the run.
+        promise: of its plan.
+        until_there_s: until the new machines train, were all others lost at once.
+    """
+    if promise.deadline_s is None or standing.began_s is None:
+        return None
+    step_s = standing.whole_step_time_s or promise.step_time_s
+    return Alternative(name=ON_DEMAND, step_time_s=step_s, changeover_s=until_there_s)
+
+
+_WEIGHT = 0.3
+"""Of the newest control period in the running mean; four of them make up most of it."""
+_SETTLED = 4
+"""Control periods of the same workers, after which their running means are no longer those of the first steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """What the log of a run has told so far.
+
+    Attributes:
+        step: steps done.
+        steps_seen: of them by this log.
+        step_time_s: running mean over control periods; None: no period yet.
+        compute_s: of each worker, likewise.
+        sync_s: of the exchange itself, likewise.
+        began_s: when training first began, seconds since the epoch.
+        now_s: of the newest event.
+        workers: that train.
+        hosts: of each of them.
+        types: of each of them: its machine.
+        shares: of each of them in the last control period, samples.
+        quickest: samples a second that one worker on a machine of a type has done in this run, at best, by type.
+        changes: of the set of workers so far, the first one included.
+        changed_at: ``steps_seen`` at the last of them.
+        periods: since then.
+        whole: how many workers there were when most were.
+        whole_step_time_s: the running mean when so many were there last; None: not measured yet.
+    """
+
+    step: int = 0
+    steps_seen: int = 0
+    step_time_s: float | None = None
+    compute_s: tuple[float, ...] = ()
+    sync_s: float = 0.0
+    began_s: float | None = None
+    now_s: float = 0.0
+    workers: int = 0
+    hosts: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
+    quickest: Mapping[str, float] = field(default_factory=dict)
+    changes: int = 0
+    changed_at: int = 0
+    periods: int = 0
+    whole: int = 0
+    whole_step_time_s: float | None = None
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Samples a second of each worker while it computes; empty where not all of them are known."""
+        known = len(self.hosts) == len(self.shares) == len(self.compute_s)
+        if not known or not min(self.compute_s, default=0.0) > 0:
+            return ()
+        return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
+
+    def steps_left(self, promise: PredictedGain) -> float:
+        """Number of steps to the end of the run."""
+        return max(0.0, promise.steps - self.step)
+
+    def after(self, event: LogEvent, run: RunFold) -> Self:
+        """Once an event has happened, which the fold of the log has taken; most kinds change no running mean."""
+        there = [run.roster.workers[place] for place in run.roster.present]
+        now = replace(
+            self,
+            step=run.step,
+            steps_seen=run.logged_steps,
+            began_s=run.training_started_s,
+            now_s=event.time_s,
+            workers=len(there),
+            hosts=tuple(worker.host for worker in there),
+            types=tuple(worker.type for worker in there),
+        )
+        match event:
+            case RunStarted():
+                # Other workers, other times: what was measured before says nothing of them.
+                return replace(now._changed(), shares=(), step_time_s=None, compute_s=(), sync_s=0.0)
+            case WorkersChanged():
+                return now._changed()
+            case StepsLogged():
+                stepped = replace(
+                    now,
+                    periods=now.periods + 1,
+                    shares=event.local_batch_sizes,
+                    step_time_s=_mean(now.step_time_s, event.step_time_s),
+                    compute_s=_means(now.compute_s, event.compute_s),
+                    # Of the worker that waited least: the others' contains their waiting for it.
+                    sync_s=_mean(now.sync_s if now.step_time_s is not None else None, min(event.sync_s)),
+                )
+                return stepped._settled() if stepped.periods >= _SETTLED else stepped
+        return now
+
+    def _changed(self) -> Self:
+        return replace(self, changes=self.changes + 1, changed_at=self.steps_seen, periods=0)
+
+    def _settled(self) -> Self:
+        quickest = dict(self.quickest)
+        for kind, speed in zip(self.types, self.speeds, strict=False):  # no speeds: not all of them are known
+            quickest[kind] = max(speed, quickest.get(kind, 0.0))
+        if self.workers < self.whole:
+            return replace(self, quickest=quickest)
+        return replace(self, quickest=quickest, whole=self.workers, whole_step_time_s=self.step_time_s)
+
+    @classmethod
+    def of(cls, events: Iterable[LogEvent]) -> Self:
+        """The progress of a run after all of these events."""
+        standing, run = cls(), RunFold()
+        for event in events:
+            run.take(event)
+            standing = standing.after(event, run)
+        return standing
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + _WEIGHT * (now - before)
+
+
+def _means(before: tuple[float, ...], now: Iterable[float]) -> tuple[float, ...]:
+    values = tuple(now)
+    return values if len(before) != len(values) else tuple(map(_mean, before, values))
