@@ -6,17 +6,12 @@ import datetime
 import http.server
 import json
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.box.sockets import inside, listening
-
-ADDRESS = "169.254.169.254"
-ROLE = "hetopt-node"
 _LONGEST_TTL_S = 21_600
 
 
@@ -45,29 +40,12 @@ class MetadataService:
         self.answers["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
 
 
-def role_answers(access_key: str, secret: str, token: str) -> dict[str, str]:
-    """What SDKs ask for the credentials of a machine's role."""
-    folder = "/latest/meta-data/iam/security-credentials/"
-    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=6)
-    credentials = {
-        "Code": "Success",
-        "Type": "AWS-HMAC",
-        "AccessKeyId": access_key,
-        "SecretAccessKey": secret,
-        "Token": token,
-        "LastUpdated": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "Expiration": until.strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-    return {folder: ROLE, folder + ROLE: json.dumps(credentials)}
-
-
 @contextmanager
-def metadata_service(answers: dict[str, str], namespace: str | None = None) -> Iterator[MetadataService]:
-    """The service: at its own address in a namespace, or on a free port of this machine."""
+def metadata_service(answers: dict[str, str]) -> Iterator[MetadataService]:
+    """The service, on a free port of this machine."""
     state = MetadataService(answers=dict(answers))
-    bound = listening(("127.0.0.1", 0)) if namespace is None else inside(namespace, lambda: listening((ADDRESS, 80)))
-    state.url = "http://{}:{}".format(*bound.getsockname())
-    server = _server(bound, state)
+    server = _server(state)
+    state.url = "http://{}:{}".format(*server.server_address)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
     thread.start()
     try:
@@ -78,7 +56,7 @@ def metadata_service(answers: dict[str, str], namespace: str | None = None) -> I
         server.server_close()
 
 
-def _server(bound: socket.socket, state: MetadataService) -> http.server.ThreadingHTTPServer:
+def _server(state: MetadataService) -> http.server.ThreadingHTTPServer:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
@@ -105,8 +83,6 @@ def _server(bound: socket.socket, state: MetadataService) -> http.server.Threadi
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.socket.close()
-    server.socket, server.server_address = bound, bound.getsockname()
     return server

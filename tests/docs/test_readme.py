@@ -133,7 +133,7 @@ DONE_ELSEWHERE = {
     r"doctor": "tests/ec2/test_setup.py::test_the_commands",
     r"setup": "tests/ec2/test_setup.py::test_the_commands",
     r"fetch": "tests/ec2/test_fetch.py::test_a_model_that_a_machine_sent_is_fetched",
-    r"attach": "tests/ec2/test_box.py::test_the_meeting_host_is_lost",
+    r"attach": "tests/ec2/test_command.py::test_a_run_is_looked_after_from_another_machine",
     r"stop": "tests/face/test_configuration.py",
     r"catalog refresh": "tests/catalog/test_public_refresh.py",
     r"gc --on ec2": "tests/ec2/test_command.py",
