@@ -219,7 +219,6 @@ OURS = {
     "hetopt/trainer/checkpoints/folder.py: self.path(step) / name": "state or rank-N, and a suffix",
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
     "hetopt/core/interruption.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it",
-    "hetopt/backends/emulation/cgroups.py: hierarchy.root / name": "made of a process id",
     "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/iproute.py: _FOLDER / name": "made of a process id",
     "hetopt/api/dashboard.py: folder / name": "one of four constants",

@@ -36,10 +36,11 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import Orders, Wishes
+from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.permissions import Policy
 from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.request import TABLE, Answer, Edge, Request
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.cost.billing import load_billing
@@ -384,7 +385,7 @@ class _Telling:
                 edge=self._edge(None, after=False),
                 catalog=self.narrator.catalog,
                 billing=load_billing(),
-                wishes=Wishes(),
+                options=Ec2(),
                 version="0.1.0",
             )
             sha256, now_s = self.narrator.bundle_sha256, self.account.now_s

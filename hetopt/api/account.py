@@ -16,7 +16,7 @@ from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter import doctor, permissions, removal
 from hetopt.backends.ec2.renter import ordering as accounts
-from hetopt.backends.ec2.renter.backend import Rental, wishes_of
+from hetopt.backends.ec2.renter.backend import Rental
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, judged
 from hetopt.backends.ec2.renter.doctor import Check, worst
@@ -172,7 +172,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
     Raises:
         BadInput: the plan cannot be read, or an option is none.
     """
-    wishes = wishes_of(options or Ec2())
+    options = options or Ec2()
     made = None if plan is None else Plan.load(plan)
     yield _torch()
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -184,9 +184,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
         return
     edge = Retrying(inner=boto, sleep=time.sleep, random=Random(), attempts=2)
     is_known = True
-    for check in doctor.account_checks(
-        edge, place, wishes.bucket, wishes.instance_profile, lambda: boto.clock_offset_s, wishes.network.subnets
-    ):
+    for check in doctor.account_checks(edge, place, options, lambda: boto.clock_offset_s):
         yield check
         is_known &= (check.name, check.verdict) != ("credentials", "bad")
     if is_known:
@@ -196,7 +194,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
             edge=edge,
             catalog=load_catalog(place),
             billing=load_billing(),
-            wishes=wishes,
+            options=options,
             version=importlib.metadata.version("hetopt"),
         )
         yield from doctor.plan_checks(orders, made, time.time())

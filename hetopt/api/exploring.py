@@ -17,7 +17,6 @@ from hetopt.backends.ec2.renter import probing
 from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
@@ -286,7 +285,7 @@ def place_on_ec2(
         launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
         catalog=catalog,
         billing=load_billing(),
-        wishes=Wishes(),
+        options=Ec2(),
         bundle=make_bundle(task),
         data=data,
         version=version("hetopt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 MOST_SLOWDOWN = 1e6
 """A step of a microsecond would take a second."""
 MOST_RESTARTS = 10**6
+IMAGE_KINDS = ("x86_64-cpu", "arm64-cpu", "x86_64-gpu", "arm64-gpu")
+"""Of machines that EC2 rents: architecture and accelerator."""
 
 
 def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
@@ -83,14 +86,12 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
     """Return an image by kind of machine, also out of texts ``KIND=AMI``.
 
     Raises:
-        BadInput: a text is none of these.
+        BadInput: a text is none of these, a kind is none, or an image is none.
     """
     from hetopt.core.grammar import arguments
 
-    if isinstance(given, Mapping):
-        return dict(given)
-    found: dict[str, str] = {}
-    for text in given:
+    found = dict(given) if isinstance(given, Mapping) else {}
+    for text in () if isinstance(given, Mapping) else given:
         written = arguments(text, f"`{name}`")
         if written.values or not written.pairs:
             raise BadInput(
@@ -98,12 +99,59 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
                 hint="for example `images=x86_64-gpu=ami-0123456789abcdef0`",
             )
         found |= written.pairs
+    for kind, ami in found.items():
+        if kind not in IMAGE_KINDS or not ami.startswith("ami-"):
+            raise BadInput(
+                f"`{name}` must name an AMI for a kind of {', '.join(IMAGE_KINDS)}, got {kind}={ami}.",
+                hint="for example x86_64-gpu=ami-0123456789abcdef0",
+            )
     return found
 
 
 def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return one or more ids."""
+    """Return one or more texts."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def resource_id(given: str, name: str, *, kind: str) -> str:
+    """Return the id of a thing of EC2.
+
+    Args:
+        given: what was written.
+        name: of the option.
+        kind: with which ids of these things begin, such as ``subnet-``.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if not re.fullmatch(rf"{kind}[0-9a-z]{{1,32}}", given):
+        raise BadInput(f"`{name}` must be an id that begins with {kind}, got {given}.", hint=f"{kind}0123456789abcdef0")
+    return given
+
+
+def subnets(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
+    """Return the ids of one or more subnets.
+
+    Raises:
+        BadInput: one of them is none.
+    """
+    return tuple(resource_id(subnet, name, kind="subnet-") for subnet in ids(given, name))
+
+
+def proxy(given: str, name: str) -> str:
+    """Return the address of a proxy.
+
+    Raises:
+        BadInput: it is none, or has a password.
+    """
+    from hetopt.core.paths import PROXY_PATTERN, is_name, shown
+
+    if not is_name(PROXY_PATTERN, given):
+        raise BadInput(
+            f"`{name}` must be http://HOST:PORT, without a password, got {shown(given)}.",
+            hint="what machines are told when they boot is no secret: let the proxy know them by their network",
+        )
+    return given
 
 
 def text_of(given: Path | str, name: str) -> str:
@@ -182,7 +230,7 @@ class Rehearsal(OnThisMachine):
         str | None,
         Option(
             help="These hosts instead of the plan's machines, such as 'speed=1, rate=100mbit x2; speed=0.25, "
-            "rate=25mbit'. Also workers=, noise= and cpu=.",
+            "rate=25mbit'. Also workers= and noise=.",
             is_fixed=True,
         ),
     ] = None
@@ -264,11 +312,14 @@ class Ec2(Machines):
             help="A subnet that machines may be in, all of one network. May be repeated. Default: default subnets.",
             flag="subnet",
             repeats=True,
-            read=ids,
+            read=subnets,
         ),
     ] = ()
     security_group: Annotated[
-        str | None, Option(help="The machines' group, instead of one that is made for the run.")
+        str | None,
+        Option(
+            help="The machines' group, instead of one that is made for the run.", read=partial(resource_id, kind="sg-")
+        ),
     ] = None
     public_address: Annotated[
         bool,
@@ -279,7 +330,8 @@ class Ec2(Machines):
         ),
     ] = True
     proxy: Annotated[
-        str | None, Option(help="http://HOST:PORT by which machines reach S3 and packages. Default: by themselves.")
+        str | None,
+        Option(help="http://HOST:PORT by which machines reach S3 and packages. Default: by themselves.", read=proxy),
     ] = None
     unprobed: Annotated[bool, Option(help="Rent types although no step was ever measured on them or a relative.")] = (
         False

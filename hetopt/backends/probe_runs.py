@@ -97,7 +97,7 @@ def rehearsed_probes(
         first = described[:count]
         workers = sum(one.host.workers for one in first)
         here = SmallWorkers.of(model, machine, workers)
-        hosts = described_hosts(first, here.alone, here.processors)
+        hosts = described_hosts(first, here.alone)
         for size in _local_sizes(profile, most):
             shares = best_shares(hosts, size * workers)
             prepared.append((first, hosts, shares, here, fitting_factor(hosts, shares, (), here)))

@@ -253,7 +253,7 @@ def _row(rank: int, worker: WorkerSpec, host: EmulatedHost) -> list[str]:
         str(rank),
         host.name,
         worker.type,
-        f"{host.speed:g}" if host.cpu_cores is None else formatting.counted(host.cpu_cores, "core"),
+        f"{host.speed:g}",
         formatting.duration(declared.fixed_s + declared.per_sample_s * worker.local_batch_size) if declared else "",
         formatting.bit_rate(host.rate_bits_per_s) if host.rate_bits_per_s is not None else "",
         formatting.count(worker.local_batch_size),

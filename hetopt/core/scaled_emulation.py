@@ -35,7 +35,6 @@ class EmulatedHost(Record):
     workers: PositiveInt = 1
     speed: PositiveFloat = 1.0
     rate_bits_per_s: PositiveFloat | None = Field(default=None, description="both directions; absent: not limited")
-    cpu_cores: PositiveFloat | None = Field(default=None, description="CPU quota of all its processes; absent: none")
 
 
 class Change(Record):

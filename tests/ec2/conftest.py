@@ -24,9 +24,10 @@ from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, Ledger, LedgerEdge, Retrying
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import Orders, Wishes
+from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.removal import Found, Remover
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.options import Ec2
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.optimizer.cost.billing import Billing, load_billing
@@ -277,8 +278,8 @@ def order_for(
 ) -> Callable[..., Order]:
     """``order_for("run")``: the order of the plan under that name."""
 
-    def make(run_id: str = "20261120-000000-digits-0001", chosen: Plan = plan, **wishes: Any) -> Order:
-        orders = Orders(edge=cloud, catalog=catalog, billing=billing, wishes=Wishes(**wishes), version="0.1.0")
+    def make(run_id: str = "20261120-000000-digits-0001", chosen: Plan = plan, **options: Any) -> Order:
+        orders = Orders(edge=cloud, catalog=catalog, billing=billing, options=Ec2(**options), version="0.1.0")
         return orders.of_plan(chosen, run_id=run_id, bundle_sha256=bundle.sha256, now_s=patience.now_s)
 
     return make

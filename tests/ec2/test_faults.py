@@ -22,8 +22,9 @@ import pytest
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import Orders, Wishes
+from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
@@ -65,7 +66,7 @@ def lives(
         folder.mkdir()
 
         def order(edge: Edge) -> Order:
-            orders = Orders(edge=edge, catalog=catalog, billing=billing, wishes=Wishes(), version="0.1.0")
+            orders = Orders(edge=edge, catalog=catalog, billing=billing, options=Ec2(), version="0.1.0")
             return orders.of_plan(
                 small_plan, run_id=folder.name, bundle_sha256=bundle.sha256, now_s=patience.now_s
             ).model_copy(update={"region": "us-east-1"})

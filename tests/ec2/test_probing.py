@@ -14,7 +14,6 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.ec2.renter.probing import (
     BOOT_S,
     Prober,
@@ -23,6 +22,7 @@ from hetopt.backends.ec2.renter.probing import (
     roles_for,
 )
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
@@ -100,7 +100,7 @@ def prober(
             launcher=launcher,
             catalog=catalog,
             billing=billing,
-            wishes=Wishes(),
+            options=Ec2(),
             bundle=bundle,
             data=None,
             version="0.1.0",

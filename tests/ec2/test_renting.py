@@ -19,7 +19,7 @@ from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import IMAGES
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Rented, Renter
@@ -145,7 +145,7 @@ def test_machines_go_where_they_are_to_be_and_nothing_is_made_beside_them(
 ) -> None:
     open_within(cloud, group)
     usual = order_for()
-    order = order_for(network=Network(subnets=(subnet["SubnetId"],), security_group=group, public_address=False))
+    order = order_for(subnets=(subnet["SubnetId"],), security_group=group, public_address=False)
     assert [zone.subnet_id for zone in order.zones] == [subnet["SubnetId"]]
     saved = usual.extras_usd_per_hour - order.extras_usd_per_hour
     assert saved == pytest.approx(billing.public_ipv4_usd_per_hour.value), "an address that is not had is not paid"
@@ -173,12 +173,12 @@ def test_a_group_that_keeps_its_machines_apart_is_refused(
     order_for: Callable[..., Order], group: str, cloud: BotoEdge
 ) -> None:
     with pytest.raises(CloudRefused, match="does not let its machines reach each other") as told:
-        order_for(network=Network(security_group=group))
+        order_for(security_group=group)
     assert f"authorize-security-group-ingress --group-id {group}" in str(told.value.hint)
     with pytest.raises(CloudRefused, match="there is no security group"):
-        order_for(network=Network(security_group="sg-0123456789abcdef0"))
+        order_for(security_group="sg-0123456789abcdef0")
     with pytest.raises(CloudRefused, match="not all of the subnets"):
-        order_for(network=Network(subnets=(NOWHERE,)))
+        order_for(subnets=(NOWHERE,))
 
 
 @pytest.mark.parametrize("kind", ["local-zone", "wavelength-zone"])
@@ -188,7 +188,7 @@ def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
     """The budget would be bounded by a price that is not theirs."""
     be_unkind(kinds={"us-east-1b": kind})
     with pytest.raises(BadInput, match=f"is in us-east-1b, a {kind}: types, prices and spot machines there are not"):
-        order_for(network=Network(subnets=(subnet["SubnetId"],)))
+        order_for(subnets=(subnet["SubnetId"],))
 
 
 def made(cloud: BotoEdge, operation: str, **told: Any) -> Any:
@@ -214,7 +214,7 @@ def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
 def test_machines_go_by_the_proxy_that_is_named(
     cloud: BotoEdge, hetopt: Callable[..., Said], order_for: Callable[..., Order], plan: Plan, tmp_path: Path
 ) -> None:
-    order = order_for(network=Network(proxy="http://proxy.corp:3128")).of_run(plan.run)
+    order = order_for(proxy="http://proxy.corp:3128").of_run(plan.run)
     template = calls.template_calls(order)[0].parameters["LaunchTemplateData"]
     script = base64.b64decode(template["UserData"]).decode()
     lines = script.splitlines()
@@ -237,8 +237,8 @@ def test_packages_of_machines_without_an_address_are_in_the_bill(
     usual, where = order_for(), {"VpcId": subnet["VpcId"], "AvailabilityZone": subnet["AvailabilityZone"]}
     private = made(cloud, "create_subnet", CidrBlock="172.31.240.0/24", **where)["Subnet"]["SubnetId"]
     try:
-        for network in (Network(public_address=False), Network(subnets=(private,))):
-            order = order_for(network=network)
+        for options in ({"public_address": False}, {"subnets": (private,)}):
+            order = order_for(**options)
             assert order.fixed_usd == pytest.approx(usual.fixed_usd + 4 * 0.31 * billing.nat_gateway_usd_per_gb.value)
     finally:
         made(cloud, "delete_subnet", SubnetId=private)

@@ -31,11 +31,12 @@ from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.doctor import Check, account_checks, plan_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import OWNER, RUN_ID, Order
-from hetopt.backends.ec2.renter.ordering import Identity, Orders, Wishes
+from hetopt.backends.ec2.renter.ordering import Identity, Orders
 from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.policies import Asked, several
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
@@ -451,12 +452,12 @@ Doctor = Callable[..., dict[str, Check]]
 
 @pytest.fixture
 def examined(account: BotoEdge, catalog: Catalog, billing: Billing, plan: Plan, patience: Patience) -> Doctor:
-    def examine(launched: Plan = plan, edge: Any = None, **wishes: Any) -> dict[str, Check]:
+    def examine(launched: Plan = plan, edge: Any = None, **options: Any) -> dict[str, Check]:
         orders = Orders(
             edge=edge or WithPrices(account),
             catalog=catalog,
             billing=billing,
-            wishes=Wishes(**wishes),
+            options=Ec2(**options),
             version="0.1.0",
         )
         return {check.name: check for check in plan_checks(orders, launched, patience.now_s)}

@@ -360,8 +360,6 @@ def plan_file(plan: Plan, tmp_path: Path) -> Path:
         ("--on rehearsal --hosts x2", "has a value too many: 'x2'"),
         ("--on rehearsal --hosts speed=1,workers=300", "must be at least 300, one sample a worker, got 256"),
         ("--on rehearsal --hosts speed=1;speed=0.00001", "would be less than one sample"),
-        ("--on rehearsal --hosts cpu=1;speed=1", "Some hosts have a CPU quota"),
-        ("--on rehearsal --hosts cpu=900", "cores together, but this machine has"),
         ("--on rehearsal --hosts speed=1 --schedule none.txt", "does not exist"),
         ("--on rehearsal --hosts speed=1 --schedule schedule.txt", "names the host 'h9'"),
         ("--on local --compression powersgd:0.1", "the ratio of powersgd must be 1"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetopt.backends.options import Local
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.backends.prediction.processor_sharing import finish_times_s, least_factor, rounded_up, under_quotas
+from hetopt.backends.prediction.processor_sharing import finish_times_s, least_factor, rounded_up
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.fit import fit
@@ -126,19 +126,3 @@ def test_a_factor_is_rounded_up_to_two_digits(factor: float) -> None:
 def test_impossible_work_is_refused(work_s: list[float], processors: int) -> None:
     with pytest.raises(ValueError, match="work must be finite"):
         finish_times_s(work_s, processors)
-
-
-WORKERS = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.05, 1.0)), min_size=1, max_size=6)
-
-
-@given(workers=WORKERS, exchange_s=st.floats(0, 1), compress_s=st.floats(0, 0.1), processors=st.integers(1, 4))
-def test_no_step_is_shorter_than_the_machine_or_the_quotas_allow(workers, exchange_s, compress_s, processors):
-    work_s, quotas = [work for work, _ in workers], [quota for _, quota in workers]
-    step = under_quotas(work_s, quotas, processors=processors, exchange_s=exchange_s, compress_s=compress_s)
-    free_s = max(finish_times_s(work_s, processors)) + exchange_s
-    throttled_s = max((work + compress_s) / quota for work, quota in workers)
-    assert step.step_time_s >= max(free_s, throttled_s) * (1 - 1e-9)
-    assert step.step_time_s <= 1.13 * max(free_s + compress_s * max(1, len(workers) / processors), throttled_s)
-    assert step.waiting_s >= 0
-    assert step.communication_s >= 0
-    assert step.step_time_s == pytest.approx(step.compute_s + step.communication_s)

@@ -41,14 +41,13 @@ rates = st.floats(1, 1e12).map(lambda value: float(f"{value:.6g}"))
 
 
 def test_a_description_names_its_hosts_in_order() -> None:
-    described = parse_hosts("speed=1,rate=100mbit x2; speed=0.25, rate=25mbit, workers=2, noise=0.05 x1; cpu=0.5;")
+    described = parse_hosts("speed=1,rate=100mbit x2; speed=0.25, rate=25mbit, workers=2, noise=0.05 x1;")
     assert [one.host for one in described] == [
         EmulatedHost(name="h0", speed=1, rate_bits_per_s=100e6),
         EmulatedHost(name="h1", speed=1, rate_bits_per_s=100e6),
         EmulatedHost(name="h2", speed=0.25, rate_bits_per_s=25e6, workers=2),
-        EmulatedHost(name="h3", cpu_cores=0.5),
     ]
-    assert [one.noise for one in described] == [0, 0, 0.05, 0]
+    assert [one.noise for one in described] == [0, 0, 0.05]
 
 
 def test_twelve_hosts_keep_their_order_by_name_and_by_address() -> None:
@@ -58,11 +57,11 @@ def test_twelve_hosts_keep_their_order_by_name_and_by_address() -> None:
     assert sorted(addresses) == addresses  # torchrun ranks nodes by their addresses as text
 
 
-@given(values, st.none() | rates, st.none() | values, st.integers(1, 99), st.floats(0, 0.99))
+@given(values, st.none() | rates, st.integers(1, 99), st.floats(0, 0.99))
 def test_describing_a_host_is_the_inverse_of_parsing_it(
-    speed: float, rate: float | None, cpu: float | None, workers: int, noise: float
+    speed: float, rate: float | None, workers: int, noise: float
 ) -> None:
-    host = EmulatedHost(name="h0", speed=speed, rate_bits_per_s=rate, cpu_cores=cpu, workers=workers)
+    host = EmulatedHost(name="h0", speed=speed, rate_bits_per_s=rate, workers=workers)
     [again] = parse_hosts(describe(host, noise))
     assert again.host.model_copy(update={"rate_bits_per_s": None}) == host.model_copy(update={"rate_bits_per_s": None})
     assert again.host.rate_bits_per_s == (None if rate is None else pytest.approx(rate, rel=1e-9))
@@ -93,7 +92,6 @@ def test_formatting_a_rate_is_the_inverse_of_parsing_it(rate: float) -> None:
         ("rate=mbit", "host 'rate=mbit': rate must be a link rate, got 'mbit'."),
         ("rate=1..5mbit", "host 'rate=1..5mbit': rate must be a link rate, got '1..5mbit'."),
         ("rate=1e300gbit", "host 'rate=1e300gbit': rate must be at most 1000gbit, got '1e300gbit'."),
-        ("cpu=0", "host 'cpu=0': cpu must be greater than 0, got '0'."),
         ("workers=0", "host 'workers=0': workers must be greater than 0, got '0'."),
         ("workers=1.5", "host 'workers=1.5': workers must be a valid integer, got '1.5'."),
         ("noise=1", "host 'noise=1': noise must be less than 1, got '1'."),

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from hetopt.backends.emulation import iproute
-from hetopt.backends.emulation.cgroups import Hierarchy, bandwidth_us, check_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused
 from hetopt.backends.emulation.namespaces import (
     ALIAS_BYTES,
@@ -52,13 +51,6 @@ time.sleep(600)
 TELLS = """
 import os, psutil
 print(sorted(psutil.net_if_addrs()), os.stat("/proc/self/ns/net").st_ino, open("/proc/self/cgroup").read().split())
-"""
-BURN = """
-import time
-begun, until = time.process_time(), time.monotonic() + 1
-while time.monotonic() < until:
-    pass
-print(time.process_time() - begun)
 """
 
 
@@ -296,34 +288,12 @@ def test_other_systems_are_told_that_they_are(monkeypatch: pytest.MonkeyPatch) -
     assert "Linux" in (why_not() or "")
 
 
-@pytest.mark.timed
-def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
-    try:
-        check_quotas([0.1], 1)
-    except BadInput as refused:
-        pytest.skip(refused.message)
-    hierarchy = Hierarchy.find()
-    assert hierarchy is not None
-    with EmulatedNetwork.create([EmulatedHost(name="h0", cpu_cores=0.1)], owner="a test") as network:
-        assert _burned_s(network) < 0.1 + 0.05
-        network.set_cpu(0, 1)
-        assert least_s(lambda: -_burned_s(network), -0.2) < -0.2  # of one second; others may want the cores, too
-        assert list(hierarchy.root.glob(f"hetopt-{network.id}*"))
-    assert not list(hierarchy.root.glob(f"hetopt-{network.id}*"))
-
-
 def test_a_fork_is_where_a_process_of_its_own_would_be(box: None, tmp_path: Path) -> None:
-    """In the host's network, in its group where it has one, and ended with the host."""
+    """In the host's network, and ended with the host."""
     (tmp_path / "tells.py").write_text(TELLS)
     (tmp_path / "waits.py").write_text("import time; time.sleep(600)")
-    cores: float | None = 0.3
-    try:
-        check_quotas([0.3], 1)
-    except BadInput:
-        cores = None
-    described = [*hosts(1), EmulatedHost(name="h1", cpu_cores=cores)]
     server = ForkServer.importing(("json",), os.environ)
-    with EmulatedNetwork.create(described, owner="test") as network, (tmp_path / "out").open("w+b") as output:
+    with EmulatedNetwork.create(hosts(2), owner="test") as network, (tmp_path / "out").open("w+b") as output:
         for place in range(2):
             fork = network.fork(place, server, [str(tmp_path / "tells.py")], env=os.environ, output=output)
             alone = network.popen(place, [sys.executable, str(tmp_path / "tells.py")], stdout=subprocess.PIPE)
@@ -337,21 +307,9 @@ def test_a_fork_is_where_a_process_of_its_own_would_be(box: None, tmp_path: Path
     server.close()
 
 
-@pytest.mark.parametrize(("cores", "said"), [([1.5, 1], r"ask for 2\.5 cores of CPU"), ([1e-6], "must be at least")])
-def test_impossible_quotas_are_refused(cores: list[float], said: str) -> None:
-    assert (bandwidth_us(0.5), bandwidth_us(0.01)) == ((10_000, 20_000), (1_000, 100_000))
-    with pytest.raises(BadInput, match=said):
-        check_quotas(cores, 2)
-
-
 def seconds(network: EmulatedNetwork, place: int, to: int, size: int) -> float:
     """How long so many bytes take."""
     return send(network, place, to, size).wait_s()
-
-
-def _burned_s(network: EmulatedNetwork) -> float:
-    burning = network.popen(0, [sys.executable, "-c", BURN], stdout=subprocess.PIPE)
-    return float(burning.communicate(timeout=PATIENCE_S)[0])
 
 
 def _runs(pid: int) -> bool:

@@ -162,7 +162,6 @@ class ForkServer:
         stdin: File = subprocess.DEVNULL,
         folder: Path | None = None,
         network: Path | None = None,
-        group: Path | None = None,
         keep: Iterable[int] = (),
     ) -> ForkedProcess:
         """Start a process, in a session of its own.
@@ -175,14 +174,13 @@ class ForkServer:
             stdin: a file that it reads from, or `subprocess.DEVNULL`.
             folder: that it starts in; None: this process's.
             network: the file of a network namespace that it enters; None: this process's.
-            group: the file of a control group's members that it joins before it does anything; None: this process's.
             keep: files that it holds open.
 
         Raises:
-            NoFork: the server has ended or is frozen, or the network or the group is not to be entered.
+            NoFork: the server has ended or is frozen, or the network is not to be entered.
         """
         request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
-        places = {"network": network and str(network), "group": group and str(group)}
+        places = {"network": network and str(network)}
         with open(os.devnull, "rb") as nothing, _pipe() as (told, telling), _adopting():
             files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout]
             files.append(stdout if stderr == subprocess.STDOUT else stderr)
@@ -286,8 +284,6 @@ def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], 
     try:
         _hear(heard)
         os.setsid()
-        if request["group"] is not None:
-            Path(request["group"]).write_text(str(os.getpid()))
         if request["network"] is not None:
             _enter(Path(request["network"]))
         for standard, one in enumerate(files[: _OWN_FILES - 1]):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.cgroups import check_quotas
 from hetopt.backends.emulation.injection import CHANGES_FILE, check_change
 from hetopt.backends.emulation.namespaces import check_size, find_leftovers, remove, why_not
 from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program
@@ -30,8 +28,6 @@ class RehearsalLauncher(ProcessLauncher):
         reason = why_not()
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
-        quotas = [host.cpu_cores for host in spec.miniature.hosts if host.cpu_cores is not None]
-        check_quotas(quotas, len(os.sched_getaffinity(0)))
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
         """See `ProcessLauncher.program`."""

@@ -244,17 +244,8 @@ class Conductor:
         living = [place for place in changed if self._hosts[place].alive]
         if change.speed is not None and living:
             self._announce_conditions()
-            for place in living:
-                self._set_quota(place)
         if change.rate_bits_per_s is not None:
             self._network.set_rates(self._rates(living))
-
-    def _set_quota(self, place: int) -> None:
-        """A host whose workers have no declared time is as fast as its CPU quota."""
-        described, now = self._miniature.hosts[place], self._hosts[place]
-        is_declared = any(worker.declared is not None for worker in self._spec.workers if worker.host == now.name)
-        if described.cpu_cores is not None and not is_declared:
-            self._network.set_cpu(place, described.cpu_cores * now.speed / described.speed)
 
     def _kill(self, places: Sequence[int], change: Change) -> None:
         names = ", ".join(self._hosts[place].name for place in places)

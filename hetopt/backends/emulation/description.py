@@ -31,9 +31,9 @@ _FATES = ("dies", "returns", "notice", "cut", "heals")
 _WORDS = ", \t\n"
 _CHANGED = {"speed": "speed", "rate": "rate_bits_per_s"}
 _CHANGE = {"at": "at_s", "step": "at_step", "host": "host", **_CHANGED, **{fate: fate for fate in _FATES}}
-_HOST = {**_CHANGED, "cpu": "cpu_cores", "workers": "workers", "noise": "noise"}
+_HOST = {**_CHANGED, "workers": "workers", "noise": "noise"}
 _MOMENT = replace(DURATION, example="30s or 1.5m", scales={unit: s for unit, s in DURATION.scales.items() if unit})
-_UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "cpu_cores": NUMBER, "noise": NUMBER, "at_s": _MOMENT}
+_UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "noise": NUMBER, "at_s": _MOMENT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,6 @@ def describe(host: EmulatedHost, noise: float = 0.0) -> str:
     words = [f"speed={host.speed:.6g}"]
     if host.rate_bits_per_s is not None:
         words.append(f"rate={format_rate(host.rate_bits_per_s)}")
-    if host.cpu_cores is not None:
-        words.append(f"cpu={host.cpu_cores:.6g}")
     if host.workers != 1:
         words.append(f"workers={host.workers}")
     if noise:
@@ -174,11 +172,6 @@ class WantedHost:
     time: WorkerTime
     noise: float = 0.0
 
-    @property
-    def is_paced(self) -> bool:
-        """Whether its workers declare their time; otherwise a CPU quota makes them as slow as they are."""
-        return self.host.cpu_cores is None
-
 
 def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     """The machines of a plan, group by group: as fast, and as well connected, as the planner took them to be.
@@ -216,53 +209,24 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     )
 
 
-def described_hosts(described: Sequence[DescribedHost], alone: WorkerTime, processors: int) -> tuple[WantedHost, ...]:
+def described_hosts(described: Sequence[DescribedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
     """Hosts as they were described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
-
-    A host with a CPU quota is as slow as the quota makes it: its workers share so many cores.
 
     Args:
         described: the hosts, in order.
         alone: computation of one worker of this machine with a processor to itself.
-        processors: of this machine.
-
-    Raises:
-        BadInput: some hosts have a quota and some do not, one has a speed or noise as well, or the quotas exceed the
-            processors.
     """
-    quotas = [one.host.cpu_cores for one in described if one.host.cpu_cores is not None]
-    if quotas and len(quotas) < len(described):
-        raise BadInput(
-            "Some hosts have a CPU quota and others a speed, which cannot be compared.",
-            hint="give every host a cpu=, or every host a speed=",
-        )
-    for one in described:
-        if one.host.cpu_cores is not None and (one.host.speed != 1 or one.noise):
-            raise BadInput(
-                f"{one.host.name} has a CPU quota, which makes its speed and leaves no noise to add.",
-                hint="describe it with cpu= alone, or with speed= and noise=",
-            )
-    if sum(quotas) > processors:
-        raise BadInput(
-            f"The hosts would have {sum(quotas):g} cores together, but this machine has {processors}.",
-            hint="give them less cpu=, or speed= instead, which needs no core of its own",
-        )
     return tuple(
         WantedHost(
             host=one.host,
             type=LOCAL,
-            time=_times(
-                alone,
-                1 / one.host.speed if one.host.cpu_cores is None else max(1.0, one.host.workers / one.host.cpu_cores),
+            time=replace(
+                alone, fixed_s=alone.fixed_s / one.host.speed, per_sample_s=alone.per_sample_s / one.host.speed
             ),
             noise=one.noise,
         )
         for one in described
     )
-
-
-def _times(alone: WorkerTime, factor: float) -> WorkerTime:
-    return replace(alone, fixed_s=factor * alone.fixed_s, per_sample_s=factor * alone.per_sample_s)
 
 
 def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import IO
 
 from hetopt.backends.emulation import iproute
-from hetopt.backends.emulation.cgroups import CpuQuota, find_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces, pids_in
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.interruption import in_one_piece
@@ -56,10 +55,9 @@ def host_address(place: int) -> str:
 class EmulatedNetwork:
     """A network that this process has made, and removes. A context manager."""
 
-    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], quotas: Mapping[int, CpuQuota]) -> None:
+    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost]) -> None:
         self.id = network_id
         self._hosts = tuple(hosts)
-        self._quotas = dict(quotas)
         self._rates: dict[int, float | None] = {}
         self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
 
@@ -72,7 +70,7 @@ class EmulatedNetwork:
             owner: what the network is for, such as the folder of a run; `hetopt gc` tells it to a person.
 
         Raises:
-            BadInput: there are more hosts than addresses, or a host wants a CPU quota that cannot be had here.
+            BadInput: there are more hosts than addresses.
             NetworkRefused: this process may not make networks, or the kernel lacks a part (see `why_not`).
         """
         check_size(len(hosts))
@@ -80,12 +78,7 @@ class EmulatedNetwork:
         try:
             with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
                 claimed.append(network_id := _claim_id())
-            quotas = {
-                place: CpuQuota.create(_namespace(network_id, host), host.cpu_cores)
-                for place, host in enumerate(hosts)
-                if host.cpu_cores is not None
-            }
-            network = cls(network_id, hosts, quotas)
+            network = cls(network_id, hosts)
             network._build(Owner.this_process(owner))
         except BaseException:
             for each in claimed:
@@ -132,10 +125,6 @@ class EmulatedNetwork:
         if ports:
             iproute.run_batch("tc", ports, namespace=_switch(self.id))
 
-    def set_cpu(self, place: int, cores: float) -> None:
-        """Change the CPU quota of a host that was made with one."""
-        self._quotas[place].set(cores)
-
     def take_down(self, place: int) -> None:
         """Take a host's link down, so that nothing reaches it."""
         iproute.run("ip", ["link", "set", "dev", _port(place), "down"], namespace=_switch(self.id))
@@ -153,12 +142,8 @@ class EmulatedNetwork:
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process on a host, under the host's CPU quota. It is a direct child of this process."""
+        """Start a process on a host. It is a direct child of this process."""
         inside = iproute.command("ip", ["netns", "exec", self.namespace(place), *arguments])
-        quota = self._quotas.get(place)
-        if quota is not None:
-            # The process enters the group before it becomes the program, so that no child of it can be outside.
-            inside = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(quota.members), *inside]
         process = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env)
         self._children.setdefault(place, []).append(process)
         return process
@@ -177,14 +162,7 @@ class EmulatedNetwork:
         Raises:
             NoFork: it cannot be one; see `ForkServer.start`.
         """
-        quota = self._quotas.get(place)
-        process = server.start(
-            arguments,
-            environment=env,
-            stdout=output,
-            network=file_of(self.namespace(place)),
-            group=None if quota is None else quota.members,
-        )
+        process = server.start(arguments, environment=env, stdout=output, network=file_of(self.namespace(place)))
         self._children.setdefault(place, []).append(process)
         return process
 
@@ -283,8 +261,6 @@ def remove(network_id: str) -> None:
     switch = _switch(network_id)
     names = _names(network_id)
     kill_in(names)
-    for quota in find_quotas(f"{switch}-"):
-        quota.remove()
     iproute.run_tolerant("ip", [f"netns del {name}" for name in names if name != switch])
     iproute.run_tolerant("ip", [f"netns del {switch}"] if switch in names else [])
     if left := _names(network_id):

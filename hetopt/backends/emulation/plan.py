@@ -43,10 +43,9 @@ from hetopt.backends.prediction.hosting import (
     ThisMachine,
     begun_shares,
     foresee,
-    no_overlap,
     predict_run,
 )
-from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up, under_quotas
+from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Primitive
@@ -66,7 +65,6 @@ from hetopt.core.scaled_emulation import (
 )
 from hetopt.optimizer.fit import LinkModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
-from hetopt.optimizer.step_time.host_level import RUN_TO_RUN_LOG_SD
 from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.step_time import step_time
 
@@ -114,14 +112,12 @@ class Scale:
         rate = change.rate_bits_per_s
         return change.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
 
-    def declare(self, host: WantedHost, samples: int) -> DeclaredTime | None:
+    def declare(self, host: WantedHost, samples: int) -> DeclaredTime:
         """What a worker of the host declares.
 
         Declared times know no floor and no micro-batches. The fixed part is raised so that ``samples`` take as long as
         they should.
         """
-        if not host.is_paced:
-            return None
         time = host.time
         return DeclaredTime(
             fixed_s=self.time * max(time.fixed_s, time.time_s(samples) - time.per_sample_s * samples),
@@ -173,7 +169,7 @@ def rehearse(
     else:
         here = SmallWorkers.of(model, machine, sum(one.host.workers for one in described))
         check_batch(batch, here.workers)
-        hosts = described_hosts(described, here.alone, here.processors)
+        hosts = described_hosts(described, here.alone)
         # Equal shares are equal whatever the best ones are, of which a slow host may have none.
         anyhow = (batch - here.workers + 1, *(1 for _ in range(here.workers - 1)))
         best = anyhow if plan.run.batch_policy == "uniform" else best_shares(hosts, batch)
@@ -216,8 +212,6 @@ def fitting_factor(
 ) -> float:
     """The least factor at which all computation fits, also while a scheduled change makes a host faster."""
     workers = [host for host in hosts for _ in range(host.host.workers)]
-    if not all(host.is_paced for host in workers):
-        return 1.0
     wanted_s = []
     for host, samples in zip(workers, shares, strict=True):
         speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
@@ -251,15 +245,13 @@ def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tu
 
 def _describe(hosts: Sequence[WantedHost], scale: Scale, here: SmallWorkers) -> list[str]:
     """What the numbers of a description mean here."""
-    notes = []
-    if hosts[0].is_paced:
-        sample = formatting.duration(scale.time * here.alone.per_sample_s)
-        fit = "1 worker fits" if here.workers == 1 else f"{here.workers} workers fit"
-        processors = "1 processor" if here.processors == 1 else f"{here.processors} processors"
-        notes.append(
-            f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
-            f"alone: {fit} on {processors} that way. Link rates are as described."
-        )
+    sample = formatting.duration(scale.time * here.alone.per_sample_s)
+    fit = "1 worker fits" if here.workers == 1 else f"{here.workers} workers fit"
+    processors = "1 processor" if here.processors == 1 else f"{here.processors} processors"
+    notes = [
+        f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
+        f"alone: {fit} on {processors} that way. Link rates are as described."
+    ]
     fastest = max((host.host.rate_bits_per_s or 0.0 for host in hosts), default=0.0)
     if len(hosts) > 1 and fastest > BOX_BITS_PER_S:
         notes.append(
@@ -319,18 +311,13 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         workers=here.workers,
         link=link,
         compressors={**model.reference.compressors, **here.fitted.compressors},
-        overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
+        overlap=learned_shape(model).overlap,
         # Workers that declare their time end one after the other: the last of them compresses when others have. But
         # all add up, and read, what has arrived at the same moment.
-        crowding=IN_TRAINING * (1.0 if _is_paced(run) else here.crowding),
+        crowding=IN_TRAINING,
         together=IN_TRAINING * here.crowding,
         steered_log_sd=STEERED_LOG_SD if len(hosts) > 1 else ASSUMED_LOG_SD,
     )
-
-
-def _is_paced(run: RunSpec) -> bool:
-    """Whether workers sleep for most of what they declare, so that processors are free for the exchange meanwhile."""
-    return run.workers[0].declared is not None
 
 
 def _predict(
@@ -347,21 +334,6 @@ def _predict(
         jitter=max((worker.declared.noise for worker in run.workers if worker.declared is not None), default=0.0),
         overlap=exchange.overlap,
     )
-    quotas = [
-        host.cpu_cores / host.workers for host in hosts for _ in range(host.workers) if host.cpu_cores is not None
-    ]
-    if quotas:
-        update_s = here.update_s / here.crowding
-        step = under_quotas(
-            [
-                min(1.0, quota) * (time_s - here.update_s) + update_s
-                for quota, time_s in zip(quotas, compute_s, strict=True)
-            ],
-            quotas,
-            processors=here.processors,
-            exchange_s=exchange.exchange_s,
-            compress_s=exchange.compress_s / here.crowding,
-        )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
     # share in turn; they were measured on the whole host.
     samples = min(here.fitted.largest_measured, model.whole_host.largest_measured)
@@ -369,13 +341,12 @@ def _predict(
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
     evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
     compute_share = step.compute_s / step.step_time_s
-    compute_log_sd = REHEARSED_LOG_SD if _is_paced(run) else math.hypot(RUN_TO_RUN_LOG_SD, here.fitted.step_time.log_sd)
     return predict_run(
         model,
         plan,
         step,
         exchange,
-        step_log_sd=math.hypot(compute_share * compute_log_sd, (1 - compute_share) * exchange.log_sd),
+        step_log_sd=math.hypot(compute_share * REHEARSED_LOG_SD, (1 - compute_share) * exchange.log_sd),
         evaluation_s=evaluation_s,
         startup_s=_startup_s(profile.startup_s, len(hosts), here),
     )

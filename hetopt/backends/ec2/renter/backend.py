@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -16,11 +15,10 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
-from hetopt.backends.ec2.renter.ordering import IMAGES, PROFILE_NAME, Moved, Orders, Wishes
+from hetopt.backends.ec2.renter.ordering import Moved, Orders
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 from hetopt.core.plain_text import typed
 from hetopt.core.run_folder import RunFolders, read_spec
 from hetopt.core.run_spec import RunSpec
@@ -83,7 +81,7 @@ class Ec2Backend(Ec2Launcher):
         region = ordering.region_of(wanted)
         bundle = make_bundle(wanted.run.task, wanted.run.script)
         spec = _as_machines_read_it(wanted.run, bundle, options.data)
-        orders, now = _orders(region, wishes_of(options)), datetime.datetime.now(datetime.UTC)
+        orders, now = _orders(region, options), datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
         order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
         launch = Launch(
@@ -110,13 +108,10 @@ class Ec2Backend(Ec2Launcher):
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
-        wishes = wishes_of(options)
         now_s = datetime.datetime.now(datetime.UTC).timestamp()
-        same_place = replace(
-            wishes,
-            bucket=wishes.bucket or before.bucket,
-            network=before.network if wishes.network == Network() else wishes.network,
-        )
+        same_place = replace(options, bucket=options.bucket or before.bucket)
+        if ordering.network_of(options) == Network():
+            same_place = replace(same_place, **before.network.model_dump())
         orders = _orders(before.region, same_place)
         order = orders.of_plan(
             launch.plan,
@@ -171,65 +166,14 @@ class Ec2Backend(Ec2Launcher):
         return handle, launch
 
 
-def _orders(region: str, wishes: Wishes) -> Orders:
+def _orders(region: str, options: Ec2) -> Orders:
     """Written with the credentials and the catalogue that are here."""
     return Orders(
         edge=connect(region),
         catalog=load_catalog(region),
         billing=load_billing(),
-        wishes=wishes,
+        options=options,
         version=version("hetopt"),
-    )
-
-
-def wishes_of(options: Ec2) -> Wishes:
-    """What was chosen for a launch.
-
-    Raises:
-        BadInput: an image is of no kind, or is no image; a name is none of a subnet, of a security group or of a proxy.
-    """
-    for kind, ami in options.images.items():
-        if kind not in IMAGES or not ami.startswith("ami-"):
-            raise BadInput(
-                f"`images` must name an AMI for a kind of {', '.join(IMAGES)}, got {kind}={ami}.",
-                hint="for example x86_64-gpu=ami-0123456789abcdef0",
-            )
-    return Wishes(
-        budget_usd=options.budget_usd,
-        bucket=options.bucket,
-        instance_profile=options.instance_profile or PROFILE_NAME,
-        images=dict(options.images),
-        zone=options.zone,
-        substitutes=dict(options.substitutes),
-        network=_network(options),
-    )
-
-
-def _network(options: Ec2) -> Network:
-    """Where machines are to be.
-
-    Raises:
-        BadInput: a name is none of a subnet, of a security group or of a proxy.
-    """
-    group = options.security_group
-    for name, value, kind in (
-        *(("subnets", one, "subnet-") for one in options.subnets),
-        *((("security_group", group, "sg-"),) if group is not None else ()),
-    ):
-        if not re.fullmatch(rf"{kind}[0-9a-z]{{1,32}}", value):
-            raise BadInput(
-                f"`{name}` must be an id that begins with {kind}, got {value}.", hint=f"{kind}0123456789abcdef0"
-            )
-    if options.proxy is not None and not is_name(PROXY_PATTERN, options.proxy):
-        raise BadInput(
-            f"`proxy` must be http://HOST:PORT, without a password, got {shown(options.proxy)}.",
-            hint="what machines are told when they boot is no secret: let the proxy know them by their network",
-        )
-    return Network(
-        subnets=options.subnets,
-        security_group=group,
-        public_address=options.public_address,
-        proxy=options.proxy,
     )
 
 

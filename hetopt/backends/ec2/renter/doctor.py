@@ -21,6 +21,7 @@ from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_u
 from hetopt.backends.ec2.renter.permissions import give_policy, policy
 from hetopt.backends.ec2.renter.policies import statements
 from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.market.catalog import Catalog
@@ -63,23 +64,14 @@ def examined(name: str, step: Callable[[], str], *, unread: Verdict = "bad") -> 
         return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
 
 
-def account_checks(
-    edge: Edge,
-    region: str,
-    bucket: str | None,
-    instance_profile: str,
-    offset_s: Callable[[], float | None],
-    subnets: Sequence[str] = (),
-) -> Iterator[Check]:
+def account_checks(edge: Edge, region: str, options: Ec2, offset_s: Callable[[], float | None]) -> Iterator[Check]:
     """Check credentials, clock, region, bucket, role and permissions; end where nothing more can be asked.
 
     Args:
         edge: carries out calls.
         region: to launch in.
-        bucket: absent: the account's usual one.
-        instance_profile: of the machines.
+        options: what is to be launched with.
         offset_s: how far this machine's clock is ahead, in seconds, once AWS has answered.
-        subnets: that machines are to be in; none: the default ones.
     """
     credentials = examined("credentials", lambda: _caller(edge))
     yield credentials
@@ -88,12 +80,13 @@ def account_checks(
     if credentials.verdict != "good":
         return
     account_id = ordering.identity(edge).account_id
-    network = examined("region", lambda: _network(edge, region, subnets))
+    network = examined("region", lambda: _network(edge, region, options.subnets))
     yield network
     if network.verdict != "good":
         return
-    yield examined("bucket", lambda: _bucket(edge, bucket, account_id, region))
-    yield examined("machines' role", lambda: _profile(edge, instance_profile), unread="unknown")
+    yield examined("bucket", lambda: _bucket(edge, options.bucket, account_id, region))
+    profile = options.instance_profile or ordering.PROFILE_NAME
+    yield examined("machines' role", lambda: _profile(edge, profile), unread="unknown")
     yield examined("end outside", lambda: _end_outside(edge))
     # The tags that the policy of `setup` asks for.
     tags = [{"Key": "hetopt:run-id", "Value": "doctor"}, {"Key": "hetopt:owner", "Value": "doctor"}]
@@ -180,12 +173,12 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
     """
     edge, kept = orders.edge, dict[str, Order]()
     try:
-        roles = roles_of(plan, orders.catalog, orders.wishes.substitutes)
+        roles = roles_of(plan, orders.catalog, orders.options.substitutes)
     except HetoptError as refused:
         yield Check(name="types", verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
         return
     for kind in dict.fromkeys(role.image_kind for role in roles):
-        chosen = (orders.wishes.images or {}).get(kind)
+        chosen = orders.options.images.get(kind)
         yield examined(f"image for {kind}", lambda k=kind, c=chosen: _image(edge, k, c))  # type: ignore[misc]
     yield from quota_checks(edge, orders.catalog, roles)
 

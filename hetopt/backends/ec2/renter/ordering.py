@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from hetopt.backends.ec2.renter.order import (
     worst_usd_per_hour,
 )
 from hetopt.backends.ec2.renter.request import Answer, Edge, if_there, read
+from hetopt.backends.options import IMAGE_KINDS, Ec2
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
 from hetopt.core.listening import new_secret
@@ -48,10 +49,9 @@ ImageKind = str
 """Architecture and accelerator, such as 'x86_64-cpu' or 'arm64-gpu'."""
 
 
+_PARAMETERS = {"cpu": facts.CPU_PARAMETER, "gpu": facts.GPU_PARAMETER}
 IMAGES: dict[ImageKind, str] = {
-    f"{architecture}-{accelerator}": parameter.format(architecture=architecture)
-    for accelerator, parameter in (("cpu", facts.CPU_PARAMETER), ("gpu", facts.GPU_PARAMETER))
-    for architecture in ("x86_64", "arm64")
+    kind: _PARAMETERS[kind.partition("-")[2]].format(architecture=kind.partition("-")[0]) for kind in IMAGE_KINDS
 }
 """The public parameter that holds the id of the newest image of each kind."""
 
@@ -401,27 +401,6 @@ _PRICE_INCREASE = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What a person may choose at launch.
-
-    Attributes:
-        budget_usd: instead of the plan's.
-        images: by kind, such as {'x86_64-cpu': 'ami-…'}.
-        zone: only this one.
-        substitutes: types to take in place of a group's own, by its type.
-        network: where machines are to be.
-    """
-
-    budget_usd: float | None = None
-    bucket: str | None = None
-    instance_profile: str = PROFILE_NAME
-    images: Mapping[str, str] | None = None
-    zone: str | None = None
-    substitutes: Mapping[str, Sequence[str]] | None = None
-    network: Network = field(default_factory=Network)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Moved:
     """A price that is not what the plan was made with."""
 
@@ -434,6 +413,16 @@ class Moved:
     def is_price_increase(self) -> bool:
         """Whether it went up by more than prices always do."""
         return self.usd_per_hour > _PRICE_INCREASE * self.planned_usd_per_hour
+
+
+def network_of(options: Ec2) -> Network:
+    """Return where machines are to be, by what was chosen at launch."""
+    return Network(
+        subnets=tuple(options.subnets),
+        security_group=options.security_group,
+        public_address=options.public_address,
+        proxy=options.proxy,
+    )
 
 
 def region_of(plan: Plan) -> str:
@@ -557,14 +546,14 @@ class Orders:
         edge: carries out calls.
         catalog: of the region.
         billing: prices beside the machines' own.
-        wishes: what was chosen at launch.
+        options: what was chosen at launch.
         version: of hetopt.
     """
 
     edge: Edge
     catalog: Catalog
     billing: Billing
-    wishes: Wishes
+    options: Ec2
     version: str
 
     def of_plan(
@@ -588,8 +577,8 @@ class Orders:
         # Who brings the data set to the region has paid for that out of the same budget.
         before_usd = plan.chosen.prediction.data_transfer_usd
         job = Job(
-            roles=roles_of(plan, self.catalog, self.wishes.substitutes),
-            budget_usd=budget_of(plan, self.wishes.budget_usd),
+            roles=roles_of(plan, self.catalog, self.options.substitutes),
+            budget_usd=budget_of(plan, self.options.budget_usd),
             gradient_bytes=plan.profile.job.gradient_bytes,
             deadline_s=plan.goal.deadline_s,
             spent_usd=spent_usd + before_usd,
@@ -603,23 +592,23 @@ class Orders:
         """The order of a job; arguments and errors as in `of_plan`."""
         roles, budget = job.roles, job.budget_usd
         who = identity(self.edge)
-        bucket = self.wishes.bucket or default_bucket(who.account_id, self.catalog.region)
+        bucket = self.options.bucket or default_bucket(who.account_id, self.catalog.region)
         check_bucket(self.edge, bucket, who.account_id, self.catalog.region)
         extras = extras_usd_per_hour(self.billing, job.disk_gb)
-        if not self.wishes.network.public_address:
+        if not self.options.public_address:
             extras -= self.billing.public_ipv4_usd_per_hour.value
-        zones = zones_for(self.edge, roles, self.catalog, extras, now_s, self.wishes.network.subnets)
-        if self.wishes.network.security_group is not None:
-            check_group(self.edge, self.wishes.network.security_group, zones[0].vpc_id)
-        if self.wishes.zone is not None:
-            zones = tuple(zone for zone in zones if self.wishes.zone in (zone.name, zone.zone_id))
+        zones = zones_for(self.edge, roles, self.catalog, extras, now_s, self.options.subnets)
+        if self.options.security_group is not None:
+            check_group(self.edge, self.options.security_group, zones[0].vpc_id)
+        if self.options.zone is not None:
+            zones = tuple(zone for zone in zones if self.options.zone in (zone.name, zone.zone_id))
             if not zones:
                 raise BadInput(
-                    f"the zone {self.wishes.zone} does not have all types of the plan in this account.",
+                    f"the zone {self.options.zone} does not have all types of the plan in this account.",
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
         fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing)
-        if not (self.wishes.network.public_address and all(zone.gives_address for zone in zones)):
+        if not (self.options.public_address and all(zone.gives_address for zone in zones)):
             fixed += _nat_usd(roles, self.billing)
         worst = worst_usd_per_hour(roles, zones)
         move = job.move_usd(worst, fixed_usd=fixed)
@@ -633,17 +622,17 @@ class Orders:
             owner=who.owner,
             launched_by=who.arn,
             bucket=bucket,
-            instance_profile=self.wishes.instance_profile,
+            instance_profile=self.options.instance_profile or PROFILE_NAME,
             end_role=calls.end_role(self.edge),
             volume_gb=job.disk_gb,
             extras_usd_per_hour=extras,
             zones=zones,
             roles=roles,
             images={
-                kind: boot_image(self.edge, kind, (self.wishes.images or {}).get(kind))
+                kind: boot_image(self.edge, kind, (self.options.images).get(kind))
                 for kind in dict.fromkeys(role.image_kind for role in roles)
             },
-            network=self.wishes.network,
+            network=network_of(self.options),
             bundle_sha256=bundle_sha256,
             group_secret=new_secret(),
             created_s=now_s,
