@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hetopt.backends.ec2.bootstrap import CPU_TORCH_INDEX
-from hetopt.backends.ec2.renter.bundle import NEEDED
+from hetopt.backends.host.bundle import NEEDED
 
 HERE = Path(__file__).resolve().parent
 PINS = HERE / "constraints.txt"

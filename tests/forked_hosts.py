@@ -22,7 +22,7 @@ import pytest
 
 from hetopt.api import exactness, profiling_script
 from hetopt.backends import processes
-from hetopt.backends.ec2.node import agent
+from hetopt.backends.host import agent
 from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 from tests import forks
 

@@ -201,8 +201,8 @@ OURS = {
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/report.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/runs.py: out.with_name(f'.{out.name}.partial')": "as typed",
-    "hetopt/backends/ec2/renter/bundle.py: folder / first": "a module that the person's own code imports",
-    "hetopt/backends/ec2/renter/bundle.py: folder / f'{first}.py'": "likewise",
+    "hetopt/backends/host/bundle.py: folder / first": "a module that the person's own code imports",
+    "hetopt/backends/host/bundle.py: folder / f'{first}.py'": "likewise",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/facts.py: Path(__file__).parent / name": "a constant",
     "hetopt/backends/ec2/renter/permissions.py: Path(__file__).with_name('policies.json')": "a constant",
@@ -219,7 +219,7 @@ OURS = {
     "hetopt/trainer/checkpoints/folder.py: self.path(step) / name": "state or rank-N, and a suffix",
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
     "hetopt/core/interruption.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it",
-    "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
+    "hetopt/backends/host/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/iproute.py: _FOLDER / name": "made of a process id",
     "hetopt/api/dashboard.py: folder / name": "one of four constants",
     "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",
@@ -269,7 +269,6 @@ def test_names_are_joined_to_folders_in_one_way() -> None:
 
 TIMED = {
     "tests/catalog/test_public_refresh.py": "the long form alone bounds it, at a minute",
-    "tests/rehearsal/test_network.py": "the emulation's share of a core is of processor time",
     "tests/trainer/test_allocator.py": "it counts faults of pages, not seconds",
 }
 """Tests that ask for processor time, and why."""
@@ -323,7 +322,8 @@ WALL_CLOCKS = {
     "hetopt/api/run.py": SHOWN,
     "hetopt/backends/backend.py": DATES,
     "hetopt/backends/ec2/node/agent.py": OTHERS,
-    "hetopt/backends/ec2/objects.py": OTHERS,
+    "hetopt/backends/host/agent.py": OTHERS,
+    "hetopt/backends/host/objects.py": OTHERS,
     "hetopt/backends/ec2/renter/backend.py": OTHERS,
     "hetopt/backends/ec2/renter/edge.py": OTHERS,
     "hetopt/backends/ec2/renter/launcher.py": OTHERS,

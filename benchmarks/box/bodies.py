@@ -21,9 +21,9 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import Instance, StateReason
 from moto.s3.models import s3_backends
 
-from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
-from hetopt.backends.ec2.protocol import Lease
-from hetopt.backends.ec2.renewal import Allowance, AskPrices
+from hetopt.backends.host.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
+from hetopt.backends.host.protocol import Lease
+from hetopt.backends.host.renewal import Allowance, AskPrices
 from hetopt.core.budget_law import HEARTBEAT_S
 
 TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")

@@ -78,10 +78,10 @@ from werkzeug.serving import run_simple
 from benchmarks.box import gate, manners, schedules
 from benchmarks.box.bodies import Bodies, Lives
 from benchmarks.box.gate import Call, Gate
-from hetopt.backends.ec2.renewal import PriceChange
 from hetopt.backends.ec2.renter import permissions
 from hetopt.backends.ec2.renter.calls import END_ROLE, NAMED
 from hetopt.backends.ec2.renter.ordering import Identity
+from hetopt.backends.host.renewal import PriceChange
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]

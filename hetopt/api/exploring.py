@@ -14,12 +14,12 @@ from hetopt.api.options import Ec2, Local, Measurement, Rehearsal, Ssh
 from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter import probing
-from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
+from hetopt.backends.host.bundle import make_bundle
 from hetopt.backends.prediction.hosting import STARTUP_S, ThisMachine
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
 from hetopt.backends.processes import LocalLauncher

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from hetopt.backends.ec2.bootstrap import NodeConfig, Timer, user_data
 from hetopt.backends.ec2.facts import OWN_DISKS, USER_DATA_BYTES
 from hetopt.backends.ec2.node.unpack import requirements, unpack
-from hetopt.backends.ec2.renter.bundle import MOST_BYTES, Bundle, carried, make_bundle, user_code
+from hetopt.backends.host.bundle import MOST_BYTES, Bundle, carried, make_bundle, user_code
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput
 from tests.disturbance import PATIENCE_S

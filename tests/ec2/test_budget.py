@@ -18,17 +18,7 @@ from botocore.stub import Stubber
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S
-from hetopt.backends.ec2.protocol import Lease, PaidMachine, Renewal
-from hetopt.backends.ec2.renewal import (
-    PRICES_EVERY_S,
-    Allowance,
-    PriceChange,
-    PriceHistory,
-    Stay,
-    renewed_end_s,
-    spent_usd,
-)
+from hetopt.backends.ec2.objects import PriceHistory
 from hetopt.backends.ec2.renter.cluster_state import (
     ClusterState,
     MachineState,
@@ -36,6 +26,16 @@ from hetopt.backends.ec2.renter.cluster_state import (
 )
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Rate, Role, Zone, lifetime_s
 from hetopt.backends.ec2.renter.ordering import Job
+from hetopt.backends.host.agent import PLACE_WITHIN_S
+from hetopt.backends.host.protocol import Lease, PaidMachine, Renewal
+from hetopt.backends.host.renewal import (
+    PRICES_EVERY_S,
+    Allowance,
+    PriceChange,
+    Stay,
+    renewed_end_s,
+    spent_usd,
+)
 from hetopt.core import budget_law
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Profile

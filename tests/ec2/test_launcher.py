@@ -19,9 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.backend import MOST_IDLE
-from hetopt.backends.ec2.protocol import Lease, placement_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import (
     BOOT_FOLDER,
     SEEN_FILE,
@@ -32,9 +30,11 @@ from hetopt.backends.ec2.renter.cluster_state import (
 from hetopt.backends.ec2.renter.edge import BotoEdge, known_regions
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
+from hetopt.backends.host.bundle import Bundle
+from hetopt.backends.host.placement import shared, without
+from hetopt.backends.host.protocol import Lease, placement_of
 from hetopt.core.budget_law import LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
@@ -22,6 +21,7 @@ from hetopt.backends.ec2.renter.probing import (
     roles_for,
 )
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile

@@ -17,13 +17,13 @@ import pytest
 
 from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import IMAGES
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Rented, Renter
 from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.plan import Plan

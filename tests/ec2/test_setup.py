@@ -23,10 +23,8 @@ from benchmarks.box.authorizations import Place, authorizations
 from benchmarks.box.iam import allows, other_actions
 from hetopt.api.account import Setup, checks
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
-from hetopt.backends.ec2.renewal import PriceHistory
+from hetopt.backends.ec2.objects import PART_BYTES, PriceHistory, S3Objects
 from hetopt.backends.ec2.renter import permissions
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.doctor import Check, account_checks, plan_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -36,6 +34,7 @@ from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.policies import Asked, several
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
@@ -307,7 +306,7 @@ def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
 
 
 def found(edge: object, offset_s: float | None = 0.0) -> dict[str, Check]:
-    checks = account_checks(edge, REGION, None, ROLE, lambda: offset_s)  # type: ignore[arg-type]
+    checks = account_checks(edge, REGION, Ec2(instance_profile=ROLE), lambda: offset_s)  # type: ignore[arg-type]
     return {check.name: check for check in checks}
 
 

@@ -21,7 +21,7 @@ from benchmarks._ports import own_port
 from benchmarks.box.metadata import metadata_service
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.protocol import Latest, spec_digest
+from hetopt.backends.host.protocol import Latest, spec_digest
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.disturbance import PATIENCE_S

@@ -15,7 +15,6 @@ import pytest
 from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, Made, made, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, RunTags
 from hetopt.backends.ec2.renter.ordering import Identity
@@ -23,6 +22,7 @@ from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.removal import LocalRun, Remover, settle
 from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
+from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import CloudRefused
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog

@@ -26,7 +26,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from hetopt.backends.ec2.renter.bundle import NEEDED, make_bundle
+from hetopt.backends.host.bundle import NEEDED, make_bundle
 from tests.docs.shown import assert_shown
 from tests.sources import REPOSITORY, modules
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.api.script_text import read_script, resumes, several_workers, sharded_by
-from hetopt.backends.ec2.renter.bundle import make_bundle, user_code
+from hetopt.backends.host.bundle import make_bundle, user_code
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks._ssh_servers import Servers
-from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.backends.host.bundle import make_bundle
 from hetopt.backends.ssh import look
 from hetopt.backends.ssh.checking import (
     LEAST_FREE_FILES,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
-from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Placements, outcome_json
+from hetopt.backends.host.protocol import OUTCOME_OBJECT, Placements, outcome_json
 from hetopt.backends.ssh import conductor
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.objects import (

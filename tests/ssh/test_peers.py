@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import hetopt
 from hetopt.api.backends import backend
-from hetopt.backends.ec2.protocol import State
+from hetopt.backends.host.protocol import State
 from hetopt.backends.options import Ssh
 from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.backend import OnHosts

@@ -135,7 +135,7 @@ class NodeConfig(Record):
         end_s: when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays for at
             the worst.
         latest_end_s: what no lease extends it beyond: what the budget pays for at the least.
-        spec_sha256: of the run that was ordered, see `hetopt.backends.ec2.protocol.spec_digest`.
+        spec_sha256: of the run that was ordered, see `hetopt.backends.host.protocol.spec_digest`.
         has_gpu: whether it needs torch with CUDA.
         group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`).
         proxy: by which they reach S3 and packages; empty: by themselves.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from hetopt.backends.ec2 import facts
+from hetopt.backends.host.objects import GoesOn, Versioned
+from hetopt.backends.host.renewal import PriceChange
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 
@@ -22,54 +25,8 @@ AT_A_TIME = 8
 
 READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
 
-GoesOn = Callable[[int, int], bool]
-"""Is told the bytes that are there, and all; says whether to go on."""
-
 PART_BYTES = 32 * 1024 * 1024
 """Files that are larger travel in parts, four at a time: one PUT carries 5 GB at most, and fails as a whole."""
-
-
-class Objects(Protocol):
-    """Named bytes that all machines of a run see."""
-
-    def get(self, name: str) -> bytes | None:
-        """What is under a name; None where there is nothing, or where nobody can be reached."""
-
-    def put(self, name: str, data: bytes) -> bool:
-        """Write; says whether that went well."""
-
-    def send(self, name: str, path: Path) -> bool:
-        """Write a file, in parts where it is large; says whether that went well.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-
-    def fetch(self, name: str, path: Path) -> bool:
-        """Read into a file; says whether that went well. The file is whole, or not there."""
-
-    def versioned(self, name: str) -> Versioned | None:
-        """What is under a name, with its version; None where there is nothing, or where nobody can be reached."""
-
-    def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write where that version still is (None: where nothing is); says whether that went well, and was so."""
-
-    def names(self, prefix: str) -> Sequence[str]:
-        """All names that begin so, sorted."""
-
-    def delete(self, name: str) -> None:
-        """Remove, if that goes well."""
-
-    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Fetch every object below a prefix into a folder; whether all of it is there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Versioned:
-    """What was under a name, and which version that was."""
-
-    data: bytes
-    version: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,22 +235,62 @@ def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
                 yield one["Key"], int(one["Size"])
 
 
-@dataclass(kw_only=True)
-class Progress:
-    """Says how far it is, when a tenth more is there, or half a minute has passed."""
+def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
+    """Of DescribeSpotPriceHistory, for types in every zone.
 
-    say: Callable[[str], None]
-    clock: Callable[[], float] = time.time
-    every_s: float = 30.0
-    _said_bytes: int = -1
-    _said_s: float = 0.0
+    Args:
+        names: of the types.
+        from_s: seconds since the epoch. 'It also returns the last price change before the start time, which is the
+            effective price as of the start time' (EC2 API reference, DescribeSpotPriceHistory): from now on, that is
+            the price of now.
+    """
+    return {
+        "InstanceTypes": list(names),
+        "ProductDescriptions": [facts.SPOT_PRODUCT],
+        "StartTime": datetime.datetime.fromtimestamp(from_s, datetime.UTC),
+    }
 
-    def told(self, done: int, total: int) -> None:
-        """There are so many bytes now, of so many."""
-        now_s = self.clock()
-        if done == self._said_bytes:
-            return
-        first = self._said_bytes < 0
-        if first or done == total or done - self._said_bytes >= total / 10 or now_s >= self._said_s + self.every_s:
-            self._said_bytes, self._said_s = done, now_s
-            self.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here")
+
+def changes_of(answer: Mapping[str, Any]) -> list[PriceChange]:
+    """What an answer tells, in the order in which it came about."""
+    changes = (
+        PriceChange(
+            zone=one["AvailabilityZone"],
+            instance_type=one["InstanceType"],
+            at_s=one["Timestamp"].timestamp(),
+            usd_per_hour=float(one["SpotPrice"]),
+        )
+        for one in answer.get("SpotPriceHistory", ())
+    )
+    return sorted(changes, key=lambda change: change.at_s)
+
+
+_WITHIN_S = 5
+"""The agent waits for it, and heeds notices every five seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceHistory:
+    """Asks EC2 with the credentials of a machine's role. Whoever may not, or reaches nobody, has no answer."""
+
+    client: Any
+
+    @classmethod
+    def connect(cls, *, region: str) -> PriceHistory:
+        """With the credentials of the machine's role."""
+        import boto3
+        from botocore.config import Config
+
+        config = Config(retries={"total_max_attempts": 1}, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
+        return cls(client=boto3.client("ec2", region_name=region, config=config))
+
+    def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
+        """See `hetopt.backends.host.renewal.AskPrices`."""
+        try:
+            pages = self.client.get_paginator("describe_spot_price_history").paginate(
+                **history_parameters(types, from_s)
+            )
+            told = [one for page in pages for one in page["SpotPriceHistory"]]
+        except failures():
+            return None
+        return changes_of({"SpotPriceHistory": told})

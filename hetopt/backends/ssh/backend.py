@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.backends.backend import Prepared, RunHandle
-from hetopt.backends.ec2.protocol import Place
-from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.placement import ranked_spec
+from hetopt.backends.host.bundle import Bundle, make_bundle
+from hetopt.backends.host.placement import ranked_spec
+from hetopt.backends.host.protocol import Place
 from hetopt.backends.on_this_machine import check_readers, resumable
 from hetopt.backends.options import Ssh
 from hetopt.backends.prediction.hosting import Mapped

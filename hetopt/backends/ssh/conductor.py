@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
-from hetopt.backends.ec2.protocol import (
+from hetopt.backends.host.placement import placement_json, without
+from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
     Latest,
     Lease,
@@ -30,7 +31,6 @@ from hetopt.backends.ec2.protocol import (
     is_over,
     spec_digest,
 )
-from hetopt.backends.ec2.renter.placement import placement_json, without
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part

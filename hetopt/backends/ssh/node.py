@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.backends.ec2.node.agent import Agent
-from hetopt.backends.ec2.node.imds import Notice
+from hetopt.backends.host.agent import Agent, Notice
 from hetopt.backends.processes import LONGEST_STOP_S
 from hetopt.backends.ssh import gpus
 from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, Load, RemoteObjects
@@ -36,7 +35,7 @@ END_S = 1e11
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a host is told when it begins; see `hetopt.backends.ec2.node.agent.Terms`."""
+    """What a host is told when it begins; see `hetopt.backends.host.agent.Terms`."""
 
     host: str
     spec_sha256: str

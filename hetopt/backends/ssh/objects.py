@@ -1,8 +1,8 @@
 """The objects of a run in its folder on the launching machine, and how a host reaches them through its connection.
 
-What machines in a cloud tell each other through a bucket (`hetopt.backends.ec2.protocol`), hosts of one's own tell each
-other through a folder: the launching machine answers their requests, one at a time for each host. A request and its
-answer are a frame each: two lengths, a line of JSON, and bytes.
+What machines in a cloud tell each other through a bucket, hosts of one's own tell each other through a folder: the
+launching machine answers their requests, one at a time for each host. A request and its answer are a frame each: two
+lengths, a line of JSON, and bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hetopt.backends.ec2.objects import GoesOn, Versioned
-from hetopt.backends.ec2.protocol import OUTCOME_OBJECT
+from hetopt.backends.host.objects import GoesOn, Versioned
+from hetopt.backends.host.protocol import OUTCOME_OBJECT
 from hetopt.core.artifact import Record, read_words, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
@@ -49,7 +49,7 @@ class Cut(SystemExit):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects:
-    """Named bytes in a folder; see `hetopt.backends.ec2.objects.Objects`."""
+    """Named bytes in a folder; see `hetopt.backends.host.objects.Objects`."""
 
     folder: Path
 
@@ -274,7 +274,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteObjects:
-    """The objects as a host sees them; see `hetopt.backends.ec2.objects.Objects`.
+    """The objects as a host sees them; see `hetopt.backends.host.objects.Objects`.
 
     Attributes:
         place: `OBJECTS` or `MODELS`.

@@ -12,9 +12,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.host.agent import Notice
 
 _PATHS = facts.METADATA_PATHS
 _RENEWED_EARLY_S = 60
@@ -23,19 +24,6 @@ _TIMEOUT_S = 2.0
 Response = tuple[int, bytes]
 Transport = Callable[[str, str, Mapping[str, str]], Response]
 """Method, path and headers in; status and body out. Status 0: the service cannot be reached."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Notice:
-    """What EC2 says will happen to this machine.
-
-    Attributes:
-        kind: ``interruption``: it is taken back at ``time_s``. ``rebalance``: it is likelier to be than others.
-        time_s: seconds since the epoch.
-    """
-
-    kind: Literal["interruption", "rebalance"]
-    time_s: float
 
 
 @dataclass(kw_only=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
 from hetopt.backends.ec2.renter.ordering import Moved, Orders
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.plain_text import typed

@@ -24,9 +24,9 @@ from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
-from hetopt.backends.ec2.protocol import Renewal
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters
 from hetopt.backends.ec2.renter.request import Edge, Reference, Request, if_there, read
+from hetopt.backends.host.protocol import Renewal
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 

@@ -20,9 +20,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.backends.backend import is_given_up
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renewal import PRICES_EVERY_S, Stay, changes_of, history_parameters, spent_usd
+from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.host.renewal import PRICES_EVERY_S, Stay, spent_usd
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished

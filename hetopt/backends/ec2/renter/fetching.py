@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Loop, read_lease
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.placement import Machine
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order
 from hetopt.backends.ec2.renter.request import Edge, if_there, read
+from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.paths import shown

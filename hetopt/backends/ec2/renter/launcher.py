@@ -22,7 +22,6 @@ from typing import Any
 
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.protocol import Latest, Lease, Renewal
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import (
     BOOT_FOLDER,
@@ -45,8 +44,7 @@ from hetopt.backends.ec2.renter.cluster_state import (
     why_failed,
 )
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, Made, connect_run, made, read_ledger, recorded_ids
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Zone
-from hetopt.backends.ec2.renter.placement import Machine, placement_json, places_of, ranked_spec
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order, Zone, places_of
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
@@ -67,7 +65,9 @@ from hetopt.backends.ec2.renter.reconcile import (
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, read
-from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
+from hetopt.backends.host.placement import placement_json, ranked_spec
+from hetopt.backends.host.protocol import Latest, Lease, Renewal
+from hetopt.backends.host.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError

@@ -3,7 +3,7 @@
 Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
 prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
 somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
-(`Guard`). While nobody does, machines reckon by it themselves (`hetopt.backends.ec2.renewal`).
+(`Guard`). While nobody does, machines reckon by it themselves (`hetopt.backends.host.renewal`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.protocol import spec_digest
+from hetopt.backends.host.protocol import Place, spec_digest
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
@@ -390,3 +390,35 @@ def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> floa
         sum(role.machines * max(zone.rates[name].worst_usd_per_hour for name in role.instance_types) for role in roles)
         for zone in zones
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine that was granted."""
+
+    id: str
+    instance_type: str
+    address: str
+
+
+def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> dict[str, Machine]:
+    """A machine for every host, those of a role in any order, since its hosts are alike.
+
+    Raises:
+        CloudRefused: a role has fewer machines than hosts.
+    """
+    assigned: dict[str, Machine] = {}
+    for role, machines in zip(roles, granted, strict=True):
+        if len(machines) < role.machines:
+            raise CloudRefused(
+                f"{len(machines)} of {role.machines} machines of {role.name} are there.",
+                hint="launch again, or plan with other types",
+            )
+        ordered = sorted(machines, key=lambda machine: machine.id)
+        assigned |= zip(role.hosts, ordered, strict=False)
+    return assigned
+
+
+def places_of(assigned: Mapping[str, Machine]) -> dict[str, Place]:
+    """The places of machines in the run, by their ids."""
+    return {machine.id: Place(host=host, address=machine.address) for host, machine in assigned.items()}

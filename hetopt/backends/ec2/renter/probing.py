@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.renter import ordering
-from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Role
 from hetopt.backends.ec2.renter.ordering import image_kind
+from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_log

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetopt.backends.backend import MOST_IDLE
-from hetopt.backends.ec2.protocol import PaidMachine, Renewal
 from hetopt.backends.ec2.renter.cluster_state import (
     ClusterState,
     MachineState,
@@ -31,7 +30,8 @@ from hetopt.backends.ec2.renter.cluster_state import (
     hopeless_hosts,
 )
 from hetopt.backends.ec2.renter.order import Guard, Order, Role
-from hetopt.backends.ec2.renter.placement import shared, without
+from hetopt.backends.host.placement import shared, without
+from hetopt.backends.host.protocol import PaidMachine, Renewal
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd

@@ -24,7 +24,6 @@ from types import MappingProxyType
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
@@ -41,6 +40,7 @@ from hetopt.backends.ec2.renter.edge import (
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, read
+from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.paths import BUCKET_PATTERN, is_name

@@ -12,10 +12,10 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.calls import end_call, no_end_call
 from hetopt.backends.ec2.renter.edge import SETTLES_S, Made
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone
-from hetopt.backends.ec2.renter.placement import Machine, assign, placement_json, places_of, ranked_spec, without
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Machine, Order, Role, Zone, assign, places_of
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, meaning_of
+from hetopt.backends.host.placement import placement_json, ranked_spec, without
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetopt.backends.ec2.objects import Objects
+from hetopt.backends.host.objects import Objects
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.paths import inside
 from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER, written_in

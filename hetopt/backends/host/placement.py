@@ -8,44 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from hetopt.backends.ec2.protocol import Place, Placements
-from hetopt.backends.ec2.renter.order import Role
+from hetopt.backends.host.protocol import Place, Placements
 from hetopt.core.errors import CloudRefused
 from hetopt.core.run_spec import MEETING_PORT, RunSpec, WorkerSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """One machine that was granted."""
-
-    id: str
-    instance_type: str
-    address: str
-
-
-def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> dict[str, Machine]:
-    """A machine for every host, those of a role in any order, since its hosts are alike.
-
-    Raises:
-        CloudRefused: a role has fewer machines than hosts.
-    """
-    assigned: dict[str, Machine] = {}
-    for role, machines in zip(roles, granted, strict=True):
-        if len(machines) < role.machines:
-            raise CloudRefused(
-                f"{len(machines)} of {role.machines} machines of {role.name} are there.",
-                hint="launch again, or plan with other types",
-            )
-        ordered = sorted(machines, key=lambda machine: machine.id)
-        assigned |= zip(role.hosts, ordered, strict=False)
-    return assigned
-
-
-def places_of(assigned: Mapping[str, Machine]) -> dict[str, Place]:
-    """The places of machines in the run, by their ids."""
-    return {machine.id: Place(host=host, address=machine.address) for host, machine in assigned.items()}
 
 
 def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from hetopt.backends.ec2.objects import Objects
-from hetopt.backends.ec2.protocol import CHECKPOINT_PATTERN, WANTED_OBJECT, Latest, checkpoint_name
+from hetopt.backends.host.objects import Objects
+from hetopt.backends.host.protocol import CHECKPOINT_PATTERN, WANTED_OBJECT, Latest, checkpoint_name
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import RunFailed
 from hetopt.core.paths import inside

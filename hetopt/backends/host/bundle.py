@@ -236,6 +236,7 @@ _LAUNCHING = tuple(
 )
 LEFT_OUT = (
     "ec2/renter",
+    "host/bundle.py",
     "emulation",
     "on_this_machine.py",
     "prediction",

@@ -15,15 +15,11 @@ had: together they stay within the budget. A machine grants time to nobody else,
 
 from __future__ import annotations
 
-import datetime
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.objects import failures
-from hetopt.backends.ec2.protocol import Lease, PaidMachine, Renewal
+from hetopt.backends.host.protocol import Lease, PaidMachine, Renewal
 from hetopt.core import budget_law
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 
@@ -44,7 +40,7 @@ class Stay:
     since_s: float
     until_s: float | None
     usd_per_hour: float
-    minimum_s: float = facts.MINIMUM_BILLED_S
+    minimum_s: float
     paid_usd: float = 0.0
     priced_s: float | None = None
 
@@ -77,67 +73,6 @@ class PriceChange:
     instance_type: str
     at_s: float
     usd_per_hour: float
-
-
-def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
-    """Of DescribeSpotPriceHistory, for types in every zone.
-
-    Args:
-        names: of the types.
-        from_s: seconds since the epoch. 'It also returns the last price change before the start time, which is the
-            effective price as of the start time' (EC2 API reference, DescribeSpotPriceHistory): from now on, that is
-            the price of now.
-    """
-    return {
-        "InstanceTypes": list(names),
-        "ProductDescriptions": [facts.SPOT_PRODUCT],
-        "StartTime": datetime.datetime.fromtimestamp(from_s, datetime.UTC),
-    }
-
-
-def changes_of(answer: Mapping[str, Any]) -> list[PriceChange]:
-    """What an answer tells, in the order in which it came about."""
-    changes = (
-        PriceChange(
-            zone=one["AvailabilityZone"],
-            instance_type=one["InstanceType"],
-            at_s=one["Timestamp"].timestamp(),
-            usd_per_hour=float(one["SpotPrice"]),
-        )
-        for one in answer.get("SpotPriceHistory", ())
-    )
-    return sorted(changes, key=lambda change: change.at_s)
-
-
-_WITHIN_S = 5
-"""The agent waits for it, and heeds notices every five seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriceHistory:
-    """Asks EC2 with the credentials of a machine's role. Whoever may not, or reaches nobody, has no answer."""
-
-    client: Any
-
-    @classmethod
-    def connect(cls, *, region: str) -> PriceHistory:
-        """With the credentials of the machine's role."""
-        import boto3
-        from botocore.config import Config
-
-        config = Config(retries={"total_max_attempts": 1}, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
-        return cls(client=boto3.client("ec2", region_name=region, config=config))
-
-    def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
-        """See `hetopt.backends.ec2.renewal.AskPrices`."""
-        try:
-            pages = self.client.get_paginator("describe_spot_price_history").paginate(
-                **history_parameters(types, from_s)
-            )
-            told = [one for page in pages for one in page["SpotPriceHistory"]]
-        except failures():
-            return None
-        return changes_of({"SpotPriceHistory": told})
 
 
 AskPrices = Callable[[Sequence[str], float], Sequence[PriceChange] | None]
