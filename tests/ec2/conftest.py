@@ -48,7 +48,7 @@ def read_once() -> Iterator[None]:
     import botocore.loaders
     import botocore.session
 
-    from hetopt.backends.ec2.renter import bundle
+    from hetopt.backends.host import bundle
 
     packed = lru_cache(maxsize=8)(bundle._archive)
     with pytest.MonkeyPatch.context() as patch:
