@@ -44,7 +44,7 @@ class Lives:
         boot_s: the least and the most that a boot takes.
         train_s: from the first step to the last, if nothing is lost.
         fates: what can come over a machine, with how probable it is: 'hangs', 'fails', 'reboots', 'killed' (its agent,
-            by a signal), 'taken', 'rebalance'.
+            by a signal), 'taken'.
         leads_s: how long before it is taken a machine is told so.
         within_s: fates come over machines within so long.
     """
@@ -228,8 +228,6 @@ class Bodies:
                 body.dead = True
             case "taken":
                 self._take(body)
-            case "rebalance" if due and body.trains(now_s):
-                self._say(body, "rebalance")
 
     def _take(self, body: Body) -> None:
         if self._now_s >= body.fated_s:

@@ -226,7 +226,7 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
     return moods
 
 
-_FATES = ("hangs", "fails", "reboots", "killed", "taken", "rebalance")
+_FATES = ("hangs", "fails", "reboots", "killed", "taken")
 _DROPPED = (
     "ec2:TerminateInstances",
     "ec2:DescribeFleets",

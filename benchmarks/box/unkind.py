@@ -27,7 +27,6 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"kinds": {"us-east-1b": "local-zone"}}     zones that are none of the region's own
     {"profile": "hetopt-node"}      there is an instance profile of that name, with its role
     {"end_role": true}              and the role in which the scheduler ends machines
-    {"denied": ["s3:PutObject"]}    what IAM says of such calls where it is to simulate them
 
 ``GET /unkind`` tells the account's clock, and every machine that there was.
 
@@ -66,7 +65,6 @@ from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.responses.subnets import Subnets
 from moto.iam.access_control import PermissionResult
 from moto.iam.models import iam_backends
-from moto.iam.responses import IamResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.s3 import models as moto_s3
 from moto.scheduler.models import scheduler_backends
@@ -138,7 +136,6 @@ class Temper:
         self.refuses: dict[str, list[Any]] = {}
         self.subnets = "public"
         self.kinds: dict[str, str] = {}
-        self.denied: list[str] = []
 
     def now_s(self) -> float:
         return (time.time() if self.clock_s is None else self.clock_s) + self.ahead_s
@@ -284,7 +281,7 @@ class Temper:
 _PLAIN = (
     *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas"),
     *("refuses", "refuses_at"),
-    *("throttled", "faulty", "cut", "expired", "subnets", "denied", "kinds"),
+    *("throttled", "faulty", "cut", "expired", "subnets", "kinds"),
 )
 
 
@@ -435,7 +432,7 @@ def teach(temper: Temper) -> None:
 
 
 def teach_the_account(temper: Temper) -> None:
-    """Networks and rights of the account, as the test says; moto has no simulations."""
+    """Networks of the account, as the test says."""
     plain_subnets = Subnets.describe_subnets
     plain_zones = AvailabilityZonesAndRegions.describe_availability_zones
 
@@ -450,21 +447,10 @@ def teach_the_account(temper: Temper) -> None:
         ]
         return ActionResult({"AvailabilityZones": told})
 
-    def simulate_principal_policy(self: IamResponse) -> Any:
-        decided = [
-            {"EvalActionName": one, "EvalDecision": "implicitDeny" if one in temper.denied else "allowed"}
-            for one in self._get_param("ActionNames", [])
-        ]
-        # 'IAM might return fewer results, even when there are more results available' (API reference).
-        at = int(self._get_param("Marker") or 0)
-        more = {"Marker": str(at + 1)} if at + 1 < len(decided) else {}
-        return ActionResult({"EvaluationResults": decided[at : at + 1], "IsTruncated": bool(more), **more})
-
     # moto looks at no condition of a bucket's policy: the gate has decided by then.
     moto_s3.FakeBucket.get_permission = lambda *_: PermissionResult.NEUTRAL  # type: ignore[method-assign]
     Subnets.describe_subnets = describe_subnets  # type: ignore[method-assign]
     AvailabilityZonesAndRegions.describe_availability_zones = describe_availability_zones  # type: ignore[method-assign]
-    IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
 
 
 def _moment(told: Any) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetopt.backends.ssh.checking import HostFound, Trouble, check_hosts, in_words
+from hetopt.backends.ssh.backend import checked
+from hetopt.backends.ssh.checking import HostFound, Trouble, in_words
 from hetopt.core.errors import BadInput
 from hetopt.core.hosts import Host, parse_hosts, read_hosts
+from hetopt.optimizer.plan import Plan
 
 __all__ = ["Host", "HostFound", "Trouble", "check", "in_words", "inventory"]
 
@@ -28,14 +30,15 @@ def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple
     return parse_hosts(hosts) if hosts is not None else read_hosts(Path(path if path is not None else USUAL_FILE))
 
 
-def check(path: Path | str | None = None, hosts: str | None = None) -> tuple[HostFound, ...]:
+def check(path: Path | str | None = None, hosts: str | None = None, plan: Path | None = None) -> tuple[HostFound, ...]:
     """What would keep the hosts of an inventory from training together. Nothing is written or changed on them.
 
     Args:
         path: as of `inventory`.
         hosts: likewise.
+        plan: whose job they must be able to hold, too; None: any.
 
     Raises:
-        BadInput: the inventory cannot be read.
+        BadInput: the inventory or the plan cannot be read, or the plan cannot run on these hosts.
     """
-    return check_hosts(inventory(path, hosts))
+    return checked(inventory(path, hosts), None if plan is None else Plan.load(plan))

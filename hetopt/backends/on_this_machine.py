@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.host import look
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal
 from hetopt.backends.prediction.hosting import Mapped, ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
@@ -74,8 +73,8 @@ class _OnThisMachine(ProcessLauncher):
                 check_data_folder(Path(options.data))
             spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
         samples = [worker.local_batch_size for worker in spec.workers]
-        reading, shared_bytes = wanted.profile.job.reading, shared_bytes_here()
-        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=open_files_here())
+        reading, shared_bytes = wanted.profile.job.reading, look.shared_bytes()
+        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=look.open_files())
         launch = Launch(
             created="",
             started_s=0.0,
@@ -199,21 +198,6 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
 
 FILES_OF_A_READER = 4
 """Pipes and a handle that a process keeps of each of its readers (counted with torch 2.13 on Linux)."""
-
-
-def shared_bytes_here() -> int | None:
-    """Return the size of /dev/shm, in which processes hand each other tensors; None: it is not there."""
-    try:
-        disk = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return disk.f_blocks * disk.f_frsize
-
-
-def open_files_here() -> int | None:
-    """Return how many files a process of this user may have open; None: as many as it wants."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if most == resource.RLIM_INFINITY else most
 
 
 def check_readers(

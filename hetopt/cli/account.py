@@ -150,6 +150,9 @@ def check(
     hosts: Annotated[
         str | None, typer.Option("--hosts", help="Hosts instead of a file: alice@box1,bob@box2:2222.")
     ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Also whether they can hold what this plan's job needs of each.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Look for what keeps your machines from training together. Nothing is changed.
@@ -161,7 +164,7 @@ def check(
     A line for each, and what to do. All are asked at once, by the ssh of this machine with your own configuration,
     keys, agent and jump hosts. It is never asked for a password, and accepts no key that is not known. Looked at:
     whether each is reached, its Python and what training needs of it, disk, clock, GPUs and driver, whether two names
-    are one machine, whether home folders are shared, whether each reaches all others, and the rate of the links in both
+    are one machine, whether each reaches all others, and the rate of the links in both
     directions.
 
     It exits with 6 if something would keep them from training.
@@ -169,7 +172,7 @@ def check(
     from hetopt.api import hosts as owned
     from hetopt.cli import render
 
-    found = owned.check(inventory, hosts)
+    found = owned.check(inventory, hosts, plan)
     if as_json:
         render.print_json([_facts(one) for one in found])
     else:

@@ -7,7 +7,6 @@ address = "box1.lan"               # as `ssh` takes it: a name, a number, or a H
 devices = ["RTX 3090", "RTX 3090"] # a worker each; absent: the CPU, one worker
 kw = 0.7                           # drawn while training
 hours = "18:00-08:00"              # when it may be used, in this machine's time; absent: always
-busy_cpus = 2                      # it is left to others while their programs keep more CPUs than that busy
 """
 
 from __future__ import annotations
@@ -173,7 +172,6 @@ class Host(Record):
         kw: what it draws while training, with...
         usd_per_kwh: ...the price of that.
         hours: when it may be used; absent: always.
-        busy_cpus: it is left to others while they keep more than so many of its CPUs busy; absent: it is not looked at.
         python: an interpreter there that has torch.
         install: whether each run makes an environment of its own there, from the locked packages; it goes with the run.
         folder: where a run has its files while it lasts; nothing else is written.
@@ -194,7 +192,6 @@ class Host(Record):
     kw: Amount | None = None
     usd_per_kwh: Amount | None = None
     hours: Hours | None = None
-    busy_cpus: Amount | None = None
     python: File = DEFAULT_PYTHON
     install: Annotated[bool, Field(strict=True)] = False
     folder: File = DEFAULT_FOLDER

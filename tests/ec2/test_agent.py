@@ -20,7 +20,7 @@ from hetopt.backends.ec2.bootstrap import NodeConfig, Timer
 from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE, METADATA_TOKEN_S
 from hetopt.backends.ec2.node.imds import Imds, over_http
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
-from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent, Notice
+from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent
 from hetopt.backends.host.checkpoints import Checkpoints
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.core.events.log import parse_events
@@ -460,7 +460,6 @@ def test_data_comes_once_with_word_of_how_far_it_is_and_ends_when_the_machine_mu
 
 ID_PATH = "/latest/meta-data/instance-id"
 ACTION = "/latest/meta-data/spot/instance-action"
-REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
 def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,14 +467,12 @@ def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
         imds = Imds(transport=over_http, clock=time.time)
         assert imds.instance_id() == "i-0123"
-        assert imds.notice() is None, "404 is the normal answer"
-        service.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-20T08:22:00Z"})
-        assert imds.notice() == Notice(kind="rebalance", time_s=1795162920.0)
+        assert not imds.is_taken(), "404 is the normal answer"
         service.answers[ACTION] = json.dumps({"action": "terminate", "time": "2026-11-20T08:24:00Z"})
-        assert imds.notice() == Notice(kind="interruption", time_s=1795163040.0)
+        assert imds.is_taken()
         assert len(service.tokens) == 1, "one token serves for hours"
         service.tokens.clear()
-        assert imds.notice() is not None, "a token that was forgotten is renewed at once"
+        assert imds.is_taken(), "a token that was forgotten is renewed at once"
         assert service.refused == 1
 
 
@@ -497,11 +494,11 @@ def test_nonsense_is_no_notice(text: str) -> None:
             return 200, b"token"
         return (200, text.encode()) if path == ACTION else (404, b"")
 
-    assert Imds(transport=transport, clock=time.time).notice() is None
+    assert not Imds(transport=transport, clock=time.time).is_taken()
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, "http://127.0.0.1:9")
     imds = Imds(transport=over_http, clock=time.time)
     assert imds.instance_id() is None
-    assert imds.notice() is None
+    assert not imds.is_taken()

@@ -49,6 +49,7 @@ SPOT = Role(
     market="spot",
     image_kind="x86_64-cpu",
 )
+MINIMUM_S = 60.0
 money = st.floats(0.5, 500)
 rates = st.floats(0.01, 100)
 
@@ -125,9 +126,14 @@ def test_machines_wait_no_longer_for_a_place_than_a_move_pays_for() -> None:
 
 
 def test_the_bill_of_a_machine() -> None:
-    assert Stay(since_s=0, until_s=10, usd_per_hour=3.6).usd(1e9) == pytest.approx(0.06), "a minute at least"
-    assert Stay(since_s=0, until_s=None, usd_per_hour=3.6).usd(1000) == pytest.approx(1.0)
-    stays = [Stay(since_s=0, until_s=None, usd_per_hour=3.6), Stay(since_s=500, until_s=600, usd_per_hour=3.6)]
+    assert Stay(since_s=0, until_s=10, usd_per_hour=3.6, minimum_s=MINIMUM_S).usd(1e9) == pytest.approx(0.06), (
+        "a minute at least"
+    )
+    assert Stay(since_s=0, until_s=None, usd_per_hour=3.6, minimum_s=MINIMUM_S).usd(1000) == pytest.approx(1.0)
+    stays = [
+        Stay(since_s=0, until_s=None, usd_per_hour=3.6, minimum_s=MINIMUM_S),
+        Stay(since_s=500, until_s=600, usd_per_hour=3.6, minimum_s=MINIMUM_S),
+    ]
     assert spent_usd(stays, 1000) == pytest.approx(1.1)
 
 
@@ -321,7 +327,7 @@ WORST_PRICE = 5.0
 def test_what_is_spent_never_falls_and_is_the_sum_over_the_pieces(
     first: float, changes: list[tuple[float, float]], last: float, lives: bool
 ) -> None:
-    stay, now_s, spent = Stay(since_s=1000.0, until_s=None, usd_per_hour=first), 1000.0, 0.0
+    stay, now_s, spent = Stay(since_s=1000.0, until_s=None, usd_per_hour=first, minimum_s=MINIMUM_S), 1000.0, 0.0
     rate, begun_s, pieces = first, 1000.0, 0.0
     for gap, price in changes:
         now_s += gap
@@ -373,7 +379,7 @@ def test_what_ec2_takes_back_in_its_first_hour_is_free_whatever_its_prices_were(
 def test_prices_never_take_a_promise_beyond_the_worst_case(budget: float, shares: list[float], gap: float) -> None:
     """Whatever is seen of prices: what was granted is paid for at the worst price, and never taken back."""
     guard = Guard(budget_usd=budget, fixed_usd=0.0, worst_usd_per_hour=WORST_PRICE, checkpoint_s=30, heartbeat_s=60)
-    stay, now_s, end_s = Stay(since_s=0.0, until_s=None, usd_per_hour=WORST_PRICE), 60.0, 0.0
+    stay, now_s, end_s = Stay(since_s=0.0, until_s=None, usd_per_hour=WORST_PRICE, minimum_s=MINIMUM_S), 60.0, 0.0
     for share in shares:
         stay = stay.repriced(share * WORST_PRICE, now_s)
         now_s += gap

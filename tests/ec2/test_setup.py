@@ -486,12 +486,6 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
         ({"subnets": "none"}, "order", "no default subnet", "aws ec2 create-default-vpc"),
         ({"quotas": {}}, "quota L-34B43A08", "6 vCPUs are needed", "request-service-quota-increase"),
         (
-            {"denied": ["ec2:DescribeSpotPriceHistory"]},  # as roles of version 0.1 are
-            "machines' permissions, simulated",
-            "hetopt-node lacks ec2:DescribeSpotPriceHistory",
-            "`aws iam put-role-policy --role-name hetopt-node ",
-        ),
-        (
             {"refuses": {"RunInstances": ["UnauthorizedOperation", SCP]}},
             "permission ec2:RunInstances (c7i.large)",
             "service control policy",

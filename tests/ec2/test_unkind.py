@@ -326,8 +326,7 @@ def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else
     monkeypatch.setattr(BotoEdge, "__call__", with_two_regions())
     hetopt("gc", "--on", "ec2")
     told = account_truth()
-    refused = {one["action"].lower() for one in told["refused"]}
-    assert refused == {"iam:simulateprincipalpolicy"}
+    assert told["refused"] == []
     for_nothing = set(actions_of(policy)) - set(told["allowed"])
     assert not for_nothing, f"{for_nothing}"
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,45 +223,6 @@ def test_a_host_is_lost_and_returns(plan: Plan, inventory: Path, two_machines: E
     until(lambda: started_with(run) == [2, 1, 2], lambda: goes_on(run))
     until_step(run, run.record().progress.step + 10)
     assert run.stop().state is RunState.STOPPED
-
-
-@pytest.mark.slow
-def test_a_host_is_left_to_others_while_they_use_it(
-    plan: Plan,
-    inventory: Path,
-    servers: Servers,
-    two_machines: EmulatedNetwork,
-    tmp_path: Path,
-) -> None:
-    """A program of its owner's runs there until the host has left; then it ends, and the host comes back."""
-    servers.host("desk", network=two_machines.namespace(1), own_processes=True)
-    text = inventory.read_text().replace("[box1]\n", "[desk]\nbusy_cpus = 0.1\n")
-    inventory.write_text(text)
-    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=1_000_000)
-    until_step(run, 5)
-    node = node_of(run, "desk")
-    enter = ["nsenter", "--target", str(node.pid), "--pid", "--mount"]
-    with subprocess.Popen([*enter, "sh", "-c", "while :; do :; done"], start_new_session=True) as owners:
-        try:
-            left_and_came_back(run, once_left=lambda: os.killpg(owners.pid, signal.SIGKILL))
-        finally:
-            if owners.poll() is None:
-                os.killpg(owners.pid, signal.SIGKILL)
-
-
-def left_and_came_back(run: hetopt.Run, once_left: Callable[[], None] = lambda: None) -> None:
-    """Wait for both; every step was logged once, and the host had notice."""
-    until(lambda: started_with(run) == [2, 1], lambda: goes_on(run))
-    once_left()
-    until(lambda: started_with(run) == [2, 1, 2], lambda: goes_on(run))
-    until_step(run, run.record().progress.step + 3)
-    assert run.stop().state is RunState.STOPPED
-    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
-    steps = [event["step"] for event in events if event["event"] == "step"]
-    assert steps == sorted(set(steps)), "nothing was done twice"
-    changes = [event for event in events if event["event"] == "condition_changed"]
-    assert any(event.get("notice") for event in changes)
-    assert not any(event.get("dies") for event in changes)
 
 
 @pytest.mark.slow

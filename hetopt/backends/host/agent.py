@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from hetopt.backends.host.checkpoints import Checkpoints
 from hetopt.backends.host.objects import Objects, Progress
@@ -53,19 +53,6 @@ LAST_UPLOADS_S = 60.0
 """A notice comes two minutes early, and training ends in the first of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Notice:
-    """What is announced of this machine.
-
-    Attributes:
-        kind: ``interruption``: it is taken back at ``time_s``. ``rebalance``: it is likelier to be than others.
-        time_s: seconds since the epoch.
-    """
-
-    kind: Literal["interruption", "rebalance"]
-    time_s: float
-
-
 class Terms(Protocol):
     """What a machine is told when it begins; see `NodeConfig` for each."""
 
@@ -88,8 +75,8 @@ class Surroundings(Protocol):
     def instance_id(self) -> str | None:
         """Which of the run's machines it is; None: none."""
 
-    def notice(self) -> Notice | None:
-        """That it will be taken away."""
+    def is_taken(self) -> bool:
+        """Return whether it was announced that the machine is taken away soon."""
 
 
 class OwnEnd(Protocol):
@@ -334,11 +321,8 @@ class Agent:
 
     def _heed_notice(self, run_dir: Path, instance_id: str) -> None:
         """Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all."""
-        notice = self.imds.notice()
-        if notice is None:
-            return
-        self._say(instance_id, notice.kind)
-        if notice.kind == "interruption":
+        if self.imds.is_taken():
+            self._say(instance_id, "interruption")
             self._doomed = True
             (run_dir / STOP_FILE).touch()
 

@@ -231,12 +231,12 @@ PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
 _LAUNCHING = tuple(
-    f"ssh/{name}.py"
-    for name in ("backend", "checking", "conductor", "conversation", "edge", "inventory", "link", "look", "receive")
+    f"ssh/{name}.py" for name in ("backend", "checking", "conductor", "conversation", "edge", "link", "receive")
 )
 LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
+    "host/look.py",
     "emulation",
     "on_this_machine.py",
     "prediction",

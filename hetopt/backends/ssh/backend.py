@@ -10,12 +10,12 @@ from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.host.placement import ranked_spec
 from hetopt.backends.host.protocol import Place
-from hetopt.backends.on_this_machine import check_readers, resumable
+from hetopt.backends.on_this_machine import resumable
 from hetopt.backends.options import Ssh
 from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
-from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory, check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
@@ -183,6 +183,17 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host
     return Mapped(run=run, prediction=here.prediction, notes=(note,)), tuple(hosts)
 
 
+def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
+    """Ask hosts what would keep them from training together, or from running a plan.
+
+    Raises:
+        BadInput: the plan cannot run on them.
+    """
+    if plan is None:
+        return check_hosts(hosts)
+    return check_hosts(hosts, _mapped(plan, hosts)[0].run, plan.profile.job.reading)
+
+
 def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None) -> Inventory:
     """Ask the hosts of an inventory; it then has the address by which each was reached, and why some are left out.
 
@@ -194,21 +205,15 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | 
     Raises:
         RunFailed: none can take part.
     """
-    found = check_hosts(inventory.hosts, "fp32" if spec is None else spec.precision)
-    troubles: dict[str, RunFailed] = {}
-    for host in found:
-        if host.verdict == "bad":
-            trouble = host.troubles[0]
-            refusal = RunFailed(
-                f"{host.name} cannot take part: {trouble.said}.", hint=f"{trouble.hint.rstrip('.')}; {_CHECK}"
-            )
-            troubles[host.name] = refusal
-        elif spec is not None and (seen := host.seen) is not None:
-            samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
-            try:
-                check_readers(host.name, reading, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files)
-            except RunFailed as refusal:
-                troubles[host.name] = refusal
+    found = check_hosts(inventory.hosts, spec, reading)
+    troubles = {
+        host.name: RunFailed(
+            f"{host.name} cannot take part: {host.troubles[0].said}.",
+            hint=f"{host.troubles[0].hint.rstrip('.')}; {_CHECK}",
+        )
+        for host in found
+        if host.verdict == "bad"
+    }
     if len(troubles) == len(found):
         first, *others = troubles.values()
         more = f" {len(others)} more cannot either." if others else ""

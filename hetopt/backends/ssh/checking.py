@@ -18,15 +18,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from hetopt.backends.ec2.facts import PYTHON
-from hetopt.backends.ssh import look
+from hetopt.backends.host import look
+from hetopt.backends.on_this_machine import check_readers
 from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
 from hetopt.core.artifact import Artifact, HostName, Record, Told
-from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
 from hetopt.core.hosts import CPU, MOST_HOSTS, AddressAmongHosts, Host, Port
 from hetopt.core.memory import Precision
 from hetopt.core.plain_text import known, typed
+from hetopt.core.profile import Reading
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import requirement
 
 FACTS_WITHIN_S = 40.0
@@ -39,10 +42,6 @@ CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
 """Of the locked packages once they are installed; `catalogs/aws/provisioning.json` has what was measured of each."""
 LEAST_FREE_BYTES = 2e9
 """What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
-LEAST_ADDRESS_SPACE_BYTES = 2e9
-"""A worker of the bundled digits has 1.7 GB of addresses on a CPU, and tens of GB with CUDA."""
-LEAST_FREE_FILES = 1000
-"""The code is 343 files in 27 folders, and compiling leaves as many again; then there are logs and checkpoints."""
 
 
 Count = Annotated[int, Field(ge=0, le=2**60)]
@@ -62,18 +61,13 @@ class Seen(Record):
     identity: Told
     time_s: float = Field(ge=0, le=1e11)
     cpus: int = Field(ge=1, le=4096)
-    load: float = Field(ge=0, le=1e6)
     memory_bytes: Count | None
     folder: Told
     writable: bool
     there: Told
     free_bytes: Count
-    free_files: Count | None = None
-    runs_nothing: bool = False
-    address_space_bytes: Count | None = None
     shared_bytes: Count | None = None
     open_files: Count | None = None
-    file_system: tuple[Told, Told]
     packages: dict[Told, Told | None]
     installs: Told | None = None
     gpus: tuple[Annotated[tuple[Told, ...], Field(min_length=1)], ...] | Told
@@ -139,12 +133,15 @@ class HostFound:
         return self.troubles[0].verdict if self.troubles else "good"
 
 
-def check_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[HostFound, ...]:
+def check_hosts(
+    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None
+) -> tuple[HostFound, ...]:
     """Ask all hosts at once, and let each try the ways to all others.
 
     Args:
         hosts: to ask.
-        precision: that their workers are to compute in.
+        spec: of the run that they are to take part in; None: none yet.
+        reading: how its job reads samples; None: it is not known.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
         source = inspect.getsource(look)
@@ -168,7 +165,8 @@ def check_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[H
             continue
         rates = ways[host.name].rates if host.name in ways else {}
         alone_ = alone(host, answer, asked_s=talk.asked_s, banner=talk.banner)
-        troubles = [*alone_, *_units(host, answer, precision), *between[host.name]]
+        needs = [] if spec is None else [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
+        troubles = [*alone_, *needs, *between[host.name]]
         found.append(
             HostFound(
                 name=host.name,
@@ -269,12 +267,6 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
             f"`{typed(seen.executable)} -m venv ~/venv && ~/venv/bin/pip install {wanted}` "
             'there, and python = "~/venv/bin/python" in the inventory; or let each run install its own, install = true',
         )
-    if seen.address_space_bytes is not None and seen.address_space_bytes < LEAST_ADDRESS_SPACE_BYTES:
-        bad(
-            f"a process may have {bytes_(seen.address_space_bytes)} of memory (`ulimit -v`), "
-            f"and a worker takes {bytes_(LEAST_ADDRESS_SPACE_BYTES)} as soon as it has torch",
-            "take the limit out of its shell's files, or ask its owner",
-        )
     if not seen.writable:
         bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
     needed = LEAST_FREE_BYTES + (
@@ -285,16 +277,6 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
             f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(needed)}",
             'make room, or name another folder: folder = "/data/alice/hetopt"',
         )
-    if seen.free_files is not None and seen.free_files < LEAST_FREE_FILES:
-        bad(
-            f"{seen.there} has room for {seen.free_files:,} more files, and a run needs {LEAST_FREE_FILES:,}",
-            'remove some (`df -i` tells), or name another folder: folder = "/data/alice/hetopt"',
-        )
-    if host.install and seen.runs_nothing:
-        bad(
-            f"{seen.there} is mounted noexec, so nothing that is installed there can run",
-            'name a folder on another disk: folder = "/data/alice/hetopt"',
-        )
     off_s = seen.time_s - asked_s
     if abs(off_s) > LARGEST_SKEW_S + FACTS_WITHIN_S * (off_s > 0):
         known(
@@ -303,11 +285,6 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
         )
     if banner:
         known(f"its shell prints {banner[:60]!r} where no terminal is", "print that in interactive shells only")
-    if host.busy_cpus is not None and seen.load > host.busy_cpus:
-        known(
-            f"its load is {seen.load:.1f}, above busy_cpus = {host.busy_cpus:g}",
-            "it takes part once those programs have ended, or with a higher limit",
-        )
     if seen.left:
         known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {typed(*seen.left)}`")
     found += _devices(host, seen)
@@ -366,6 +343,16 @@ def _units(host: Host, seen: Seen, precision: Precision) -> list[Trouble]:
     return [Trouble(verdict="bad", said=f"its {lacking[0]} has no units for {precision}", hint=hint)]
 
 
+def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> list[Trouble]:
+    """Return that the host's shared memory or its limit of open files cannot hold what its readers keep ready."""
+    samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
+    try:
+        check_readers("it", reading, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files)
+    except RunFailed as refused:
+        return [Trouble(verdict="bad", said=refused.message.rstrip("."), hint=refused.hint or "")]
+    return []
+
+
 def cuda_of(torch: str) -> tuple[int, int] | None:
     """The CUDA that a torch was built for, by its version: 12.6 of ``2.7.0+cu126``.
 
@@ -399,7 +386,6 @@ def together(
     found: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
     this = look.identity() if here is None else here
     first: dict[str, str] = {}
-    shared: dict[str, list[str]] = {}
     own = {host.name for host in hosts if not host.install}
     torches = {name: one.packages.get("torch") or "" for name, one in seen.items() if name in own}
     for name, one in seen.items():
@@ -410,13 +396,6 @@ def together(
         if one.identity == this:
             said = "it is this machine: it trains beside whatever you do here"
             found[name].append(Trouble(verdict="unknown", said=said, hint="leave it out, or give it `hours`"))
-        if one.file_system[0].startswith(("nfs", "cifs", "smb", "fuse.sshfs", "lustre", "ceph")):
-            shared.setdefault(one.file_system[1], []).append(name)
-    for source, names in shared.items():
-        for name in names if len(names) > 1 else ():
-            said = f"its {seen[name].there} is on {source}, as that of {listed([o for o in names if o != name])}"
-            hint = 'name a folder on a disk of its own: folder = "/tmp/hetopt"; checkpoints are faster there'
-            found[name].append(Trouble(verdict="unknown", said=said, hint=hint))
     if len({_version(version) for version in torches.values()}) > 1:
         newest = max(torches, key=lambda name: _version(torches[name]))
         for name, version in torches.items():

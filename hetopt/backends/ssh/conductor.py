@@ -2,7 +2,7 @@
 
 ``python -m hetopt.backends.ssh.conductor RUN_DIR [PARENT_PID]``. Every host's part lives as long as its connection, so
 when this process ends, by whatever signal, all of it ends. A host that is lost leaves the others to go on from the last
-checkpoint; one whose hours end, that others use, or that comes back, is a reason to save a checkpoint at one step and
+checkpoint; one whose hours end, or that comes back, is a reason to save a checkpoint at one step and
 to go on with those that are there then (`next_move`).
 """
 
@@ -34,8 +34,7 @@ from hetopt.backends.host.protocol import (
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
-from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, Load, write_text
-from hetopt.backends.ssh.others import is_taken
+from hetopt.backends.ssh.objects import FolderObjects, write_text
 from hetopt.core.artifact import read_words
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
@@ -167,7 +166,6 @@ class Conductor:
     _stopping: bool = False
     _alone_s: float | None = None
     _fresh: set[str] = field(default_factory=set)
-    _taken: set[str] = field(default_factory=set)
     _unheard: set[str] = field(default_factory=set)
     _ahead_s: dict[str, float] = field(default_factory=dict)
     _reasons: list[str] = field(default_factory=list)
@@ -275,7 +273,7 @@ class Conductor:
             with self._lock:
                 self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
         if not self._stopping:
-            self._reach([name for name in self._open() if now_s >= self._again_s.get(name, 0.0)])
+            self._reach([name for name in self._allowed() if now_s >= self._again_s.get(name, 0.0)])
 
     def _counted(self, name: str) -> dict[str, str]:
         """Count the placement that a host has ended; where that was one too many, why it is given up, for an event.
@@ -317,16 +315,12 @@ class Conductor:
         if self._members:
             self._log.write("condition_changed", host=name, returns=True)
 
-    def _open(self) -> list[str]:
+    def _allowed(self) -> list[str]:
         """Hosts within their hours that can take part and are not given up."""
         moment = datetime.datetime.now()
         fit = {host.name for host in self.inventory.fit()}
         kept = (name for name in self._names if name in fit and not is_given_up(self._idle.get(name, 0)))
         return [name for name in kept if self.inventory.host(name).may_be_used(moment)]
-
-    def _allowed(self) -> list[str]:
-        """Those of them that others leave to us."""
-        return [name for name in self._open() if name not in self._taken]
 
     def _situation(self) -> Situation:
         with self._lock:
@@ -407,7 +401,6 @@ class Conductor:
         config = {"id": self._id(name), "host": name, "spec_sha256": spec_digest(self.spec)}
         # What is not asked for is not said: a run that goes on has the code that it began with.
         more: dict[str, object] = {} if CPU in told.devices else {"devices": list(told.devices)}
-        more |= {} if told.busy_cpus is None else {"tells_load": True}
         part = Part(
             run=self.run_dir.name,
             code=self._code,
@@ -432,8 +425,6 @@ class Conductor:
             self._objects.delete(name)  # it is there now
         elif first == "state":
             self._heard(host, data)
-        elif first == LOAD_FOLDER:
-            self._heard_load(host, data)
 
     def _heard(self, host: str, data: bytes) -> None:
         said = read_words(State, data, host)
@@ -444,13 +435,6 @@ class Conductor:
             self._ended[host] = int(code)
             if said.reason:
                 self._reasons.append(said.reason[:500])
-
-    def _heard_load(self, host: str, data: bytes) -> None:
-        limit, busy_cpus = self.inventory.host(host).busy_cpus, read_words(Load, data, host).busy_cpus
-        if limit is not None and is_taken(host in self._taken, busy_cpus, limit):
-            self._taken.add(host)
-        else:
-            self._taken.discard(host)
 
     def _conclude(self, *, failed: bool) -> int:
         """Let the hosts bring what they have, and say how it ended."""

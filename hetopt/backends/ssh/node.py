@@ -11,17 +11,14 @@ import os
 import shutil
 import signal
 import sys
-import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.backends.host.agent import Agent, Notice
+from hetopt.backends.host.agent import Agent
 from hetopt.backends.processes import LONGEST_STOP_S
 from hetopt.backends.ssh import gpus
-from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, Load, RemoteObjects
-from hetopt.backends.ssh.others import LOOK_EVERY_S, Others
+from hetopt.backends.ssh.objects import MODELS, OBJECTS, Connection, RemoteObjects
 from hetopt.core.errors import HetoptError
 from hetopt.core.hosts import CPU
 
@@ -54,23 +51,12 @@ class Own:
         """What the run calls it."""
         return self.id
 
-    def notice(self) -> Notice | None:
-        """There is none."""
-        return None
+    def is_taken(self) -> bool:
+        """Return False: nobody takes it."""
+        return False
 
     def set(self, end_s: float) -> None:
         """It does not end itself."""
-
-
-def tell_load(objects: RemoteObjects, own: str) -> None:
-    """Say again and again how many CPUs others keep busy, as long as somebody listens."""
-    others = Others(own=os.getpid())
-    with suppress(Cut):
-        while True:
-            busy = others.busy_cpus()
-            if busy is not None:
-                objects.put(f"{LOAD_FOLDER}/{own}.json", Load(busy_cpus=busy).model_dump_json().encode())
-            time.sleep(LOOK_EVERY_S)
 
 
 def main(arguments: list[str]) -> int:
@@ -89,9 +75,6 @@ def main(arguments: list[str]) -> int:
         own = Own(id=str(given.pop("id")))
         connection = Connection(incoming=0, outgoing=outgoing)
         os.environ |= gpus.environment(given.pop("devices", [CPU]))
-        if given.pop("tells_load", False):
-            told = RemoteObjects(connection=connection, place=OBJECTS)
-            threading.Thread(target=tell_load, args=(told, own.id), daemon=True).start()
         return Agent(
             config=Terms(**given),
             root=root,

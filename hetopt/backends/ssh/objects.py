@@ -125,10 +125,7 @@ def _partial(path: Path) -> Path:
     return Path(f"{path}{_PARTIAL}")
 
 
-LOAD_FOLDER = "load"
-"""Where hosts say how many of their CPUs others use."""
-
-_STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*", f"{LOAD_FOLDER}/*")
+_STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*")
 _WRITES = ("put", "put_over", "put_part", "delete")
 
 
@@ -145,12 +142,6 @@ class Request(Record):
     version: Name | None = None
     offset: int = Field(default=0, ge=0, le=2**50, strict=True)
     last: bool = Field(default=False, strict=True)
-
-
-class Load(Record):
-    """How many CPUs of a host others keep busy."""
-
-    busy_cpus: float = Field(ge=0)
 
 
 class Answer(Record):

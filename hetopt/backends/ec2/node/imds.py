@@ -5,7 +5,6 @@ Notices are best effort: an interruption may come without one. 404 is the normal
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import urllib.error
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.host.agent import Notice
 
 _PATHS = facts.METADATA_PATHS
 _RENEWED_EARLY_S = 60
@@ -39,17 +37,10 @@ class Imds:
         """The id of this machine; None where there is no metadata service."""
         return self._text(_PATHS["id"])
 
-    def notice(self) -> Notice | None:
-        """The worst that is announced."""
-        taken = self._text(_PATHS["interruption"])
-        if taken is not None:
-            found = _object(taken)
-            if found.get("action") in facts.TAKING_ACTIONS:
-                return Notice(kind="interruption", time_s=_moment(found.get("time")) or self.clock())
-        advised = self._text(_PATHS["rebalance"])
-        if advised is not None:
-            return Notice(kind="rebalance", time_s=_moment(_object(advised).get("noticeTime")) or self.clock())
-        return None
+    def is_taken(self) -> bool:
+        """Return whether it is announced that EC2 takes this machine back."""
+        announced = self._text(_PATHS["interruption"])
+        return announced is not None and _object(announced).get("action") in facts.TAKING_ACTIONS
 
     def _text(self, path: str) -> str | None:
         """What is at a path; None where there is nothing, or nobody answers."""
@@ -97,10 +88,3 @@ def _object(text: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _moment(text: object) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None

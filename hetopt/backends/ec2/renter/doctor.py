@@ -1,7 +1,7 @@
 """Finds what would stop a launch: each check is one sentence, and one command where something is wrong.
 
 Nothing is made. Permissions are tried with calls that EC2 only checks (``DryRun``), which says nothing of capacity or
-quota; quotas are read; IAM itself evaluates the machines' role, and `renter.policies` the bucket's policy.
+quota; quotas are read, and `renter.policies` evaluates the bucket's policy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, ordering
@@ -18,7 +18,6 @@ from hetopt.backends.ec2.renter.bucket_doctor import denial_of
 from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
-from hetopt.backends.ec2.renter.permissions import give_policy, policy
 from hetopt.backends.ec2.renter.policies import statements
 from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
 from hetopt.backends.options import Ec2
@@ -129,27 +128,21 @@ def _bucket(edge: Edge, bucket: str | None, account_id: str, region: str) -> str
     return f"{name} is there, and this account's"
 
 
-def _roles_of_profile(edge: Edge, instance_profile: str) -> list[dict[str, str]]:
-    """Return the roles of an instance profile, of which IAM allows one.
+def _profile(edge: Edge, instance_profile: str) -> str:
+    """Look an instance profile and its role up.
 
     Raises:
         CloudRefused: there is no such profile, or it has no role.
     """
     request = read("iam", "get_instance_profile", "the machines' role", InstanceProfileName=instance_profile)
     answer = if_there(edge, request, (facts.NO_ROLE,))
-    roles = [] if answer is None else list(answer["InstanceProfile"]["Roles"])
-    if not roles:
+    if answer is None or not answer["InstanceProfile"]["Roles"]:
         absent = f"there is no instance profile {instance_profile}."
         raise CloudRefused(
             absent if answer is None else f"the instance profile {instance_profile} has no role.",
             hint="an administrator makes it with the commands of `hetopt setup --print-policy --role "
             f"{instance_profile}`",
         )
-    return roles
-
-
-def _profile(edge: Edge, instance_profile: str) -> str:
-    _roles_of_profile(edge, instance_profile)
     return f"{instance_profile} is there"
 
 
@@ -219,7 +212,6 @@ def _order_checks(edge: Edge, catalog: Catalog, order: Order) -> Iterator[Check]
         no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE}}
         fleet = fleet_call(order, role, order.zones[0], attempt=0).resolved(no_template)
         yield try_only(edge, "create_fleet", fleet.parameters, of=role.instance_types[0])
-    yield examined("machines' permissions, simulated", lambda: _simulated(edge, order), unread="unknown")
 
 
 def _image(edge: Edge, kind: str, chosen: str | None) -> str:
@@ -344,37 +336,3 @@ def _bucket_policy(edge: Edge, order: Order) -> Check:
         mend = f"see that it lets you and {order.instance_profile} in: {look}"
         return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
     return Check(name=name, verdict="good", said="it denies nothing that a run does")
-
-
-def _simulated(edge: Edge, order: Order) -> str:
-    """Have IAM evaluate the machines' role for each action of the policy that it should have."""
-    roles = _roles_of_profile(edge, order.instance_profile)
-    wanted = [one for one in policy("node_policy", bucket=order.bucket)["Statement"] if one["Effect"] == "Allow"]
-    asked = [(role, one, resource) for role in roles for one in wanted for resource in one["Resource"]]
-    lacks = dict.fromkeys(action for question in asked for action in _denied(edge, *question))
-    if lacks:
-        raise CloudRefused(
-            f"{order.instance_profile} lacks {', '.join(lacks)}.",
-            hint="an administrator gives it the policy of `hetopt setup --print-policy` again: "
-            f"`{give_policy(roles[0]['RoleName'])}`",
-        )
-    return f"{order.instance_profile} has what machines do"
-
-
-def _denied(edge: Edge, role: Mapping[str, str], statement: Mapping[str, Any], resource: str) -> list[str]:
-    """Return the actions of a statement that a role may not do, asked with the first value of each key."""
-    keys = {key: values[0] for tests in statement.get("Condition", {}).values() for key, values in tests.items()}
-    request = read(
-        "iam",
-        "simulate_principal_policy",
-        "whether the role's policies allow it",
-        PolicySourceArn=role["Arn"],
-        ActionNames=list(statement["Action"]),
-        ResourceArns=[resource],
-        ContextEntries=[
-            {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
-            for key, value in keys.items()
-        ],
-    )
-    results = edge(request)["EvaluationResults"]
-    return [one["EvalActionName"] for one in results if one["EvalDecision"] != facts.SIMULATED_AS_ALLOWED]

@@ -171,18 +171,13 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "identity": identity(),
         "time_s": time.time(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load": os.getloadavg()[0],
         "memory_bytes": _memory_bytes(),
         "folder": folder,
         "writable": os.access(there, os.W_OK | os.X_OK),
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,
-        "free_files": disk.f_favail if disk.f_files else None,  # btrfs, for one, has no table of them
-        "address_space_bytes": _address_space_bytes(),
         "shared_bytes": shared_bytes(),
         "open_files": open_files(),
-        "runs_nothing": bool(disk.f_flag & os.ST_NOEXEC),
-        "file_system": _file_system(there),
         "packages": _packages(),
         "installs": _installs(asked["install"]),
         "gpus": _gpus(),
@@ -226,12 +221,6 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def _address_space_bytes() -> int | None:
-    """To which a process of this user is limited; None: it is not."""
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if most == resource.RLIM_INFINITY else most
-
-
 def shared_bytes() -> int | None:
     """Return the size of /dev/shm, in which processes hand each other tensors."""
     try:
@@ -245,22 +234,6 @@ def open_files() -> int | None:
     """Return how many files a process of this user may have open; None: as many as it wants."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if most == resource.RLIM_INFINITY else most
-
-
-def _file_system(path: str) -> list[str]:
-    """What the folder is on: type and where from, such as nfs4 and ``server:/home``."""
-    best = ("", "", "")
-    try:
-        with open("/proc/self/mounts") as file:
-            for line in file:
-                words = line.split()
-                point = words[1].replace("\\040", " ")
-                inside = os.path.realpath(path) + "/"
-                if inside.startswith(point.rstrip("/") + "/") and len(point) >= len(best[0]):
-                    best = (point, words[2], words[0])
-    except (OSError, IndexError):
-        return ["", ""]
-    return [best[1], best[2]]
 
 
 def _packages() -> dict[str, str | None]:
