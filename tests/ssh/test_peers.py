@@ -29,7 +29,7 @@ from hetopt.backends.ssh.backend import OnHosts
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, alone, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
 from hetopt.backends.ssh.link import Begun
-from hetopt.backends.ssh.objects import Answer, Load, Request
+from hetopt.backends.ssh.objects import Answer, Request
 from hetopt.cli import follow
 from hetopt.cli.main import app
 from hetopt.core.artifact import Record, read_words
@@ -95,7 +95,7 @@ def test_a_host_that_says_what_cannot_be_is_a_sentence_and_the_others_are_shown(
     assert {name for name, host in found.items() if host.seen is None} == set(LIES)
 
 
-KINDS: tuple[type[Record], ...] = (Seen, Ways, State, Load, Request, Answer, Begun)
+KINDS: tuple[type[Record], ...] = (Seen, Ways, State, Request, Answer, Begun)
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**400), 10**400), st.just(1e308))
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8)),
