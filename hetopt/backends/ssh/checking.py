@@ -6,6 +6,7 @@ Nothing is written on any of them. What they say is judged by pure functions (`a
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
 import secrets
@@ -202,9 +203,13 @@ def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
     host = talk.host
     question = {"address": host.private, "folder": host.folder, "token": token, "install": host.install}
     try:
-        return talk.begin(question, Seen, FACTS_WITHIN_S)
+        return talk.begin(_line(question), Seen, FACTS_WITHIN_S)
     except HetoptError as error:
         return error
+
+
+def _line(question: object) -> bytes:
+    return json.dumps(question).encode() + b"\n"
 
 
 def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
@@ -223,7 +228,7 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     if wish is None or not wish["others"]:
         return None
     try:
-        told = talk.ask(wish, Ways, WAYS_WITHIN_S)
+        told = talk.ask(_line(wish), Ways, WAYS_WITHIN_S)
     except HetoptError:
         return None
     asked = {name for name, _, _ in wish["others"]}

@@ -225,9 +225,10 @@ class Conductor:
         for name, refusal in refusals.items():
             self._tell_absent(name, refusal.message)
 
-    def _tell_absent(self, name: str, reason: str) -> None:
-        said = f"{one_line(reason.rstrip('.'))[:500]}; the run goes on without it"
-        self._log.write("condition_changed", host=name, dies=True, reason=said)
+    def _tell_absent(self, name: str, reason: str | None) -> None:
+        """Log that a host takes no part any more, and why, where it does not come back by itself."""
+        said = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}; the run goes on without it"
+        self._log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
 
     def _make(self, move: Move) -> None:
         now_s = time.monotonic()
@@ -263,7 +264,7 @@ class Conductor:
                     with self._lock:
                         self._objects.delete(PLACEMENT_OBJECT)
                     if name in self._allowed():
-                        self._log.write("condition_changed", host=name, dies=True, **self._counted(name))
+                        self._tell_absent(name, self._why_given_up(name))
                 self._again_s[name] = now_s + back_off_s(AGAIN_S, self._idle.get(name, 0))
         for name, coming in list(self._coming.items()):
             if coming.done():
@@ -275,20 +276,20 @@ class Conductor:
         if not self._stopping:
             self._reach([name for name in self._allowed() if now_s >= self._again_s.get(name, 0.0)])
 
-    def _counted(self, name: str) -> dict[str, str]:
-        """Count the placement that a host has ended; where that was one too many, why it is given up, for an event.
+    def _why_given_up(self, name: str) -> str | None:
+        """Count the placement that a host has ended; where that was one too many, return why it is given up.
 
         Raises:
             RunFailed: all hosts are given up.
         """
         self._idle[name] = 0 if self._brings() else self._idle.get(name, 0) + 1
         if not is_given_up(self._idle[name]):
-            return {}
-        words = one_line(last_log_line(self.run_dir, name) or "it said nothing")[:500]
+            return None
+        words = last_log_line(self.run_dir, name) or "it said nothing"
         reason = f"{name} was placed {MOST_IDLE} times and ended each time before a step was done: {words}"
         if all(is_given_up(self._idle.get(host.name, 0)) for host in self.inventory.fit()):
-            raise RunFailed(reason, hint="look at it with `hetopt hosts check`")
-        return {"reason": f"{reason}; the run goes on without it"}
+            raise RunFailed(one_line(reason)[:500], hint="look at it with `hetopt hosts check`")
+        return reason
 
     def _brings(self) -> bool:
         """Whether a step was done since the last placement, as far as the log tells."""

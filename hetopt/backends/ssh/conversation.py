@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from hetopt.backends.ssh.edge import MARK, NO_PYTHON, UNREACHED, Program, let_go, say, start, why_unreached
@@ -22,7 +22,7 @@ OLDEST_PYTHON = (3, 11)
 """That training runs with."""
 
 _MOST_BYTES = 4_000_000
-"""Of a program's words and of its shell's: 64 GPUs and what earlier runs left take some thousands."""
+"""Of a program's words, of its shell's and of complaints: 64 GPUs and what earlier runs left take some thousands."""
 _END_S = 5.0
 
 
@@ -68,66 +68,95 @@ class Conversation:
 
     Attributes:
         host: which.
+        source: of the program.
+        errors: the file that gets what it complains of, as far as that is read; None: none.
         banner: what its shell printed of its own, if anything.
         asked_s: when the program was started here, seconds since the epoch.
     """
 
     host: Host
     source: str
+    errors: Path | None = None
     banner: str = ""
     asked_s: float = 0.0
-    _said: queue.Queue[str | None] = field(default_factory=queue.Queue)
-    _complaints: list[bytes] = field(default_factory=list)
+    _complaints: bytearray = field(default_factory=bytearray)
     _printed: list[str] = field(default_factory=list)
     _silent: threading.Event = field(default_factory=threading.Event)
     _program: Program | None = None
 
-    def begin(self, question: object, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
+    @property
+    def program(self) -> Program:
+        """The program, once it was begun."""
+        assert self._program is not None
+        return self._program
+
+    def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Start the program, hand it what it asks for first, and hear its first answer.
+
+        Args:
+            question: for the program, as it reads it.
+            kind: of the answer.
+            patience_s: for each of both.
 
         Raises:
             HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
         """
         self.asked_s = time.time()
         program = self._program = start(self.host, self.source)
-        threading.Thread(target=self._hear, args=(program.stdout,), daemon=True).start()
+        self._words = words_of(program.stdout, self._printed.append)
         threading.Thread(target=self._hear_complaints, args=(program.ssh.stderr,), daemon=True).start()
-        check_version(self._next(time.monotonic() + patience_s), self.host)
+        check_version(self._next(b"", patience_s), self.host)
         return self.ask(question, kind, patience_s)
 
-    def ask(self, question: object, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Hand the program a line, and hear what it says to that.
+    def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
+        """Hand the program a question, and hear what it says to that.
 
         Raises:
             HetoptError: it ended, says nothing in time, or says what cannot be.
         """
-        assert self._program is not None
-        say(self._program, json.dumps(question).encode() + b"\n")
-        return read_words(kind, self._next(time.monotonic() + patience_s), self.host.name)
+        return read_words(kind, self._next(question, patience_s), self.host.name)
 
-    def end(self) -> None:
+    def end(self, within_s: float = _END_S) -> None:
         """Let go of the host."""
         if self._program is not None:
-            let_go(self._program, _END_S)
+            let_go(self._program, within_s)
 
-    def _next(self, deadline: float) -> str:
+    def cut(self) -> None:
+        """End the connection at once: the host does not answer any more."""
+        if self._program is not None:
+            self._program.ssh.kill()
+
+    def _next(self, question: bytes, patience_s: float) -> str:
+        """Return the next thing that the program says; one that says nothing in time is cut off."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.cut()
+
+        timer = threading.Timer(patience_s, give_up)
+        timer.start()
         try:
-            line = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise RunFailed(
-                f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
-            ) from None
-        if line is None:
-            raise self._why_ended()
-        return line
+            say(self.program, question)
+            word = next(self._words, None)
+        finally:
+            timer.cancel()
+        self.banner = self.banner or " ".join(self._printed)[:200]
+        if word is None:
+            raise self._why_ended(is_late=late.is_set())
+        self._printed.clear()
+        return word
 
-    def _why_ended(self) -> HetoptError:
-        assert self._program is not None
-        code = let_go(self._program, _END_S)
+    def _why_ended(self, *, is_late: bool) -> HetoptError:
+        code = let_go(self.program, _END_S)
         self._silent.wait(_END_S)
-        complaint = b"".join(self._complaints).decode(errors="replace")
+        complaint = self._complaints.replace(b"\0", b"").decode(errors="replace")
         if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
             return why_unreached(self.host, complaint)
+        if is_late:
+            return RunFailed(
+                f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
+            )
         # A shell that lets nobody in says so where others greet: nologin, for one.
         said = complaint.strip().splitlines() or self._printed or [f"it ends with {code} and says nothing"]
         return RunFailed(
@@ -135,18 +164,12 @@ class Conversation:
             hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',
         )
 
-    def _hear(self, stream: IO[bytes]) -> None:
-        """Tell what the program says from what its shell prints before."""
-        with stream:
-            for line in words_of(stream, self._printed.append):
-                self.banner = self.banner or " ".join(self._printed)[:200]
-                self._printed.clear()
-                self._said.put(line)
-        self._said.put(None)
-
     def _hear_complaints(self, stream: IO[bytes]) -> None:
         with stream:
             for data in iter(lambda: stream.readline(_MOST_BYTES), b""):
-                if sum(map(len, self._complaints)) < _MOST_BYTES:
-                    self._complaints.append(data)
+                if len(self._complaints) < _MOST_BYTES:
+                    self._complaints += data
+                    if self.errors is not None:
+                        with suppress(OSError), self.errors.open("ab") as file:
+                            file.write(data)
         self._silent.set()

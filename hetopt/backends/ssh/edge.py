@@ -120,13 +120,12 @@ class Program(NamedTuple):
     stdout: io.BufferedReader
 
 
-def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE) -> Program:
+def start(host: Host, source: str) -> Program:
     """Run a program on a host.
 
     Args:
         host: which.
         source: of the program. It must not wait for more input before it has said something.
-        errors: where ssh and the program complain.
 
     Raises:
         BadInput: there is no ssh here.
@@ -135,7 +134,7 @@ def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE)
     argv = ssh_argv(host, python_command(host.python, code))
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
     except OSError as error:
         raise BadInput(

@@ -6,14 +6,14 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ssh import receive
-from hetopt.backends.ssh.conversation import check_version, words_of
-from hetopt.backends.ssh.edge import Program, let_go, say, start, why_unreached
+from hetopt.backends.ssh.conversation import Conversation
+from hetopt.backends.ssh.edge import Program
 from hetopt.backends.ssh.objects import (
     OBJECTS,
     Answer,
@@ -83,7 +83,7 @@ class Link:
     heard_s: float = 0.0
     speaks: bool = False
     gone: threading.Event = field(default_factory=threading.Event)
-    _program: Program | None = None
+    _talk: Conversation | None = None
 
     def begin(self, part: Part) -> None:
         """Connect, send the code, and answer from then on in a thread of its own.
@@ -92,11 +92,6 @@ class Link:
             HetoptError: the host is not reached, or does not take part.
         """
         self.errors.parent.mkdir(parents=True, exist_ok=True)
-        with self.errors.open("ab") as errors:
-            program = self._program = start(self.host, inspect.getsource(receive), errors=errors)
-        words = words_of(program.stdout, lambda line: None)
-        late = threading.Timer(INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S, program.ssh.kill)
-        late.start()
         header = {
             "folder": self.host.folder,
             "run": part.run,
@@ -107,47 +102,31 @@ class Link:
             "gpu": CPU not in self.host.devices,
             "config": part.config,
         }
-        try:
-            check_version(self._next(words), self.host)
-            say(program, json.dumps(header).encode() + b"\n" + part.code)
-            begun = read_words(Begun, self._next(words), self.host.name)
-        finally:
-            late.cancel()
+        talk = self._talk = Conversation(host=self.host, source=inspect.getsource(receive), errors=self.errors)
+        within_s = INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S
+        begun = talk.begin(json.dumps(header).encode() + b"\n" + part.code, Begun, within_s)
         if begun.refused is not None:
             raise RunFailed(
                 f"{self.host.name} does not take part: {begun.refused[:300]}.",
                 hint="look at it with `hetopt hosts check`",
             )
         self.heard_s = time.monotonic()
-        threading.Thread(target=self._serve, args=(program,), daemon=True).start()
-
-    def _next(self, words: Iterator[str]) -> str:
-        """Return the next thing that it says.
-
-        Raises:
-            RunFailed: it ended.
-        """
-        word = next(words, None)
-        if word is None:
-            self.end()
-            complaint = self.errors.read_bytes().replace(b"\0", b"")[-2000:]
-            raise why_unreached(self.host, complaint.decode(errors="replace"))
-        return word
+        threading.Thread(target=self._serve, args=(talk.program,), daemon=True).start()
 
     def end(self) -> None:
         """Let go: the host ends its part, and removes what it has."""
-        if self._program is not None:
-            let_go(self._program, _END_S)
+        if self._talk is not None:
+            self._talk.end(_END_S)
 
     def cut(self) -> None:
         """End the connection at once: the host does not answer any more."""
-        if self._program is not None:
-            self._program.ssh.kill()
+        if self._talk is not None:
+            self._talk.cut()
 
     @property
     def is_over(self) -> bool:
         """Whether the connection has ended."""
-        return self.gone.is_set() or self._program is None or self._program.ssh.poll() is not None
+        return self.gone.is_set() or self._talk is None or self._talk.program.ssh.poll() is not None
 
     def _serve(self, program: Program) -> None:
         def read(count: int) -> bytes:
