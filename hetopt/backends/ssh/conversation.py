@@ -116,10 +116,11 @@ class Conversation:
         """
         return read_words(kind, self._next(question, patience_s), self.host.name)
 
-    def end(self, within_s: float = _END_S) -> None:
-        """Let go of the host."""
+    def end(self) -> None:
+        """Let go of the host, of which nothing more is heard."""
         if self._program is not None:
-            let_go(self._program, within_s)
+            let_go(self._program, _END_S)
+            self._program.stdout.close()
 
     def cut(self) -> None:
         """End the connection at once: the host does not answer any more."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.conversation import Conversation
-from hetopt.backends.ssh.edge import Program
+from hetopt.backends.ssh.edge import Program, let_go
 from hetopt.backends.ssh.objects import (
     OBJECTS,
     Answer,
@@ -116,7 +116,7 @@ class Link:
     def end(self) -> None:
         """Let go: the host ends its part, and removes what it has."""
         if self._talk is not None:
-            self._talk.end(_END_S)
+            let_go(self._talk.program, _END_S)
 
     def cut(self) -> None:
         """End the connection at once: the host does not answer any more."""
