@@ -93,6 +93,7 @@ class World:
             for host in HOSTS
         )
         self.spec = RunSpec(task="digits", script=("train.py",), workers=workers, stop=StopRule(max_steps=1))
+        self.order = self.order.of_run(self.spec)
         self.state = ClusterState(time_s=self.now_s, zone="a", placed_s=self.now_s)
         machines = self.grant(self.order.roles, "a", duty="serves", heartbeat_s=self.now_s)
         self.state = self.state.model_copy(update={"machines": machines})
@@ -205,7 +206,7 @@ class World:
 
     def check_rent(self, before: ClusterState, rent: Rent) -> None:
         """Never more machines than are wanted."""
-        slots = {slot.host: slot for slot in slots_of(before, self.spec)}
+        slots = {slot.host: slot for slot in slots_of(self.order, before)}
         assert set(rent.hosts) <= set(slots)
         assert len(rent.hosts) == len(set(rent.hosts)) > 0
         assert not before.lease_renews, "nobody extends a lease by what it does not know to be paid"
@@ -220,7 +221,7 @@ class World:
         changes = self.state.on_demand or not self.state.serving
         both = {host for host, duty in duties if duty == "waits"} & {host for host, duty in duties if duty == "serves"}
         assert changes or not both, "nobody is relieved without a reason"
-        slots = slots_of(self.state, self.spec)
+        slots = slots_of(self.order, self.state)
         assert all(any(slot.fits(one) for slot in slots) for one in self.state.waiting if not self.finished)
         idle = [one for one in self.state.alive if one.duty == "relieved" and one.id not in self.ended]
         if self.state.stop_wished_s is None:
@@ -304,7 +305,7 @@ def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str,
     until_quiet(world)
     if world.over or world.state.stop_wished_s is not None or not world.state.serving:
         return
-    slots = slots_of(world.state, world.spec)
+    slots = slots_of(world.order, world.state)
     hosts = set(host_names(world.spec))
     assert {slot.host for slot in slots} == hosts - set(world.state.given_up)
     assert {machine.host for machine in world.state.serving} == hosts

@@ -7,11 +7,11 @@ put into the order that their addresses will have, and a rank means the same to 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from hetopt.backends.host.protocol import Place, Placements
 from hetopt.core.errors import CloudRefused
-from hetopt.core.run_spec import MEETING_PORT, RunSpec, WorkerSpec
+from hetopt.core.run_spec import MEETING_PORT, RunSpec
 
 
 def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
@@ -27,18 +27,9 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
     Raises:
         CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
     """
-    left = [worker for worker in spec.workers if worker.host not in lost]
-    if not left:
+    workers, batch = [worker for worker in spec.workers if worker.host not in lost], spec.global_batch_size
+    if not workers:
         raise CloudRefused("all machines of the run are lost.", hint="launch the plan again")
-    return shared(spec, left, spec.global_batch_size)
-
-
-def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
-    """The run on these workers, who divide a batch in proportion to what each had; nobody has nothing.
-
-    Raises:
-        CloudRefused: a worker cannot hold its local batch.
-    """
     total = sum(worker.local_batch_size for worker in workers)
     exact = [batch * worker.local_batch_size / total for worker in workers]
     shares = [max(1, math.floor(share)) for share in exact]

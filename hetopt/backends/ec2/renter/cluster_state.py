@@ -27,7 +27,6 @@ from hetopt.backends.host.renewal import PRICES_EVERY_S, Stay, spent_usd
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
-from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 from hetopt.optimizer.cost.billing import is_free
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
@@ -139,9 +138,6 @@ class ClusterState(Artifact):
     ends_outside: bool = Field(default=True, description="the account ends machines where it has the role for it")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: Told | None = None
-    absent: tuple[WorkerSpec, ...] = Field(
-        default=(), description="workers whose machines are lost, and are to come back"
-    )
     given_up: tuple[str, ...] = Field(
         default=(), description="hosts that no machine is rented for again: their boots fail"
     )

@@ -663,6 +663,7 @@ class Ec2Launcher:
             generation=generation,
             resume_from=latest_checkpoint(edge, order) if generation else None,
         )
+        order.of_run(rented.spec).save(run_dir / ORDER_FILE)
         write_spec(run_dir, rented.spec)
         state = loop.begin(rented.assigned, rented.zone, ends_outside=rented.ends_outside)
         renewal = renewal_of(order, state, self.clock())

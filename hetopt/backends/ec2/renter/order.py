@@ -25,7 +25,7 @@ from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 from hetopt.optimizer.plan import Market
 
@@ -283,6 +283,7 @@ class Order(Artifact):
     spec_sha256: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{64}$", description="of the run that machines may take part in"
     )
+    workers: tuple[WorkerSpec, ...] = Field(default=(), description="that the run begins with, and is to have again")
     created_s: NonNegativeFloat
     budget_usd: PositiveFloat
     fixed_usd: NonNegativeFloat = Field(description="storage and requests, whatever the machines do")
@@ -375,8 +376,8 @@ class Order(Artifact):
         return self.created_s + max(self.lifetime_s, longest_s)
 
     def of_run(self, spec: RunSpec) -> Self:
-        """The order for this run: what its machines take part in, and in nothing else."""
-        return self.model_copy(update={"spec_sha256": spec_digest(spec)})
+        """Return the order for this run: what its machines take part in, and in nothing else."""
+        return self.model_copy(update={"spec_sha256": spec_digest(spec), "workers": spec.workers})
 
 
 def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:

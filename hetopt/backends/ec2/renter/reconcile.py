@@ -17,7 +17,7 @@ followed by one that wants the same:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,12 +30,12 @@ from hetopt.backends.ec2.renter.cluster_state import (
     hopeless_hosts,
 )
 from hetopt.backends.ec2.renter.order import Guard, Order, Role
-from hetopt.backends.host.placement import shared, without
+from hetopt.backends.host.placement import without
 from hetopt.backends.host.protocol import PaidMachine, Renewal
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
-from hetopt.core.run_spec import RunSpec, WorkerSpec, host_names
+from hetopt.core.run_spec import RunSpec, host_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,14 @@ class Slot:
         return here and (machine.on_demand or not self.on_demand)
 
 
-def slots_of(state: ClusterState, spec: RunSpec) -> tuple[Slot, ...]:
-    """The slots of a run: of the hosts that train, and of those that are to come back.
+def slots_of(order: Order, state: ClusterState) -> tuple[Slot, ...]:
+    """Return the slots of a run: of all hosts that it began with, and that are not given up.
 
     Args:
+        order: what was rented, for which workers.
         state: what was seen, and what is wanted.
-        spec: the run as it was told to its machines.
     """
-    hosts = dict.fromkeys((*host_names(spec), *(worker.host for worker in state.absent)))
+    hosts = dict.fromkeys(worker.host for worker in order.workers)
     return tuple(Slot(host=host, on_demand=state.on_demand) for host in hosts if host not in state.given_up)
 
 
@@ -350,7 +350,7 @@ def _ends(state: ClusterState, now_s: float) -> list[End]:
 def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
     """The next step towards what is wanted; empty where none can be taken now."""
     state, lost = observed.state, observed.lost
-    slots = () if observed.is_finished else slots_of(state, observed.spec)
+    slots = () if observed.is_finished else slots_of(order, state)
     useless = [machine for machine in state.waiting if not any(slot.fits(machine) for slot in slots)]
     if useless:
         return [Note(state=_relieved(state, useless))]
@@ -361,10 +361,10 @@ def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
         step = _go_on_without(order, observed, lost, now_s)
     elif step is None and state.paused_s is not None and not state.waiting and not lost:
         # Whom all have paused for is lost or sent away, or has a place that it was not told of.
-        step = _place(state, observed.spec, now_s)
+        step = _place(order, state, observed.spec, now_s)
     elif step is None and (observed.spec.resumes or not state.serving):
         # Whoever joins a run that saves nothing would cost it all that it has done.
-        step = _rent(order, state, missing(order, observed, now_s), now_s) or _join(observed, now_s)
+        step = _rent(order, state, missing(order, observed, now_s), now_s) or _join(order, observed, now_s)
     return [] if step is None else [step]
 
 
@@ -377,7 +377,7 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[Slot]:
     if state.asked_s is not None and now_s < state.asked_s + ASK_AGAIN_S:
         return []
     lost = () if state.serving else host_names(observed.spec)
-    empty = (slot for slot in slots_of(state, observed.spec) if not any(map(slot.fits, state.alive)))
+    empty = (slot for slot in slots_of(order, state) if not any(map(slot.fits, state.alive)))
     return [slot for slot in empty if slot.host not in lost]
 
 
@@ -406,11 +406,7 @@ def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
     machines = failed(state.machines, order.life)
     mine = [machine for machine in machines if machine.host in hopeless] or machines
     return Note(
-        state=_with(
-            state,
-            given_up=(*state.given_up, *hopeless),
-            absent=tuple(worker for worker in state.absent if worker.host not in hopeless),
-        ),
+        state=_with(state, given_up=(*state.given_up, *hopeless)),
         unbooted=tuple(mine),
         say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
     )
@@ -418,17 +414,11 @@ def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
 
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
     """Tell those that are left to go on; where they cannot hold the batch alone, they wait for what was lost."""
-    state, spec = observed.state, observed.spec
+    said = f"lost {', '.join(lost)}; the others go on without"
     try:
-        left = without(spec, lost)
+        return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=said)
     except CloudRefused as refused:
         return _wait_for(order, observed, lost, refused, now_s)
-    gone = [worker for worker in spec.workers if worker.host in lost]
-    batch = spec.global_batch_size
-    growth = batch / (batch - sum(worker.local_batch_size for worker in gone))
-    absent = _scaled((*state.absent, *(worker for worker in gone if worker.host not in state.given_up)), growth)
-    said = f"lost {', '.join(lost)}; the others go on without"
-    return _place(_with(state, absent=absent, asked_s=None), left, now_s, say=said)
 
 
 def _wait_for(
@@ -447,33 +437,24 @@ def _wait_for(
         return None if rent is None else replace(rent, say=f"{refused.message} {rent.say}")
     if not coming.issuperset(lost):
         return None
-    return _place(with_places(_with(state, asked_s=None), lost), observed.spec, now_s)
+    return _place(order, with_places(_with(state, asked_s=None), lost), observed.spec, now_s)
 
 
-def _join(observed: Observed, now_s: float) -> Action | None:
+def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
     """Machines that live get their places: those that train pause first; where none do, at once."""
-    state, spec = observed.state, observed.spec
+    state = observed.state
     new = {machine.host for machine in joining(state, now_s)}
     if not new:
         return None
-    named, batch = ", ".join(sorted(new)), spec.global_batch_size
-    if not state.serving:
-        # All who trained were lost at once: those that were to join or to relieve them have nobody to wait for.
-        everybody = (*spec.workers, *state.absent)
-        there = [worker for worker in everybody if worker.host in new]
-        absent = tuple(worker for worker in everybody if worker.host not in new)
-        after = with_places(_with(state, absent=absent, asked_s=None), new)
-        said = f"all that trained are lost; {named} goes on"
-        return _place(after, shared(spec, there, batch), now_s, say=said)
-    if state.paused_s is None:
+    named, all_are_lost = ", ".join(sorted(new)), not state.serving
+    if state.paused_s is None and not all_are_lost:
         return Pause(state=_with(state, paused_s=now_s))
-    if not _has_paused(observed, now_s):
+    if not (all_are_lost or _has_paused(observed, now_s)):
         return None
-    back = [worker for worker in state.absent if worker.host in new]
-    shrinking = batch / (batch + sum(worker.local_batch_size for worker in back))
-    absent = _scaled((worker for worker in state.absent if worker.host not in new), shrinking)
-    after = with_places(_with(state, absent=absent), new)
-    return _place(after, shared(spec, (*spec.workers, *back), batch), now_s, say=f"{named} joins")
+    # Those that were to join or to relieve others who were all lost have nobody to wait for.
+    after = with_places(_with(state, asked_s=None) if all_are_lost else state, new)
+    said = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
+    return _place(order, after, observed.spec, now_s, say=said)
 
 
 def _has_paused(observed: Observed, now_s: float) -> bool:
@@ -483,9 +464,17 @@ def _has_paused(observed: Observed, now_s: float) -> bool:
     return saved or (state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S)
 
 
-def _place(state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
+def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
+    """Begin the next generation on the hosts that serve, who share the batch in proportion to what each began with.
+
+    Raises:
+        CloudRefused: they cannot hold the batch.
+    """
+    there = {machine.host for machine in state.serving}
+    whole = spec.model_copy(update={"workers": order.workers})
+    placed = without(whole, {worker.host for worker in order.workers if worker.host not in there})
     after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None)
-    return Place(state=after, spec=spec, say=say)
+    return Place(state=after, spec=placed, say=say)
 
 
 def joining(state: ClusterState, now_s: float) -> list[MachineState]:
@@ -523,12 +512,4 @@ def _relieved(state: ClusterState, useless: Collection[MachineState]) -> Cluster
             machine.model_copy(update={"duty": "relieved"}) if machine.id in ids else machine
             for machine in state.machines
         ),
-    )
-
-
-def _scaled(workers: Iterable[WorkerSpec], factor: float) -> tuple[WorkerSpec, ...]:
-    """Workers who are away, with local batch sizes that keep their proportion to those of who is there."""
-    return tuple(
-        worker.model_copy(update={"local_batch_size": max(1, round(worker.local_batch_size * factor))})
-        for worker in workers
     )
