@@ -44,7 +44,7 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.host_level import contention_reach
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s
 from hetopt.optimizer.step_time.local_steps import spread as exchange_spread
-from hetopt.optimizer.step_time.own_work import ENCODED_GB_PER_S, FORETOLD_LOG_SD, own_work
+from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Breakdown, Overlap, step_time
 
 AGENT_S = 1.9
@@ -533,36 +533,16 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         by = settled_collective(chosen)
         yield f"The collective follows the network; the prediction is for {by} in every step."
     yield from _notes_on_cost(chosen, meeting)
-    if chosen.name == "powersgd" and not meeting.model.profile.job.parameter_shapes:
-        yield "The profile does not know the layers that powersgd works on: the prediction is for sending everything."
-    if to_target and chosen.name not in LOSSLESS:
-        yield from _notes_on_gain(chosen, by_ratio=method.by_ratio, meeting=meeting)
+    by_ratio = method.by_ratio and bool(meeting.model.gain.log_ratios)
+    known = by_ratio or chosen.name in (*RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
+    if to_target and not known:
+        yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 
 
 def _notes_on_cost(chosen: Compression, meeting: Meeting) -> Iterable[str]:
-    """What a worker's own work is taken to be."""
+    """Say that a worker's own work is assumed, where it is."""
     if _is_assumed(chosen, meeting):
-        if chosen.name in ENCODED_GB_PER_S and meeting.compress_s(chosen) > 0:
-            by = "what Top-k costs" if TIMED in meeting.compressors else "how fast it copies memory"
-            yield f"What {chosen.name} costs a worker was not profiled: it is foretold from {by}."
-        elif TIMED in meeting.compressors:
-            yield f"What {chosen.name} costs a worker was not profiled: it is taken to be what Top-k costs."
-        else:
-            yield f"What {chosen.name} costs a worker was not profiled: it counts as nothing."
-
-
-def _notes_on_gain(chosen: Compression, *, by_ratio: bool, meeting: Meeting) -> Iterable[str]:
-    """What the number of steps to a target rests on."""
-    measured = meeting.model.gain.log_ratios
-    if chosen.name in RANDOM or (not by_ratio and meeting.model.losses.gain(chosen) is not None):
-        return
-    if not by_ratio or not measured:
-        yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
-    elif chosen.ratio < math.exp(measured[0]) * (1 - 1e-9):
         yield (
-            f"The smallest part of the gradient that was profiled is {100 * math.exp(measured[0]):.3f} %: the steps "
-            f"to the "
-            "target are those of sending that."
+            f"What {chosen.name} costs a worker was not profiled: it is foretold from what Top-k costs and how fast "
+            "memory is copied."
         )
-    elif chosen.name != TIMED:
-        yield f"What {chosen.name} keeps of the gradient is taken to be what Top-k keeps."
