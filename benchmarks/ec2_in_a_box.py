@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -76,24 +75,13 @@ def tell_stories(results: Results, folder: Path, stories: int) -> None:
 
 def _of_stories(results: Results, told: Sequence[dict[str, Any]]) -> None:
     ledgers = [abs(one["ledger_error"]) for one in told if one["ledger_error"] is not None]
-    at_once = [len(set(one["moods"]) - ALWAYS) + len(one["moods"]["lives"]["fates"]) for one in told]
     results.figures["stories"] = len(told)
     results.figures["stories_kills"] = sum(one["kills"] for one in told)
-    results.figures["stories_machines"] = sum(one["machines"] for one in told)
-    results.figures["stories_moods_at_once_median"] = statistics.median(at_once)
     results.figures["stories_followed_to_their_bill"] = len(ledgers)
-    estimates = [abs(one["estimate_error"]) for one in told if one["estimate_error"] is not None]
-    results.figures["stories_that_say_estimated"] = len(estimates)
-    results.figures["stories_estimate_error_worst"] = max(estimates, default=0.0)
     for kind in KINDS:
         faults = sum(any(fault.startswith(f"{kind}:") for fault in one["faults"]) for one in told)
         results.goal(f"stories_faults_{kind.replace('-', '_')}", faults, at_most=0)
     results.goal("stories_ledger_error_worst", max(ledgers, default=0.0), at_most=LEDGER_GOAL)
-    results.figures["stories_questions_to_the_policy"] = sum(one["questions"] for one in told)
-
-
-ALWAYS = frozenset({"seed", "policy", "pools", "lives", "ending_s", "end_role"})
-"""What every story says of its account: no moods, or the same in all."""
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import http.server
-import json
 import secrets
 import threading
 import time
@@ -29,15 +27,6 @@ class MetadataService:
     tokens: dict[str, float] = field(default_factory=dict)
     refused: int = 0
     url: str = ""
-
-    def announce_end(self, end_s: float) -> None:
-        """The notice of an interruption, as EC2 writes it.
-
-        Args:
-            end_s: when the machine is taken, in seconds since the epoch.
-        """
-        moment = datetime.datetime.fromtimestamp(end_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.answers["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
 
 
 @contextmanager

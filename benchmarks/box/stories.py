@@ -152,7 +152,6 @@ class Story:
         ends: how it ended, for the count.
         ledger_error: how far a run's record was off the bill; None where nobody followed it to its end, or where the
             record says that it is an estimate.
-        estimate_error: how far such an estimate was off.
         questions: how many it was asked.
     """
 
@@ -162,12 +161,9 @@ class Story:
     faults: list[str] = field(default_factory=list)
     ends: str = ""
     kills: int = 0
-    calls: int = 0
     usd: float = 0.0
     budget_usd: float = 0.0
     ledger_error: float | None = None
-    estimate_error: float | None = None
-    machines: int = 0
     questions: int = 0
 
     def timeline(self) -> str:
@@ -541,7 +537,7 @@ class _Telling:
         left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
         if left:
             story.faults.append(f"left: {left} are there in the end")
-        story.questions, story.machines = truth["questions"], len(truth["machines"])
+        story.questions = truth["questions"]
         # What an administrator or the organisation has taken away is refused, and nothing else.
         taken = {*set(actions_of(policy_without(None))) - set(actions_of(story.moods["policy"]))}
         taken |= {name.lower() for name in story.moods.get("forbidden", ())}
@@ -560,12 +556,8 @@ class _Telling:
             story.ends = story.ends or f"{'cleared' if seen.cleared else 'left to gc'}: {seen.stop_reason}"[:120]
             mine = {one.id for one in seen.machines}
             billed = sum(self._bill(one, order) for one in truth["machines"] if one["id"] in mine)
-            if seen.cleared and self.followed and billed > 0:
-                error = seen.spent_usd(seen.time_s) / billed - 1
-                if seen.is_estimate:
-                    story.estimate_error = error
-                    return
-                story.ledger_error = error
+            if seen.cleared and self.followed and billed > 0 and not seen.is_estimate:
+                error = story.ledger_error = seen.spent_usd(seen.time_s) / billed - 1
                 if abs(error) > WITHIN:
                     story.faults.append(f"ledger: its record is {100 * error:+.2f} % off the bill of ${billed:.4f}")
 

@@ -91,19 +91,6 @@ class Followed:
         for machine in machines:
             put(self.cloud, self.order, f"state/{machine}.json", "{}")
 
-    def all_that_train_are_lost(self) -> None:
-        end_machines(self.cloud, [machine.id for machine in self.before.machines])
-        put(self.cloud, self.order, "ckpt/LATEST", "step-60\n")
-        self.happens("run_failed", reason="worker 1 is gone")
-
-    def goes_on_with(self, *machines: str) -> None:
-        """They have booted, are given places, and train from the last checkpoint."""
-        self.boots(*machines)
-        self.patience.now_s += 60
-        self.launcher.poll(self.handle)
-        self.happens("training_started", step=60)
-        self.look()
-
     @property
     def seen(self) -> ClusterState:
         return ClusterState.load(self.run_dir / SEEN_FILE)
