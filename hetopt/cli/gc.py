@@ -129,8 +129,7 @@ def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
         facts = [
             {
                 "id": network.id,
-                "owner_pid": network.owner.pid if network.owner else None,
-                "purpose": network.owner.purpose if network.owner else None,
+                "purpose": network.purpose or None,
                 "removed": not dry_run and network in gone,
             }
             for network in found
@@ -138,8 +137,8 @@ def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
         render.print_json(facts)
     else:
         for network in gone:
-            owner = f" of {network.owner.purpose} (process {network.owner.pid})" if network.owner else ", unsigned"
-            render.line(f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}{owner}")
+            purpose = f" of {network.purpose}" if network.purpose else ""
+            render.line(f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}{purpose}")
         if not found:
             render.line("nothing is left behind")
     for failed in stayed.values():

@@ -38,7 +38,7 @@ def networks_of(folder: Path) -> list[str]:
     """Networks whose owner works in the folder. Long folder names are kept by their end."""
     found = []
     for network in find_networks():
-        purpose = network.owner.purpose if network.owner else ""
+        purpose = network.purpose
         if str(folder) in purpose or (purpose and str(folder).endswith(purpose)):
             found.append(network.id)
     return found

@@ -215,7 +215,7 @@ def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., 
     ended, told = run.ended()
     assert ended == 143, told
     assert run.left() == []
-    own = [one for one in find_networks() if one.id not in before and one.owner and str(run.home) in one.owner.purpose]
+    own = [one for one in find_networks() if one.id not in before and str(run.home) in one.purpose]
     assert own == []
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
@@ -26,12 +25,7 @@ def box(_possible: None) -> Iterator[None]:
 
     def left() -> list[str]:
         # Somebody else may rehearse on this machine at the same time: what is in use by another process is theirs.
-        return [
-            network.id
-            for network in find_networks()
-            if network.id not in before
-            and not (network.owner and network.owner.lives and network.owner.pid != os.getpid())
-        ]
+        return [network.id for network in find_networks() if network.id not in before and not network.in_use]
 
     # And tests beside this one leave something on purpose, and remove it.
     until = time.monotonic() + OTHERS_S

@@ -22,7 +22,7 @@ from hetopt.backends.emulation.iproute import NetworkRefused
 from hetopt.backends.emulation.namespaces import (
     ALIAS_BYTES,
     EmulatedNetwork,
-    Owner,
+    alias_of,
     find_leftovers,
     find_networks,
     remove,
@@ -219,23 +219,17 @@ def test_a_number_that_is_none_removes_nothing() -> None:
             remove(text)
 
 
-def test_an_owner_survives_being_written_into_an_interface() -> None:
-    here = Owner.this_process("/runs/20260101-run\nof \t mine")
-    assert Owner.parse(here.alias) == Owner(
-        pid=here.pid, started_ticks=here.started_ticks, purpose="/runs/20260101-run of mine"
-    )
-    assert here.lives
-    assert not Owner(pid=here.pid, started_ticks=here.started_ticks - 1, purpose="").lives
-    long = Owner.this_process("/a" * 300 + "/é" * 200 + "/the-run")
-    assert len(long.alias.encode()) <= ALIAS_BYTES
-    assert long.alias.endswith("/the-run")
-    assert Owner.parse("somebody else's bridge") is None
+def test_a_purpose_survives_being_written_into_an_interface() -> None:
+    assert alias_of("/runs/20260101-run\nof \t mine") == "/runs/20260101-run of mine"
+    long = alias_of("/a" * 300 + "/é" * 200 + "/the-run")
+    assert len(long.encode()) <= ALIAS_BYTES
+    assert long.endswith("/the-run")
 
 
 def test_what_fails_half_way_leaves_nothing(box: None) -> None:
     with pytest.raises(NetworkRefused, match="File exists"):
         EmulatedNetwork.create([*hosts(3), EmulatedHost(name="h0")], owner="a failure")
-    assert not [network for network in find_networks() if network.owner and network.owner.purpose == "a failure"]
+    assert not [network for network in find_networks() if network.purpose == "a failure"]
 
 
 @pytest.mark.parametrize("command", range(4))

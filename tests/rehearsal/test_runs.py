@@ -81,7 +81,7 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
 
 
 def network_of(run_dir: Path) -> list[str]:
-    return [network.id for network in find_networks() if network.owner and network.owner.purpose == str(run_dir)]
+    return [network.id for network in find_networks() if network.purpose == str(run_dir)]
 
 
 def conductor_of(run_dir: Path) -> psutil.Process:

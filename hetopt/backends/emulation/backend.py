@@ -46,5 +46,5 @@ class RehearsalLauncher(ProcessLauncher):
         super().stop(handle)
         run_dir = str(handle.run_dir.resolve())
         for network in find_leftovers():
-            if network.owner is not None and run_dir.endswith(network.owner.purpose):
+            if network.purpose and run_dir.endswith(network.purpose):
                 remove(network.id)

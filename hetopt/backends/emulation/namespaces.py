@@ -3,12 +3,13 @@
 The hosts of network ``ab12`` are the namespaces ``hetopt-ab12-h0``, ``hetopt-ab12-h1`` and so on. Each has one link,
 ``eth0``, to a bridge in the namespace ``hetopt-ab12``. The bridge has a namespace of its own so that this machine's
 packet filter (Docker's drops what bridges forward), its network managers and its addresses have nothing to do with it.
-That namespace is made first and removed last, and the bridge carries its `Owner`: whatever a killed process left can be
-told from a living rehearsal, and removed, without any file.
+That namespace is made first and removed last, and whoever made it holds a lock on it as long as it lives: whatever a
+killed process left can be told from a living rehearsal, and removed. The bridge's alias says what it is for.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -18,7 +19,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -55,8 +55,9 @@ def host_address(place: int) -> str:
 class EmulatedNetwork:
     """A network that this process has made, and removes. A context manager."""
 
-    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost]) -> None:
+    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], lock: int) -> None:
         self.id = network_id
+        self._lock: int | None = lock
         self._hosts = tuple(hosts)
         self._rates: dict[int, float | None] = {}
         self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
@@ -78,8 +79,10 @@ class EmulatedNetwork:
         try:
             with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
                 claimed.append(network_id := _claim_id())
-            network = cls(network_id, hosts)
-            network._build(Owner.this_process(owner))
+                lock = _locked(network_id, fcntl.LOCK_EX)
+                assert lock is not None, "its name was free"
+            network = cls(network_id, hosts, lock)
+            network._build(owner)
         except BaseException:
             for each in claimed:
                 remove(each)
@@ -187,13 +190,15 @@ class EmulatedNetwork:
         """Remove the network and kill what still runs in it. Once more does no harm."""
         for place in list(self._children):
             self.kill(place)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         remove(self.id)
 
-    def _build(self, owner: Owner) -> None:
+    def _build(self, purpose: str) -> None:
         switch = _switch(self.id)
-        # The owner first: until it is there, nobody can tell this network from a leftover.
         iproute.run("ip", ["link", "add", "name", _BRIDGE, "type", "bridge"], namespace=switch)
-        iproute.run("ip", ["link", "set", "dev", _BRIDGE, "alias", owner.alias], namespace=switch)
+        iproute.run("ip", ["link", "set", "dev", _BRIDGE, "alias", alias_of(purpose)], namespace=switch)
         places = range(len(self._hosts))
         iproute.run_batch("ip", [f"netns add {self.namespace(place)}" for place in places])
         ports = [f"link set dev {_BRIDGE} up"]
@@ -219,15 +224,17 @@ class EmulatedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundNetwork:
-    """A network that exists on this machine; it may be another process's."""
+    """A network that exists on this machine; it may be another process's.
+
+    Attributes:
+        id: its number.
+        purpose: what it is for, usually a run's folder, of a long one the end; empty where its maker did not say it.
+        in_use: whether the process that made it is running.
+    """
 
     id: str
-    owner: Owner | None
-
-    @property
-    def in_use(self) -> bool:
-        """Whether the process that made it is running."""
-        return self.owner is not None and self.owner.lives
+    purpose: str
+    in_use: bool
 
 
 def find_networks() -> list[FoundNetwork]:
@@ -237,16 +244,37 @@ def find_networks() -> list[FoundNetwork]:
         BadInput: there are some, and this process may not look into them.
     """
     ids = sorted({found[0] for name in _all_names() if (found := _ID.match(name.removeprefix(PREFIX)))})
-    return [FoundNetwork(id=network_id, owner=_owner(network_id)) for network_id in ids]
+    return [FoundNetwork(id=id_, purpose=_purpose(id_), in_use=_is_locked(id_)) for id_ in ids]
 
 
 def find_leftovers() -> list[FoundNetwork]:
     """The networks whose makers are gone. One that is being made this moment is none of them."""
     left = [network for network in find_networks() if not network.in_use]
-    if any(network.owner is None for network in left):
-        time.sleep(_YOUNG_S)  # its maker may be between its first step and signing it
+    if left:
+        time.sleep(_YOUNG_S)  # its maker may be between its first step and locking it
         left = [network for network in find_networks() if not network.in_use]
     return left
+
+
+def _locked(network_id: str, how: int) -> int | None:
+    """Lock a network's first namespace; returns the descriptor that holds the lock, None where another process does."""
+    descriptor = os.open(file_of(_switch(network_id)), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_locked(network_id: str) -> bool:
+    try:
+        descriptor = _locked(network_id, fcntl.LOCK_SH)
+    except OSError:
+        return False  # it has just gone
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def remove(network_id: str) -> None:
@@ -332,70 +360,22 @@ def _names(network_id: str) -> list[str]:
     return [name for name in namespaces() if name == switch or name.startswith(f"{switch}-")]
 
 
-def _owner(network_id: str) -> Owner | None:
-    """Who signed the bridge; None when there is no bridge yet (or any more), or it is not signed."""
+def _purpose(network_id: str) -> str:
+    """Return what its bridge says; empty where there is no bridge yet, or any more."""
     try:
         told = iproute.run("ip", ["-j", "link", "show", "dev", _BRIDGE], namespace=_switch(network_id))
     except NetworkRefused as error:
         if _lacks_rights(error):
             raise BadInput(f"looking into network namespaces {_RIGHTS}.", hint="run the command as root") from None
-        return None
-    return Owner.parse(json.loads(told)[0].get("ifalias", ""))
+        return ""
+    return str(json.loads(told)[0].get("ifalias", ""))
+
+
+def alias_of(purpose: str) -> str:
+    """Return a purpose as text that fits an interface; of a long one the end is kept, which tells folders apart."""
+    printable = re.sub(r"\s+", " ", purpose).encode("utf-8", errors="replace")
+    return printable[max(0, len(printable) - ALIAS_BYTES) :].decode("utf-8", errors="ignore")
 
 
 def _lacks_rights(error: NetworkRefused) -> bool:
     return "not permitted" in error.reason or "ermission denied" in error.reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class Owner:
-    """The process that made a network, and what for.
-
-    Attributes:
-        pid: its number, which another process may have been given since.
-        started_ticks: when it started, in clock ticks since boot: with the number it names one process for good, and
-            unlike a time of day it does not move when somebody sets the clock.
-        purpose: for a person, usually the run's folder.
-    """
-
-    pid: int
-    started_ticks: int
-    purpose: str
-
-    @classmethod
-    def this_process(cls, purpose: str) -> Owner:
-        """The calling process as an owner, told apart from a later one of the same number by its start."""
-        pid = os.getpid()
-        started_ticks = _started_ticks(pid)
-        if started_ticks is None:
-            raise OSError(f"/proc does not know process {pid}")
-        return cls(pid=pid, started_ticks=started_ticks, purpose=purpose)
-
-    @classmethod
-    def parse(cls, alias: str) -> Owner | None:
-        """The owner that `alias` gave; None for any other text."""
-        found = re.fullmatch(r"pid (\d+) started (\d+) for (.*)", alias, re.DOTALL)
-        return cls(pid=int(found[1]), started_ticks=int(found[2]), purpose=found[3]) if found else None
-
-    @property
-    def alias(self) -> str:
-        """The owner as text that fits an interface; of a long purpose the end is kept, which tells folders apart."""
-        head = f"pid {self.pid} started {self.started_ticks} for "
-        printable = re.sub(r"\s+", " ", self.purpose).encode("utf-8", errors="replace")
-        room = ALIAS_BYTES - len(head)
-        return head + printable[max(0, len(printable) - room) :].decode("utf-8", errors="ignore")
-
-    @property
-    def lives(self) -> bool:
-        """Whether that process is still running; a zombie is not."""
-        return _started_ticks(self.pid) == self.started_ticks
-
-
-def _started_ticks(pid: int) -> int | None:
-    """Field 22 of ``/proc/PID/stat``, counted behind the name in parentheses; None when there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, started_ticks = fields[0], int(fields[19])
-    return None if state in "ZX" else started_ticks
