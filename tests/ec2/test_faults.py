@@ -7,13 +7,8 @@ before and after each. By default a seeded sample of them is run; ``--slow`` run
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,47 +139,3 @@ def test_a_killed_process_leaves_nothing_that_cannot_be_found(
     every = 1 if pytestconfig.getoption("--slow") else EVERY
     for fault in chosen(calls_of(lives), moment, everything=True)[part :: PARTS * every]:
         suffer(lives(), fault)
-
-
-PROGRAM = """
-import os, signal, sys, json, random
-from pathlib import Path
-from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.edge import Retrying
-from hetopt.backends.ec2.renter.order import Order
-from hetopt.optimizer.plan import Plan
-folder, at, moment = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-count = -1
-cloud = BotoEdge("us-east-1")
-def edge(request):
-    global count
-    count += 1
-    if count == at and moment == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    answer = cloud(request)
-    if count == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
-launcher = Ec2Launcher(home=folder.parent, inner=Retrying(inner=edge, sleep=lambda _: None, random=random.Random(0)))
-handle = launcher.start(Plan.load(folder / "plan.json").run, folder, {})
-launcher.stop(handle)
-"""
-
-
-@pytest.mark.parametrize(("at", "moment"), [(at, moment) for at in (2, 8, 10) for moment in ("before", "after")])
-def test_kill_9_for_real(at: int, moment: str, lives: NewLife, tmp_path: Path) -> None:
-    """The same with a real process and a real signal: what is on the disk is what a dead process leaves there."""
-    life = lives()
-    life.patience.now_s = time.time()
-    life.make_order(life.cloud).save(life.folder / ORDER_FILE)
-    life.plan.save(life.folder / "plan.json")
-    (life.folder / "bundle.tar.gz").write_bytes(b"code")
-    died = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(life.folder), str(at), moment], env=dict(os.environ), check=False
-    )
-    assert died.returncode == -signal.SIGKILL
-    if (at, moment) in ((8, "after"), (10, "before")):
-        assert leftovers(life.cloud), "there is something to find"
-    life.collect()
-    assert leftovers(life.cloud) == []

@@ -41,8 +41,6 @@ from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 
 TURN_S = 1.0
-NOTICE_EVERY_S = 5.0
-"""Between looks whether the machine is to be taken away."""
 STUCK_S = 1800.0
 """A run whose log has not grown for so long will not end by itself."""
 PLACE_WITHIN_S = 900.0
@@ -95,6 +93,7 @@ class Agent:
         imds: what it knows of itself.
         timer: what ends it.
         prices: what spot pools have cost; by it the lease is extended where nobody follows the run.
+        notice_every_s: between looks whether the machine is to be taken away.
         read_every_s: between looks for news.
         heartbeat_s: between words that it lives, with which goes what the run has written.
         last_uploads_s: once its workers have ended, for what the last checkpoint lacks.
@@ -114,6 +113,7 @@ class Agent:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     turn_s: float = TURN_S
+    notice_every_s: float = READ_EVERY_S
     read_every_s: float = READ_EVERY_S
     heartbeat_s: float = HEARTBEAT_S
     last_uploads_s: float = LAST_UPLOADS_S
@@ -246,7 +246,7 @@ class Agent:
         def goes_on(done: int, total: int) -> bool:
             progress.told(done, total)
             now_s = self.clock()
-            if _is_due(due, "notice", now_s, NOTICE_EVERY_S):
+            if _is_due(due, "notice", now_s, self.notice_every_s):
                 self._heed_notice(uploads.run_dir, instance_id)
             if _is_due(due, "lease", now_s, self.read_every_s):
                 self._read_lease()
@@ -293,7 +293,7 @@ class Agent:
         grew_s = self.clock()
         while host.poll() is None:
             now_s = self.clock()
-            if _is_due(due, "notice", now_s, NOTICE_EVERY_S):
+            if _is_due(due, "notice", now_s, self.notice_every_s):
                 self._heed_notice(run_dir, instance_id)
             if _is_due(due, "lease", now_s, self.read_every_s):
                 self._read_lease()

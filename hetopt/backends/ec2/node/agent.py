@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, UNITS_FOLDER, UNITS_VARIABLE, NodeConfig, Timer
 from hetopt.backends.ec2.node.imds import Imds, over_http
 from hetopt.backends.ec2.objects import PriceHistory, S3Objects
@@ -43,7 +44,16 @@ def main(arguments: list[str]) -> int:
     imds = Imds(transport=over_http, clock=time.time)
     timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
     prices = PriceHistory.connect(region=config.region)
-    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer, prices=prices).live()
+    return Agent(
+        config=config,
+        root=root,
+        objects=objects,
+        models=models,
+        imds=imds,
+        timer=timer,
+        prices=prices,
+        notice_every_s=facts.NOTICE_EVERY_S,
+    ).live()
 
 
 if __name__ == "__main__":
