@@ -16,7 +16,7 @@ from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, Made, made, read_ledger
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, RunTags
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.removal import LocalRun, Remover, settle
@@ -298,17 +298,11 @@ def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else
     import boto3
 
     me = Identity(account_id=ACCOUNT, arn=f"{ROLE}/Team/one", user_id="AROATEAM:one")
-    tags = RunTags(
-        run_id="20200101-000000-lost-0001",
-        owner=me.owner,
-        launched_by=me.arn,
-        bucket=BUCKET,
-        created_s=1.0,
-        expires_at_s=2.0,
-        version="0.1.0",
-    )
+    lost = {"run-id": "20200101-000000-lost-0001", "owner": me.owner, "launched-by": me.arn, "bucket": BUCKET}
+    ended = {"created": "1970-01-01T00:00:01+00:00", "expires-at": "1970-01-01T00:00:02+00:00", "version": "0.1.0"}
+    tags = [{"Key": f"hetopt:{key}", "Value": value} for key, value in (lost | ended).items()]
     boto3.client("ec2", region_name="us-east-1").create_volume(
-        AvailabilityZone="us-east-1a", Size=8, TagSpecifications=tags.specification("volume")
+        AvailabilityZone="us-east-1a", Size=8, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
     )
     # An account that has whatever a look asks for only where it is there.
     boto3.client("s3").put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})

@@ -66,7 +66,7 @@ def group_call(order: Order) -> Request:
         step="schedule-group",
         service="scheduler",
         operation="create_schedule_group",
-        parameters={"Name": group_name(order.run_id, order.life), "Tags": order.tags.to_aws()},
+        parameters={"Name": group_name(order.run_id, order.life), "Tags": order.tags},
         purpose="for an end of each machine that stands on no machine",
         makes="schedule-group",
         tolerates=frozenset({facts.SCHEDULE_THERE}),
@@ -238,7 +238,7 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
                 "GroupName": name,
                 "Description": "machines of one hetopt run, which talk to each other only",
                 "VpcId": zone.vpc_id,
-                "TagSpecifications": order.tags.specification("security-group"),
+                "TagSpecifications": order.tagged("security-group"),
             },
             purpose="no way in: neither SSH nor the port that workers meet at is open to anybody else",
             makes="security-group",
@@ -335,7 +335,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
                 },
             }
         ],
-        "TagSpecifications": order.tags.specification("instance", "network-interface", "volume"),
+        "TagSpecifications": order.tagged("instance", "network-interface", "volume"),
     }
 
 
@@ -377,7 +377,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             "LaunchTemplateName": name,
             "ClientToken": client_token(order.run_id, step, order.life * LIVES + generation),
             "LaunchTemplateData": data,
-            "TagSpecifications": order.tags.specification("launch-template"),
+            "TagSpecifications": order.tagged("launch-template"),
         },
         purpose=f"how {kind} machines boot: with an encrypted disk, which goes when they shut down",
         makes="launch-template",
@@ -437,7 +437,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
                 "TotalTargetCapacity": role.machines,
                 "DefaultTargetCapacityType": role.market,
             },
-            "TagSpecifications": order.tags.specification("fleet", "instance", "network-interface", "volume"),
+            "TagSpecifications": order.tagged("fleet", "instance", "network-interface", "volume"),
         },
         purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",

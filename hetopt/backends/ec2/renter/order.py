@@ -40,46 +40,6 @@ VERSION = "hetopt:version"
 AwsTags = list[dict[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunTags:
-    """What everything of a run carries. Times in seconds since the epoch; written as ISO 8601 in UTC.
-
-    Attributes:
-        owner: as policies compare it.
-        launched_by: the same for people.
-        bucket: where the run's lease is, by which others see that it goes on.
-    """
-
-    run_id: str
-    owner: str
-    launched_by: str
-    bucket: str
-    created_s: float
-    expires_at_s: float
-    version: str
-
-    def by_key(self) -> dict[str, str]:
-        """The tags that are set, by their keys."""
-        values = {
-            RUN_ID: self.run_id,
-            OWNER: self.owner,
-            LAUNCHED_BY: self.launched_by,
-            BUCKET: self.bucket,
-            CREATED: iso(self.created_s),
-            EXPIRES_AT: iso(self.expires_at_s),
-            VERSION: self.version,
-        }
-        return {key: value for key, value in values.items() if value}
-
-    def to_aws(self) -> AwsTags:
-        """The tags as AWS takes them: a list of ``Key`` and ``Value``."""
-        return [{"Key": key, "Value": value} for key, value in self.by_key().items()]
-
-    def specification(self, *kinds: str) -> list[dict[str, object]]:
-        """TagSpecifications of a call that makes things of these kinds."""
-        return [{"ResourceType": kind, "Tags": self.to_aws()} for kind in kinds]
-
-
 def of_aws(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Tags as AWS lists them (``Key``, ``Value``), as a mapping from key to value."""
     return {tag["Key"]: tag["Value"] for tag in tags}
@@ -307,17 +267,22 @@ class Order(Artifact):
         return self
 
     @property
-    def tags(self) -> RunTags:
-        """The tags on everything that is made for the run."""
-        return RunTags(
-            run_id=self.run_id,
-            owner=self.owner,
-            launched_by=self.launched_by,
-            bucket=self.bucket,
-            created_s=self.created_s,
-            expires_at_s=self.created_s + self.lifetime_s,
-            version=self.hetopt_version,
-        )
+    def tags(self) -> AwsTags:
+        """The tags on everything that is made for the run, as AWS takes them; moments are ISO 8601 in UTC."""
+        values = {
+            RUN_ID: self.run_id,
+            OWNER: self.owner,
+            LAUNCHED_BY: self.launched_by,
+            BUCKET: self.bucket,
+            CREATED: iso(self.created_s),
+            EXPIRES_AT: iso(self.created_s + self.lifetime_s),
+            VERSION: self.hetopt_version,
+        }
+        return [{"Key": key, "Value": value} for key, value in values.items() if value]
+
+    def tagged(self, *kinds: str) -> list[dict[str, object]]:
+        """TagSpecifications of a call that makes things of these kinds."""
+        return [{"ResourceType": kind, "Tags": self.tags} for kind in kinds]
 
     @property
     def prefix(self) -> str:
