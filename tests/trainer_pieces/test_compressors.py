@@ -10,22 +10,21 @@ from hypothesis import strategies as st
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm import threshold
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.methods import make_compressor, registered
-from hetopt.trainer.comm.threshold import (
+from hetopt.trainer.comm.topk import (
+    LOWER,
+    RAISE,
+    SAMPLE_SIZE,
     Dgc,
     MsTopK,
-    RedSync,
-    Sidco,
-    ThresholdTopK,
-)
-from hetopt.trainer.comm.topk import (
-    SAMPLE_SIZE,
     MultiLevel,
     PerLayerTopK,
+    RedSync,
     Selection,
+    Sidco,
+    ThresholdTopK,
     TopK,
     largest_magnitudes,
 )
@@ -43,7 +42,7 @@ def sends_elements(name):
 
 
 # Elements at least and at most, as factors of what the ratio allows; of all others exactly as many.
-BOUNDS = {"dgc": (threshold.LOWER, threshold.RAISE), "redsync": (1.0, 2.0), "sidco": (0.5, 2.0)}
+BOUNDS = {"dgc": (LOWER, RAISE), "redsync": (1.0, 2.0), "sidco": (0.5, 2.0)}
 
 
 def contract_of(name):

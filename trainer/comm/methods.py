@@ -72,8 +72,20 @@ from hetopt.trainer.comm.quantisation import (
     Sign,
     TernGrad,
 )
-from hetopt.trainer.comm.threshold import Dgc, MsTopK, RedSync, Sidco, ThresholdTopK
-from hetopt.trainer.comm.topk import Levels, MultiLevel, PerLayerTopK, RandomSelection, Selection, SharedValues, TopK
+from hetopt.trainer.comm.topk import (
+    Dgc,
+    Levels,
+    MsTopK,
+    MultiLevel,
+    PerLayerTopK,
+    RandomSelection,
+    RedSync,
+    Selection,
+    SharedValues,
+    Sidco,
+    ThresholdTopK,
+    TopK,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,6 @@ from hetopt.core.comm.composition import GATHER, MAJORITY
 from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
-from hetopt.trainer.comm.threshold import excess, largest_magnitude
 from hetopt.trainer.comm.vectors import (
     Lanes,
     Workspace,
@@ -27,6 +26,8 @@ from hetopt.trainer.comm.vectors import (
     bit_values,
     blocks,
     energy,
+    excess,
+    largest_magnitude,
     look_up,
     pack_codes,
     pack_flags,
