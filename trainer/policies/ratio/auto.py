@@ -54,14 +54,8 @@ UNTRIED = 0.25
 LEAST_SAVING = 0.02
 """Of J, that is worth a change."""
 
-LOOK_EVERY_STEPS = 50
-"""From one gain curve to the next, for looking takes as long as a selection."""
-
-TWINS_AGAIN_AFTER, TWINS_LATER = 50, 4
-"""Steps after which twins that did not keep up are trained again, and how many times as many after each trial."""
-
-ODDS = 0.5
-"""That twins which fell behind keep up the next time, after each trial."""
+TWINS_AGAIN_AFTER = 50
+"""Steps after which twins are trained again where nothing could be said; a run of unknown length lasts as long more."""
 
 RISEN, FOLLOWS = 1.5, 0.5
 """Times the mean loss of the periods before that a loss has risen by, and the weight of the newest in that mean."""
@@ -133,7 +127,6 @@ class AutoState(Record):
         option: in use.
         times: of steps, by option.
         points: the newest gain curve; empty before the first look.
-        looked: step of the newest look.
         gain: of what is in use.
         kept: gain over what the curve said of it, of ratios that were ever in use.
         backlog: steps' worth of gradient that is held back.
@@ -147,7 +140,6 @@ class AutoState(Record):
     option: str | None = None
     times: StepTimes = StepTimes()
     points: tuple[tuple[float, float], ...] = ()
-    looked: NonNegativeInt | None = None
     gain: PositiveFloat = 1.0
     kept: dict[float, PositiveFloat] = Field(default_factory=dict)
     backlog: NonNegativeFloat = 0.0
@@ -274,7 +266,7 @@ class AutoRatio:
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
         was_tried, state = used.key in state.times.timings, _learned(state, used, observation, network)
-        keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=_is_look_due(state))
+        keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=not state.points)
         if state.times.is_suspect or state.rises == 1:  # disturbed, or changed: the next few steps tell
             return state, replace(keep, look_after_steps=TRIAL_STEPS)
         outlook = Outlook(self, state, network)
@@ -361,16 +353,15 @@ class Outlook:
     def worth_trying(self, best: Judged) -> float | None:
         """The ratio of what would be best if late gradients did no harm, where that would pay for finding out."""
         state, policy = self.state, self.policy
-        due = TWINS_AGAIN_AFTER * TWINS_LATER ** (state.trials - 1) if state.trials else 0
-        if not policy.tries_twins or state.step < due or state.is_harmless or state.sends_all:
+        is_told = state.verdict is not None and state.verdict.says != "undecided"
+        if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
             return None
         judged = [self.judged(option, coefficient=0.0) for option in policy.options]
         chosen = min((one for one in judged if one and one.gain >= policy.least_gain), key=_per_progress_s)
         saving_s = best.per_progress_s - chosen.per_progress_s
         # A run of unknown length is taken to last as long again as it has, and for one more trial.
         steps_left = max(TWINS_AGAIN_AFTER, state.step) if state.steps_left is None else state.steps_left
-        odds = ODDS**state.trials if state.verdict is not None and state.verdict.says == "harmful" else 1.0
-        pays = odds * saving_s * steps_left >= 2 * MOST_STEPS * state.times.compute_s / PART
+        pays = saving_s * steps_left >= 2 * MOST_STEPS * state.times.compute_s / PART
         worth = pays and saving_s >= LEAST_SAVING * best.per_progress_s and chosen.option.gain is None
         return chosen.option.ratio if worth else None
 
@@ -452,16 +443,12 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
     backlog = backlog_after(state.backlog, gain, observation.steps)
     changes |= {"option": used.key, "gain": gain, "backlog": backlog}
     if observation.gain_curve is not None:
-        changes |= {"points": observation.gain_curve.points(), "looked": observation.step}
+        changes["points"] = observation.gain_curve.points()
     state = state.model_copy(update=changes)
     expected = state.expected_gain(used.ratio) if used.gain is None else None
     if expected is None:
         return state
     return state.model_copy(update={"kept": {**state.kept, used.ratio: max(1e-6, gain / expected)}})
-
-
-def _is_look_due(state: AutoState) -> bool:
-    return state.looked is None or state.step - state.looked >= LOOK_EVERY_STEPS
 
 
 def _per_progress_s(judged: Judged) -> float:
