@@ -32,7 +32,7 @@ WAYS = [
     Compression(name="topk", ratio=0.1, collective="ar_topk"),
     Compression(name="qsgd_maxnorm"),
     Compression(name="powersgd", rank=2),
-    Compression(name="topk_threshold", ratio=0.02),
+    Compression(name="redsync", ratio=0.02),
 ]
 LOOK_AT = (0.01, 0.1)
 TIMEOUT_S = 4.0

@@ -77,13 +77,11 @@ from hetopt.trainer.comm.topk import (
     Levels,
     MsTopK,
     MultiLevel,
-    PerLayerTopK,
     RandomSelection,
     RedSync,
     Selection,
     SharedValues,
     Sidco,
-    ThresholdTopK,
     TopK,
 )
 
@@ -162,8 +160,6 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "int8": lambda asked: LowPrecision(ScaledCodes(8)),
     "int4": lambda asked: LowPrecision(ScaledCodes(4)),
     "topk": _nested(TopK),
-    "topk_per_layer": lambda asked: PerLayerTopK(asked.ratio, asked.sizes),
-    "topk_threshold": lambda asked: ThresholdTopK(asked.ratio),
     "mstopk": _nested(MsTopK),
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
@@ -292,10 +288,7 @@ def make_chain(
         summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)
         return Levels(compressor, summed, least_gain=compression.least_gain or 0.0, seed=seed)
     if chosen.collective in _SHARED:
-        by_layer = chosen.method.by_shape and shapes is not None
-        sizes = [math.prod(shape) for shape in shapes] if by_layer and shapes is not None else [numel]
-        count = sum(kept_elements(size, ratio) for size in sizes)
-        choice = _SHARED[chosen.collective](compressor, count=count, coding=coding.indices)
+        choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
         if coding.values == torch.float32:
             return chain(choice, Identity(), AllReduce(), seed=seed)
         return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)

@@ -1,6 +1,6 @@
 """Exact Top-k: the elements of largest magnitude, found without sorting all of them, and the energy that they hold.
 
-Selection by a threshold: sampled (DGC), bisected (RedSync, MSTopk), fitted (SIDCo), or kept from step to step.
+Selection by a threshold: sampled (DGC), bisected (RedSync, MSTopk) or fitted (SIDCo).
 
 What a step sends, decided by what it would keep: a selection, the floor that it was selected from, or everything.
 
@@ -147,31 +147,6 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
     return mask
 
 
-class PerLayerTopK(Selection):
-    """Sends ``kept_elements(size, ratio)`` largest magnitudes of every layer, in ascending order of index.
-
-    What most implementations do, and what starves the layers that learn most.
-
-    Args:
-        ratio: fraction of each layer's elements.
-        sizes: elements of the layers, in the order in which they lie in the gradient.
-    """
-
-    name = "topk_per_layer"
-
-    def __init__(self, ratio: float, sizes: Sequence[int]) -> None:
-        super().__init__(ratio)
-        self._sizes = [size for size in sizes if size]
-
-    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep the largest of each layer; the same gradient always gives the same payload."""
-        start, indices = 0, []
-        for layer in torch.split(flat, self._sizes):
-            indices.append(largest_magnitudes(layer, kept_elements(len(layer), self.ratio)).add_(start))
-            start += len(layer)
-        return select(flat, torch.cat(indices))
-
-
 class ThresholdSelection(Selection):
     """Sends what is not below a threshold, mostly another number of elements on every worker."""
 
@@ -279,59 +254,6 @@ def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[Survivors | No
             low = r
             search.never_below(threshold, passing)
     return search.take(mean + low * (largest - mean)) if low else None, upper
-
-
-MOST = 2.0
-"""At most so many times the elements that the ratio allows."""
-
-_FOLLOW = 0.5
-_LARGEST_STEP = 1.5
-
-
-class ThresholdTopK(ThresholdSelection):
-    """Sends whatever is not below its threshold: more in steps with much to learn, less in those with little.
-
-    The first step sets the threshold where Top-k would; each later one moves it half way to where the number would have
-    been right, had the magnitudes beyond it an exponential tail, and by at most 1.5. Never more than twice the ratio's
-    elements are sent, the largest; then, and where none passes and Top-k decides, the threshold is set anew, to the
-    least that is sent. A fixed absolute threshold minimises the error that error feedback accumulates over a run at a
-    given volume (Sahu et al., arXiv 2108.00951); following the ratio keeps that volume without their sweep.
-    """
-
-    name = "topk_threshold"
-
-    def __init__(self, ratio: float) -> None:
-        super().__init__(ratio)
-        self._threshold = 0.0
-
-    def state(self) -> State:
-        """Return the threshold; 0 before the first step."""
-        return {"threshold": torch.tensor(self._threshold, dtype=torch.float64)}
-
-    def load_state(self, state: State) -> None:
-        """Go on with a threshold that `state` gave, of this worker or another."""
-        self._threshold = float(state["threshold"])
-
-    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep what passes, and move the threshold (see `ThresholdSelection`)."""
-        found = Survivors.of(flat, self._threshold) if self._threshold > 0 else None
-        if found is None or not len(found):
-            indices = largest_magnitudes(flat, k)
-            self._set(flat.index_select(0, indices).abs())
-            return indices
-        if len(found) > MOST * k:
-            largest = torch.topk(found.magnitudes, int(MOST * k), sorted=False)
-            self._set(largest.values)
-            return found.indices[largest.indices].sort().values
-        beyond = float(found.magnitudes.double().mean()) - self._threshold
-        moved = 1 + _FOLLOW * beyond * math.log(len(found) / k) / self._threshold
-        if math.isfinite(moved):
-            self._threshold *= min(_LARGEST_STEP, max(1 / _LARGEST_STEP, moved))
-        return found.indices
-
-    def _set(self, magnitudes: Tensor) -> None:
-        least = float(magnitudes.min())
-        self._threshold = least if least < math.inf else 0.0
 
 
 SAMPLED_PART = 0.01

@@ -123,21 +123,6 @@ _METHODS: dict[str, Method] = {
         memories=(FEEDBACK,),
     ),
     "topk": replace(_SELECTION, about="the largest magnitudes of the whole gradient"),
-    "topk_per_layer": replace(
-        _SELECTION,
-        about="the largest magnitudes of each layer",
-        nested=False,
-        by_shape=True,
-        by_bucket=False,
-        options=("coding", *_MOMENTUM),
-    ),
-    "topk_threshold": replace(
-        _THRESHOLD,
-        about="magnitudes above a threshold that follows the ratio slowly",
-        nested=False,
-        by_bucket=False,
-        options=("coding", *_MOMENTUM),
-    ),
     "mstopk": replace(_SELECTION, about="about the largest magnitudes, by 25 bisections"),
     "dgc": replace(
         _THRESHOLD,

@@ -165,9 +165,7 @@ def operations(
             left, right = low_rank_elements(shapes if shapes is not None else [(numel,)], rank)
             parts = [("all_reduce", VALUE_BYTES * left), ("all_reduce", VALUE_BYTES * right)]
         case _:
-            by_layer = name == "topk_per_layer"
-            kept = sum(kept_elements(size, ratio) for size in (sizes if by_layer else [numel]))
-            parts = _selected(chosen, numel, kept, workers, METHODS[name].same_size, coding)
+            parts = _selected(chosen, numel, kept_elements(numel, ratio), workers, METHODS[name].same_size, coding)
     return tuple(
         Operation(
             primitive="all_reduce" if kind == "sliced" else kind,
