@@ -14,7 +14,6 @@ from hetopt.trainer.comm.compressor import AllReduce, Identity, Turn, chain
 from hetopt.trainer.comm.elements import AllGather, RandomElements
 from hetopt.trainer.comm.error_feedback import (
     ALIKE,
-    Clipped,
     ErrorFeedback,
     MomentumCorrection,
     NoResidual,
@@ -71,9 +70,9 @@ class TestMomentumCorrection(ResidualContract):
 
     def test_gradients_are_clipped_before_they_are_accumulated(self):
         gradient = self.gradients(1)[0]
-        clipped = Clipped(MomentumCorrection(self.NUMEL), 1.5).prepare(gradient)
+        clipped = MomentumCorrection(self.NUMEL, clip_norm=1.5).prepare(gradient)
         torch.testing.assert_close(clipped, gradient * 1.5 / gradient.norm())
-        loose = Clipped(MomentumCorrection(self.NUMEL), 1000.0).prepare(gradient)
+        loose = MomentumCorrection(self.NUMEL, clip_norm=1000.0).prepare(gradient)
         assert torch.equal(loose, gradient)
 
     def test_an_optimizer_hands_its_momentum_over(self):

@@ -58,7 +58,7 @@ from hetopt.trainer.comm.elements import (
     StarOrVar,
     Var,
 )
-from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, Clipped, ErrorFeedback, MomentumCorrection, NoResidual
+from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, ErrorFeedback, MomentumCorrection, NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
@@ -68,7 +68,6 @@ from hetopt.trainer.comm.quantisation import (
     Packed,
     PackedAllGather,
     Quantised,
-    Quantiser,
     Sign,
     TernGrad,
 )
@@ -77,10 +76,8 @@ from hetopt.trainer.comm.topk import (
     Levels,
     MsTopK,
     MultiLevel,
-    RandomSelection,
     RedSync,
     Selection,
-    SharedValues,
     Sidco,
     TopK,
 )
@@ -127,16 +124,7 @@ def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection
     return make
 
 
-def _random(asked: Asked) -> Compressor[Any]:
-    """Random elements are a choice before a compressor, but where a step looks at what they keep before it sends."""
-    if asked.compression.floor_ratio is None and asked.compression.least_gain is None:
-        return Identity()
-    return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
-
-
-def _quantised(
-    quantiser: Callable[[Asked], Quantiser], levels: int | None = None
-) -> Callable[[Asked], Compressor[Any]]:
+def _quantised(quantiser: Callable[[Asked], MaxNorm], levels: int | None = None) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
@@ -164,7 +152,7 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
     "sidco": _nested(Sidco),
-    "randomk": _random,
+    "randomk": lambda asked: Identity(),
     "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
     "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
     "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
@@ -232,9 +220,9 @@ def make_residual(
             return ErrorFeedback(numel, device=device)
         case "momentum_correction":
             momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
-            corrected = MomentumCorrection(numel, momentum=momentum, device=device)
-            clip_norm = compression.clip_norm
-            return corrected if clip_norm is None else Clipped(corrected, clip_norm, group=group)
+            return MomentumCorrection(
+                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
+            )
         case _:
             return NoResidual()
 
@@ -284,9 +272,9 @@ def make_chain(
     chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
     compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
     coding = _CODINGS[compression.coding or PLAIN]
-    if isinstance(compressor, MultiLevel) and (compression.least_gain is not None or chosen.name in _CHOICES):
-        summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)
-        return Levels(compressor, summed, least_gain=compression.least_gain or 0.0, seed=seed)
+    if isinstance(compressor, MultiLevel) and compression.least_gain is not None:
+        gathered = AllGather(coding, same_size=chosen.method.same_size)
+        return Levels(compressor, gathered, least_gain=compression.least_gain, seed=seed)
     if chosen.collective in _SHARED:
         choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
         if coding.values == torch.float32:

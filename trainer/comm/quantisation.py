@@ -184,26 +184,41 @@ class StochasticRounding:
         return levels.add_(random).floor_()
 
 
-@dataclass(frozen=True, slots=True)
 class MaxNorm:
     """One grid for the whole gradient: ``w / s`` apart, w the largest magnitude over all workers, s levels.
 
     A value x is rounded at random to a neighbouring multiple, so E[sent] = x and a coordinate's variance is at most
     ``w^2 / (4 s^2)`` on each worker. (Arxiv 2109.12497, where s is 2^q - 1; here it is whatever the width of the codes
     allows for this many workers.)
+
+    Args:
+        sizes: elements of segments with a grid each, in order; empty: the whole gradient is one.
+        clip_deviations: elements further from 0 than so many standard deviations are clipped first; absent: none.
     """
 
+    def __init__(self, sizes: Sequence[int] = (), clip_deviations: float | None = None) -> None:
+        self._sizes = [size for size in sizes if size]
+        self._clip_deviations = clip_deviations
+
     def peaks(self, flat: Tensor) -> Tensor:
-        """The largest magnitude (see `Quantiser`)."""
-        return flat.new_tensor([largest_magnitude(flat)])
+        """Return the largest magnitude of each segment after clipping, fp32; NaN or infinite if the gradient is."""
+        return flat.new_tensor([self._peak(segment) for segment in torch.split(flat, self._sizes or flat.numel())])
 
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> UniformGrid:
-        """A uniform grid over one segment, the whole gradient (see `Quantiser`)."""
-        return UniformGrid(sizes=[flat.numel()], peaks=peaks, levels=levels)
+    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> Grid:
+        """Return the grid that all workers' codes lie on, by the largest peaks over all workers."""
+        return UniformGrid(sizes=self._sizes or [flat.numel()], peaks=peaks, levels=levels)
+
+    def _peak(self, segment: Tensor) -> float:
+        peak = largest_magnitude(segment)
+        if self._clip_deviations is None or not math.isfinite(peak) or segment.numel() == 1:
+            return peak
+        mean = float(segment.mean())
+        deviation = math.sqrt(max(0.0, energy(segment) / segment.numel() - mean * mean))
+        # A layer of equal elements has no deviation, and nothing to clip.
+        return min(peak, self._clip_deviations * deviation) if deviation > 1e-6 * abs(mean) else peak
 
 
-@dataclass(frozen=True)
-class MultiScale:
+class MultiScale(MaxNorm):
     """The grid of `MaxNorm`, and further ones each 16 times as fine.
 
     An element takes the finest scale on which its code stays within the levels of the coarsest, on every worker: one
@@ -215,16 +230,14 @@ class MultiScale:
         scales: 2 or more.
     """
 
-    scales: int = 2
+    def __init__(self, scales: int = 2) -> None:
+        super().__init__()
+        self._scales = scales
 
-    def peaks(self, flat: Tensor) -> Tensor:
-        """The largest magnitude (see `Quantiser`)."""
-        return flat.new_tensor([largest_magnitude(flat)])
-
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> MultiScaleGrid:
-        """Agree on who takes which scale (see `Quantiser`)."""
+    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> Grid:
+        """Agree on who takes which scale (see `MaxNorm`)."""
         packed_bytes = -(-flat.numel() // 8)
-        packed = torch.empty((self.scales - 1) * packed_bytes, dtype=torch.uint8, device=flat.device)
+        packed = torch.empty((self._scales - 1) * packed_bytes, dtype=torch.uint8, device=flat.device)
         fits = list(torch.split(packed, packed_bytes))
         for block in blocks(flat.numel(), flat.device):
             magnitudes, place = flat[block].abs(), slice(block.start // 8, -(-block.stop // 8))
@@ -234,46 +247,16 @@ class MultiScale:
         return MultiScaleGrid(peak=peaks[0], levels=levels, fits=fits)
 
 
-CLIP_DEVIATIONS = 2.5
-
-
-class TernGrad:
+class TernGrad(MaxNorm):
     """One level, and a scale for each layer; elements beyond 2.5 standard deviations are clipped first.
 
     Without clipping the result is unbiased, but a single large element makes all others of its layer nearly always 0
     and sometimes enormous; what clipping takes away is lost, unless there is a residual.
     (Wen et al., arXiv 1705.07878.)
-
-    Args:
-        sizes: elements of the layers, in order.
-        clip_deviations: absent: no clipping.
     """
 
-    def __init__(self, sizes: Sequence[int], clip_deviations: float | None = CLIP_DEVIATIONS) -> None:
-        self._sizes = [size for size in sizes if size]
-        self._clip_deviations = clip_deviations
-
-    def peaks(self, flat: Tensor) -> Tensor:
-        """The largest magnitude of each layer after clipping (see `Quantiser`)."""
-        return flat.new_tensor([self._peak(layer) for layer in torch.split(flat, self._sizes)])
-
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> UniformGrid:
-        """A segment for each layer (see `Quantiser`)."""
-        return UniformGrid(sizes=self._sizes, peaks=peaks, levels=levels)
-
-    def _peak(self, layer: Tensor) -> float:
-        peak = largest_magnitude(layer)
-        if self._clip_deviations is None or not math.isfinite(peak) or layer.numel() == 1:
-            return peak
-        mean = float(layer.mean())
-        deviation = math.sqrt(max(0.0, energy(layer) / layer.numel() - mean * mean))
-        # A layer of equal elements has no deviation, and nothing to clip.
-        return min(peak, self._clip_deviations * deviation) if deviation > 1e-6 * abs(mean) else peak
-
-
-Quantiser: TypeAlias = MaxNorm | MultiScale | TernGrad
-"""Chooses the grid that all workers' codes lie on: by what each worker's would have to span, one fp32 a segment (NaN or
-infinite if the gradient is), and by the largest of those over all workers."""
+    def __init__(self, sizes: Sequence[int], clip_deviations: float | None = 2.5) -> None:
+        super().__init__(sizes, clip_deviations)
 
 
 class Quantised(Summed[QuantisedPayload]):
@@ -295,7 +278,7 @@ class Quantised(Summed[QuantisedPayload]):
     """
 
     def __init__(
-        self, quantiser: Quantiser, *, at_random: bool, bits: int | None = None, levels: int | None = None
+        self, quantiser: MaxNorm, *, at_random: bool, bits: int | None = None, levels: int | None = None
     ) -> None:
         self._quantiser = quantiser
         self.counts_steps = at_random
@@ -402,7 +385,7 @@ class Packed(Compressor[PackedPayload]):
     combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def __init__(
-        self, name: str, quantiser: Quantiser, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
+        self, name: str, quantiser: MaxNorm, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
     ) -> None:
         self.name = name
         self.counts_steps = at_random

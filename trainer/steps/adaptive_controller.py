@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.composition import DENSE, GATHER, why_not_controlled
+from hetopt.core.comm.composition import GATHER, why_not_controlled
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
 from hetopt.core.errors import BadInput
@@ -251,7 +251,7 @@ class AdaptiveController:
         found = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
-            plain = next(each for each in found if each.option.collective in (GATHER, DENSE))
+            plain = next(each for each in found if each.option.collective == GATHER)
             return replace(plain, compression=plain.compression.model_copy(update=levels))
         if len(found) == 1 or self.network is None:
             return found[0]
