@@ -29,13 +29,12 @@ from hetopt.trainer.engine import TaskEngine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.ratio.auto import Averages
-from hetopt.trainer.policies.sync.choose import Settled
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser, samples_drawn
+from hetopt.trainer.sync.sync_assembly import Settled, make_synchroniser, samples_drawn
 from hetopt.trainer.sync.synchroniser import Synchronizer
 from hetopt.trainer.task import Task, TaskData, make_optimizer
 

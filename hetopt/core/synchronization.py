@@ -28,7 +28,7 @@ from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.plain_text import known
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"]
-"""Each is explained in `hetopt.trainer.policies.sync.choose`."""
+"""Each is explained in `hetopt.trainer.sync.sync_assembly`."""
 
 Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""

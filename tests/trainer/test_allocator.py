@@ -16,7 +16,7 @@ STEPS, PAGE_BYTES = 20, 4096
 PROGRAM = """
 import json, resource, sys
 import torch
-from hetopt.trainer.allocator import keep_freed_memory
+from hetopt.trainer.worker import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "keeps" else None
 torch.set_num_threads(1)
