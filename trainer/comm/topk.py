@@ -149,7 +149,7 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
 class ThresholdSelection(Selection):
     """Sends what is not below a threshold, mostly another number of elements on every worker."""
 
-    combines = (GATHER,)
+    combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; Top-k decides where no threshold is found, and where everything is to be sent."""
