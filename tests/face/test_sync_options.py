@@ -42,7 +42,6 @@ RUN = RunSpec(task="digits", workers=(WORKER,) * 4, stop=StopRule(max_steps=10))
         (("selsync(-1)", None, None), "delta must be greater than or equal to 0 or 'auto' or 'never', got '-1'"),
         (("bsp(3)", None, None), "a value too many"),
         ((None, "labels(none)", None), "labels must be a valid integer, got 'none'"),
-        ((None, "dirichlet(0)", None), "alpha must be greater than 0, got '0'"),
         ((None, None, "0.5"), "two fractions"),
         ((None, None, "0.5,1.5"), "samples must be less than or equal to 1, got '1.5'"),
         ((None, None, "0,0.5"), "workers must be greater than 0, got '0'"),
