@@ -22,10 +22,9 @@ from hetopt.core.comm.cost import Primitive
 from hetopt.core.comm.options import operations_of
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.calibration import PAUSE_S, measure_network
 from hetopt.trainer.comm.channel import Channel, Pauses
 from hetopt.trainer.comm.methods import make_chain
-from hetopt.trainer.comm.network import Network
+from hetopt.trainer.comm.network import PAUSE_S, Network, measure_network
 
 REQUEST_FILE = "request.json"
 ANSWER_FILE = "answer.json"

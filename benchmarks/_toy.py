@@ -13,7 +13,7 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.digits import CLASSES, digits_data
 from hetopt.trainer.tasks.recipes import classification, sgd
-from hetopt.trainer.tasks.vision import cifar_resnet20
+from hetopt.trainer.tasks.vision import ResNet20
 
 SAMPLES = 960
 """Few, so that policies that decide once an epoch decide every ten steps of 96 samples."""
@@ -66,7 +66,7 @@ def noise() -> Task:
 
 def resnet() -> Task:
     """ResNet-20 (1.1 MB of gradient) on images of CIFAR's shape."""
-    return _random_images("resnet20-random", lambda: cifar_resnet20(CLASSES))
+    return _random_images("resnet20-random", lambda: ResNet20(CLASSES))
 
 
 def wide() -> Task:

@@ -29,9 +29,6 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool:
         """Whether all keys were written."""
 
-    def delete_key(self, key: str, /) -> bool:
-        """Remove a key; whether it was there."""
-
 
 def meet_one_version(store: Store, rank: int, world_size: int, own: str | None = None) -> None:
     """Refuse a group whose workers run different versions of hetopt: they would not mean the same by a message.

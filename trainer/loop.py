@@ -127,7 +127,6 @@ class _Run:
             host=context.worker.host,
         )
         self._training = Training(context, task, data, model, self._saver)
-        self._engine = self._training.engine
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
         self._evaluated_step: int | None = None
@@ -150,7 +149,7 @@ class _Run:
             )
             self._decisions, self._evaluation_owed = found.version.decisions, found.evaluation_owed
         self._agreed = crew.generation.number
-        crew.agreed(found, step=self._engine.step)
+        crew.agreed(found, step=self._training.step)
 
     def held(self) -> Held | None:
         """What this worker has of the training, as it was before the step under way; None: not all had one state yet.
@@ -160,12 +159,12 @@ class _Run:
         if self._agreed is None:
             return None
         shared, own_after = self._training.shared_state(), self._training.own_state()
-        own, unfinished = own_after, self._engine.unfinished
+        own, unfinished = own_after, self._training.unfinished
         if unfinished is not None:
             shared = replace(shared, cursor=unfinished.cursor)
             own = replace(own, **vars(unfinished.generators))
         return Held(
-            version=Version(agreed=self._agreed, step=self._engine.step, decisions=self._decisions),
+            version=Version(agreed=self._agreed, step=self._training.step, decisions=self._decisions),
             shared=shared.snapshot(),
             own=own.snapshot(),
             own_after=own_after.snapshot(),
@@ -195,12 +194,12 @@ class _Run:
             self._training.model,
             self._training.form,
             shares=self._training.balance.shares,
-            step=self._engine.step,
+            step=self._training.step,
         )
         self._training.feed.begin(self._training.balance.shares)
         if self._training.streaming is not None:
             self._training.streaming.begin()
-        context.events.write("training_started", step=self._engine.step)
+        context.events.write("training_started", step=self._training.step)
         self._training.begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
         if self._evaluation_owed:
@@ -210,7 +209,7 @@ class _Run:
             if self._crew is not None:
                 self._crew.check()
             before = feed.cursor.position
-            period = self._period(self._training.milestones.period_steps(self._engine.step, before, step_time_s))
+            period = self._period(self._training.milestones.period_steps(self._training.step, before, step_time_s))
             step_time_s = period.step_time_s
             self._decisions += 1
             self._evaluation_owed = self._training.milestones.evaluation_due(before, feed.cursor.position)
@@ -224,8 +223,8 @@ class _Run:
             due = is_due(since_s, period_s=period_s, every_s=context.spec.checkpoint_every_s)
             if reason is None and due and not self._saver.is_busy:
                 self._begin_checkpoint()
-        if self._engine.log.unread:
-            self._tell(self._engine.gather_all(self._checkpoint_s))
+        if self._training.log.unread:
+            self._tell(self._training.gather_all(self._checkpoint_s))
         self._finish(reason)
 
     def close(self) -> None:
@@ -235,9 +234,9 @@ class _Run:
 
     def _period(self, steps: int) -> Period:
         """Do some steps over the present shares, read what they were like, and decide."""
-        context, clock, engine = self._context, self._context.clock, self._engine
-        steps = engine.period_steps(steps)
-        gathering = engine.run_period(
+        context, clock, training = self._context, self._context.clock, self._training
+        steps = training.period_steps(steps)
+        gathering = training.run_period(
             steps,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
@@ -247,11 +246,11 @@ class _Run:
         begun_s = clock()
         period = self._tell(gathering)
         conclude(self._training, period)
-        engine.control_s += clock() - begun_s
+        training.control_s += clock() - begun_s
         return period
 
     def _all_meet_after(self, steps: int) -> bool:
-        return self._training.milestones.all_meet(self._engine.step, self._training.feed.cursor.position, steps)
+        return self._training.milestones.all_meet(self._training.step, self._training.feed.cursor.position, steps)
 
     def _tell(self, gathering: Gathering) -> Period:
         """Read what the workers' rows tell of a period, and write it.
@@ -259,9 +258,9 @@ class _Run:
         Raises:
             RunFailed: the loss is no longer finite.
         """
-        engine, unread = self._engine, self._engine.log.unread
-        period = engine.read(gathering)
-        step = engine.step - unread
+        training, unread = self._training, self._training.log.unread
+        period = training.read(gathering)
+        step = training.step - unread
         if period.diverged:
             ranks = [rank for rank, row in enumerate(period.rows) if not math.isfinite(row.loss_sum)] or [0]
             raise RunFailed(
@@ -270,7 +269,7 @@ class _Run:
             )
         feed = self._training.feed
         seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
-        engine.tell(
+        training.tell(
             period,
             epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
@@ -296,13 +295,13 @@ class _Run:
                 rank=context.rank,
                 device=context.device,
             )
-        self._evaluated_step = self._engine.step
+        self._evaluated_step = self._training.step
         self._evaluation_owed = False
         self._decisions += 1
         self._training.target_reached = self._training.task.target.reached(self._metrics)
         context.events.write(
             "evaluated",
-            step=self._engine.step,
+            step=self._training.step,
             epoch=round(self._training.epoch, 4),
             metrics=self._metrics,
             evaluation_s=round(context.clock() - begun_s, 6),
@@ -310,14 +309,14 @@ class _Run:
 
     def _begin_checkpoint(self) -> None:
         context = self._context
-        if self._checkpoint_step == self._engine.step:
+        if self._checkpoint_step == self._training.step:
             return
         begun_s = context.clock()
         with self._training.one_model():
             if not all(bool(torch.isfinite(parameter).all()) for parameter in self._training.model.parameters()):
                 # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
                 raise RunFailed(
-                    f"the model is no longer finite at step {self._engine.step}.",
+                    f"the model is no longer finite at step {self._training.step}.",
                     hint="lower the learning rate",
                 )
             self._saver.begin(
@@ -327,8 +326,8 @@ class _Run:
                 begun_s=begun_s,
             )
         if self._training.streaming is not None:
-            self._training.streaming.saves(self._engine.step)
-        self._checkpoint_step = self._engine.step
+            self._training.streaming.saves(self._training.step)
+        self._checkpoint_step = self._training.step
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self, *, stopped: bool) -> None:
@@ -337,7 +336,7 @@ class _Run:
         Raises:
             RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.
         """
-        while self._saver.saved_step != self._engine.step:
+        while self._saver.saved_step != self._training.step:
             self._checkpoint_step = None  # one that was begun here may have been given up
             self._begin_checkpoint()
             problem = self._saver.finish(keeps=int(stopped))
@@ -350,7 +349,7 @@ class _Run:
     def _finish(self, reason: str) -> None:
         context = self._context
         # Whoever asked the run to stop is waiting for it.
-        if reason != "stopped" and self._evaluated_step != self._engine.step:
+        if reason != "stopped" and self._evaluated_step != self._training.step:
             self._evaluate()
         training_s = self._training.training_s
         self._saver.finish()
@@ -375,7 +374,7 @@ class _Run:
             self._crew.finished()
         context.events.write(
             "training_finished",
-            step=self._engine.step,
+            step=self._training.step,
             epoch=round(self._training.epoch, 4),
             reason=reason,
             training_s=round(training_s, 6),
@@ -393,23 +392,22 @@ def conclude(training: Training, period: Period) -> None:
     if period.drifted is not None:
         what, ranks = period.drifted
         raise RunFailed(
-            f"{workers(ranks)} has {what} than most workers at step {training.engine.step}.",
+            f"{workers(ranks)} has {what} than most workers at step {training.step}.",
             hint="the task's model, optimizer and schedule must do the same on every worker: nothing in them may "
             "depend on the rank, the time or a random number of their own",
         )
     if training.adaptive_scale is not None and (moments := period.noise()) is not None:
         training.adaptive_scale = training.adaptive_scale.after(moments)
-    engine = training.engine
     if training.ended() is None:
-        engine.steer(
+        training.steer(
             period,
             epoch=training.epoch,
             learning_rate=float(training.optimizer.param_groups[0]["lr"]),
-            steps_left=training.milestones.steps_left(engine.step, training.feed.cursor.position),
+            steps_left=training.milestones.steps_left(training.step, training.feed.cursor.position),
         )
         _try_twins(training)
         _settle(training)
-    if engine.share(period, training.feed.cursor.epoch):
+    if training.share(period, training.feed.cursor.epoch):
         training.milestones = replace(
             training.milestones, global_batch_size=sum(training.feed.drawn(training.balance.shares))
         )
@@ -445,4 +443,4 @@ def _try_twins(training: Training) -> None:
     verdict = try_twins(training, ratio)
     steering.heard(verdict)
     took_s = round(context.clock() - begun_s, 6)
-    context.events.write("twins_tried", step=training.engine.step, ratio=ratio, says=verdict.says, took_s=took_s)
+    context.events.write("twins_tried", step=training.step, ratio=ratio, says=verdict.says, took_s=took_s)

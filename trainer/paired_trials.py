@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import State, Turn
+from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
-from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.normalisation import LEAST_SAMPLES
@@ -23,7 +21,7 @@ from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import make_model, make_optimizer
 from hetopt.trainer.training import Training
@@ -80,15 +78,16 @@ class _Twin:
         self._optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
         rate.apply(self._optimizer, training.epoch, training.learning_rate_scale)
         autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
-        elements = sum(parameter.numel() for parameter in trainable_parameters(model))
         self._step = FusedStep(
             module=LossModule(model, task.loss, autocast),
             reader=reader,
-            exchange=_Alone(ratio or 1.0, elements, context.device),
             stopwatch=make_stopwatch(context.device),
             pace=training.pace,
             counts="alone",
         )
+        self._thin: tuple[TopK, ErrorFeedback] | None = None
+        if ratio is not None and ratio < 1:
+            self._thin = TopK(ratio), ErrorFeedback(self._step.flat.numel(), device=context.device)
 
     def train(self, steps: Sequence[Sequence[MicroBatch]]) -> float:
         """Take these steps; the mean loss over their samples."""
@@ -97,37 +96,11 @@ class _Twin:
             size = sum(map(len, parts))
             losses += float(self._step.run(parts, size, None).loss_sum)
             samples += size
+            if self._thin is not None:
+                selection, residual = self._thin
+                prepared = residual.prepare(self._step.flat)
+                sent = selection.encode(prepared, Turn(Channel()))
+                self._step.flat.copy_(sent.dense())
+                residual.commit(prepared, sent)
             self._optimizer.step()
         return losses / samples
-
-
-class _Alone:
-    """What an exchange does to a gradient where nobody is there to exchange with: some of it comes later.
-
-    Args:
-        ratio: of the elements, that come at once; 1: all.
-        elements: of the gradient.
-        device: where it lies.
-    """
-
-    def __init__(self, ratio: float, elements: int, device: torch.device) -> None:
-        self._ratio = ratio
-        self._compressor = TopK(ratio)
-        self._residual = ErrorFeedback(elements if ratio < 1 else 0, device=device)
-
-    def state(self) -> State:
-        """The residual's."""
-        return self._residual.state()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The residual's."""
-        self._residual.load_state(state)
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Leave in ``flat`` what comes at once."""
-        if self._ratio < 1:
-            prepared = self._residual.prepare(flat)
-            sent = self._compressor.encode(prepared, Turn(Channel()))
-            flat.copy_(sent.dense())
-            self._residual.commit(prepared, sent)
-        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)

@@ -21,10 +21,9 @@ from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
-from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
-from hetopt.trainer.worker import Place, check_place, choose_device, leave
+from hetopt.trainer.worker import Place, check_place, choose_device, keep_freed_memory, leave
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

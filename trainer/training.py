@@ -1,10 +1,13 @@
-"""All that a worker trains with, made for one group of workers; and the state in which another group takes it over."""
+"""All that a worker trains with, made for one group of workers; and the state in which another group takes it over.
+
+The engine as a task's loop drives it: it computes the steps, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import ValidationError
@@ -13,6 +16,7 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
     make_adaptive_scale,
     make_controller,
@@ -25,35 +29,44 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.error_feedback import own_momentum
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import TaskEngine
+from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
+from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.ratio.auto import Averages
-from hetopt.trainer.policies.sync.choose import Settled
+from hetopt.trainer.statistics import marks_of
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
+from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
-from hetopt.trainer.steps.step import Autocast, LossModule, LossScale
+from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser, samples_drawn
+from hetopt.trainer.sync.sync_assembly import Settled, make_synchroniser, samples_drawn
 from hetopt.trainer.sync.synchroniser import Synchronizer
 from hetopt.trainer.task import Task, TaskData, make_optimizer
 
 
-class Training:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished:
+    """What a step changes before it is done: where the data stood, and the random generators, when it began."""
+
+    cursor: dict[str, int]
+    generators: Generators
+
+
+class Training(Engine):
     """One worker's part of a training run; everything but generators and what is held back is alike on all ranks.
 
     Attributes:
         milestones: when things are due; they change when the samples of a step do.
-        balance: the shares.
         streaming: where samples come in by themselves; None: they do not.
         feed: of training samples.
         pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
-        sync: where workers train for themselves; None: gradients are summed in every step.
         settled: what a run under sync ``auto`` settled for; None: it has not.
-        engine: does the steps of a control period, and what all workers conclude of them.
+        unfinished: where the step under way began; None: none is, or nobody would go on from there.
+        loss_scale: of fp16.
         adaptive_scale: of the learning rate; None: it does not follow the noise.
         memory_bounds: samples that fit, by rank; 0: all.
         earlier_s: trained by earlier attempts, seconds.
@@ -77,7 +90,7 @@ class Training:
             control_period_steps=spec.control_period_steps,
         )
         least = least_share(model, spec.global_batch_size, len(spec.workers))
-        self.balance = Balance(spec, make_controller(spec, model), minimum=least)
+        balance = Balance(spec, make_controller(spec, model), minimum=least)
         self.streaming = make_streaming(context, data.train)
         self.feed = make_feed(context, data.train, self.streaming)
         self.pace = make_worker_pace(context)
@@ -92,22 +105,19 @@ class Training:
             stopwatch=stopwatch,
             pace=self.pace,
         )
-        self.form = self._maker.make(self.balance.shares[context.rank])
-        self.sync = self._synchroniser(spec)
-        self.settled: Settled | None = None
-        self.engine = TaskEngine(
+        self.form = self._maker.make(balance.shares[context.rank])
+        super().__init__(
             context=context,
-            form=self.form,
-            balance=self.balance,
-            feed=self.feed,
-            optimizer=self.optimizer,
-            learning_rate=LearningRate.of(task, self.optimizer, spec.sync.stretch),
-            pace=self.pace,
+            exchange=self.form,
+            balance=balance,
             stopwatch=stopwatch,
-            synchroniser=self.sync,
-            checkpoint_part=lambda: saver.progress,
-            flow=None if self.streaming is None else self.streaming.flow,
+            synchroniser=self._synchroniser(spec),
         )
+        self.settled: Settled | None = None
+        self.unfinished: Unfinished | None = None
+        self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
+        self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
+        self._saver = saver
         self.adaptive_scale = make_adaptive_scale(spec, task)
         self.memory_bounds = (0,) * context.world_size
         self.earlier_s = 0.0  # trained by earlier attempts
@@ -142,9 +152,9 @@ class Training:
         own.restore_generators(context.device)
         self.form.step.residual.load_state(own.memory)
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
-        if self.sync is not None:
-            self.sync.resume(own.local or {})
-        self.engine.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
+        if self.synchroniser is not None:
+            self.synchroniser.resume(own.local or {})
+        self.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
         if self.adaptive_scale is not None and shared.learning_rate is not None:
             self.adaptive_scale = self.adaptive_scale.resumed(shared.learning_rate)
         self.form.resume(shared.steering)
@@ -152,7 +162,7 @@ class Training:
         if len(shared.memory_bounds) == context.world_size:
             self.memory_bounds = shared.memory_bounds
             self.feed.recall_bound(shared.memory_bounds[context.rank])
-        self.engine.step = shared.step
+        self.step = shared.step
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
@@ -165,7 +175,7 @@ class Training:
             fragments=promise.every_steps,
             compressor=promise.rounding.compressor,
             stretch=promise.stretch,
-            step=self.engine.step,
+            step=self.step,
             epoch=self.epoch,
         )
         self._settle(settled)
@@ -175,9 +185,9 @@ class Training:
         spec = settled.run(self.context.spec)
         if spec.is_local:  # a worker that goes on alone has nobody to average with
             maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
-            self.form = maker.make(self.balance.shares[self.context.rank])
-            self.sync = self._synchroniser(spec)
-        self.engine.follow(self.form, self.sync, settled.task_epoch)
+            self.form = self.exchange = maker.make(self.balance.shares[self.context.rank])
+            self.synchroniser = self._synchroniser(spec)
+        self._learning_rate = replace(self._learning_rate, task_epoch=settled.task_epoch)
         self.milestones = replace(self.milestones, stop=spec.stop)
         self.settled = settled
 
@@ -204,7 +214,7 @@ class Training:
         """What all workers share now; its tensors are those that training changes."""
         return SharedState(
             digest=run_digest(self.context.spec),
-            step=self.engine.step,
+            step=self.step,
             training_s=self.training_s,
             shares=self.balance.shares,
             model=self.model.state_dict(),
@@ -213,7 +223,7 @@ class Training:
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
             steering=None if self.steering is None else self.steering.state(),
-            loss_scale=None if self.engine.loss_scale is None else self.engine.loss_scale.to_dict(),
+            loss_scale=None if self.loss_scale is None else self.loss_scale.to_dict(),
             learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
@@ -225,14 +235,14 @@ class Training:
         return RankState.now(
             self.form.step.residual.state(),
             self.context.device,
-            local=None if self.sync is None else self.sync.state(),
+            local=None if self.synchroniser is None else self.synchroniser.state(),
         )
 
     def one_model(self) -> AbstractContextManager[None]:
         """Inside, all workers' models are the same, running statistics included; where they train for themselves, the
         average of all."""
-        if self.sync is not None:
-            return self.sync.averaged()
+        if self.synchroniser is not None:
+            return self.synchroniser.averaged()
         shares = self.balance.shares
         weight = shares[self.context.rank] / sum(shares)
         average_buffers(self.model, weight, self.context.world_size)
@@ -242,12 +252,12 @@ class Training:
         """Why the run is over; None: it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
-        return self.milestones.ended_by(self.engine.step, self.feed.cursor.position)
+        return self.milestones.ended_by(self.step, self.feed.cursor.position)
 
     @property
     def epoch(self) -> float:
         """Passes over the data completed, with fractions."""
-        return self.engine.epoch
+        return self.feed.cursor.position / self.feed.cursor.dataset_size
 
     @property
     def learning_rate_scale(self) -> float:
@@ -261,6 +271,73 @@ class Training:
     def training_s(self) -> float:
         """Seconds of training by all attempts, evaluations and checkpoints included, start-up not."""
         return self.earlier_s + self.context.clock() - self.begun_s
+
+    def run_period(self, steps: int, *, learning_rate_scale: float, all_meet: bool, checkpoint_s: float) -> Gathering:
+        """Do a period's steps; the rows of all workers, on their way.
+
+        Args:
+            steps: see `begin`.
+            learning_rate_scale: of these steps.
+            all_meet: see `begin`.
+            checkpoint_s: when the last checkpoint was saved, on this worker's clock.
+        """
+        self.begin(steps, all_meet=all_meet)
+        gathering: Gathering | None = None
+        while not self.is_over:
+            if self.gathers_now:
+                gathering = self.gather_all(checkpoint_s)
+            self.train_step(learning_rate_scale)
+        return gathering or self.gather_all(checkpoint_s)
+
+    def gather_all(self, checkpoint_s: float) -> Gathering:
+        """Send this worker's row on its way, with all that a task's loop decides by.
+
+        Args:
+            checkpoint_s: as of `run_period`.
+        """
+        begun_s = self.context.clock()
+        marks = marks_of(self.optimizer, models_are_alike=self.synchroniser is None)
+        self.control_s += self.context.clock() - begun_s
+        return self.gather(
+            pace_use=self.pace.use(),
+            memory_bound=self.feed.learned_bound or 0,
+            stop_wished=self.context.stop_requested(),
+            since_checkpoint_s=begun_s - checkpoint_s,
+            checkpoint_part=self._saver.progress,
+            flow=None if self.streaming is None else self.streaming.flow(),
+            marks=marks,
+        )
+
+    def train_step(self, learning_rate_scale: float) -> None:
+        """One optimizer step over this rank's part of the global batch.
+
+        The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
+        ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
+        """
+        shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
+        self._learning_rate.apply(self.optimizer, self.epoch, learning_rate_scale)
+        if self.context.spec.is_elastic:
+            cursor = dict(self.feed.cursor.state())
+            self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
+        scale = self.loss_scale
+        parts = self.feed.take(shares)  # micro-batches
+        held = self.feed.sizes  # of every rank, with copies that were handed on
+        trace: StepTrace | None = None
+        while trace is None:
+            try:  # forward, backward, weight, compress, reduce, decompress
+                trace = self.form.step.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
+            except DoesNotFit as error:
+                too_many = error.samples
+            if trace is None:  # out here, where the error no longer holds on to what filled the memory
+                parts = self.feed.learn_bound(half_of(too_many, self.context.rank))
+        if trace.finite:
+            self.optimizer.step()
+        if scale is not None:
+            self.loss_scale = scale.after(finite=trace.finite)
+        self.unfinished = None
+        if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
+            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
+        self.after(trace, held)
 
     def close(self) -> None:
         """Let go of threads and processes."""

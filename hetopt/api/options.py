@@ -283,8 +283,7 @@ class Changes(Options):
     partition: Annotated[
         Partition | None,
         Option(
-            help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. Default: the "
-            "plan's.",
+            help="Which samples a worker sees: global, shards, seldp or 'labels(1)'. Default: the plan's.",
             names=("hetopt.core.synchronization:PartitionName",),
             read=read_by(_partition),
         ),

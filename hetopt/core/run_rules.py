@@ -217,11 +217,7 @@ BUNDLED: Mapping[str, str] = MappingProxyType(
     {
         "digits": "hetopt.trainer.tasks.digits:digits",
         "resnet20-cifar10": "hetopt.trainer.tasks.vision:resnet20_cifar10",
-        "resnet101-cifar10": "hetopt.trainer.tasks.vision:resnet101_cifar10",
-        "vgg11-cifar10": "hetopt.trainer.tasks.vision:vgg11_cifar10",
-        "vgg16-cifar100": "hetopt.trainer.tasks.vision:vgg16_cifar100",
         "lstm-small": "hetopt.trainer.tasks.language:lstm_small",
-        "lstm-ptb": "hetopt.trainer.tasks.language:lstm_ptb",
         STAND_IN: "hetopt.trainer.tasks.stand_in:stand_in",
     }
 )

@@ -379,7 +379,7 @@ LearningRateRule = Literal["fixed", "adascale"]
 """``fixed``: the plan's scale, whichever rule it came from. ``adascale``: follows the measured gradient noise."""
 
 RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
-"""Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.policies.ratio.choose`."""
+"""Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.steps.adaptive_controller`."""
 
 WEIGHS_WAYS: tuple[RatioPolicyName, ...] = ("scan", "auto")
 """Those that weigh whole ways to exchange by their time, compressor and collective included, and not a ratio alone."""

@@ -2,7 +2,7 @@
 records, and how a person writes them.
 
 selsync(0.3)               local-sgd(8, momentum=average)    labels(1)
-selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)       dirichlet(0.5)
+selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)
 diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in a word
 """
 
@@ -28,12 +28,12 @@ from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.plain_text import known
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"]
-"""Each is explained in `hetopt.trainer.policies.sync.choose`."""
+"""Each is explained in `hetopt.trainer.sync.sync_assembly`."""
 
 Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
 
-PartitionName = Literal["global", "shards", "seldp", "labels", "dirichlet"]
+PartitionName = Literal["global", "shards", "seldp", "labels"]
 """Each is explained in `hetopt.trainer.data.partitions`."""
 
 
@@ -135,12 +135,10 @@ class Partition(_Named):
     Attributes:
         name: of the rule.
         labels: ``labels``: how many labels a worker's samples have.
-        alpha: ``dirichlet``: concentration; small: most samples of a label are one worker's.
     """
 
     name: PartitionName = "global"
     labels: PositiveInt = 1
-    alpha: PositiveFloat = 0.5
 
 
 class Injection(Record):
@@ -160,7 +158,7 @@ class Injection(Record):
 DILOCO = "diloco"
 """Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
 
-PARTITIONS = ("global", "shards", "seldp", "labels", "dirichlet")
+PARTITIONS = ("global", "shards", "seldp", "labels")
 
 _FIRST: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every",),
@@ -168,7 +166,6 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
     "ssp": ("staleness",),
     "selsync": ("delta",),
     "labels": ("labels",),
-    "dirichlet": ("alpha",),
 }
 """What may be said without its key."""
 
@@ -179,7 +176,6 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "ssp": ("staleness", "stretch"),
     "selsync": ("delta", "share", "votes", "quorum", "max_local", "window", "smoothing", "vote_lag", *_AVERAGED),
     "labels": ("labels",),
-    "dirichlet": ("alpha",),
 }
 _FIELDS: Mapping[str, str] = {
     "share": "synchronised_share",

@@ -177,7 +177,7 @@ def test_a_module_in_a_package(user_folder: Path) -> None:
     ("reference", "says", "hint"),
     [
         ("digit", "no bundled task called 'digit'", "did you mean 'digits'"),
-        ("resnet101-cifar100", "no bundled task", "did you mean 'resnet101-cifar10'"),
+        ("resnet20-cifar100", "no bundled task", "did you mean 'resnet20-cifar10'"),
         ("zzzzzz", "no bundled task", "choose one of: digits, "),
         ("", "'' is neither a bundled task", "file.py:attribute"),
         ("mine.py", "names a file but no task", "mine.py:task"),

@@ -20,6 +20,9 @@ from tests.forks import all_end_well
 TOY = Path(__file__).with_name("toy_task.py")
 WORLD_SIZE = 3
 SHARES = (9, 5, 2)
+STEPS, HALF_STEPS, SHORT_STEPS = 64, 27, 32
+"""Of a run, of one that is interrupted, and of one of which little is asked; epochs are of six or seven steps."""
+
 SPLITS = [[9, 5, 2], [1, 1, 14], [30, 11, 3], [4, 4, 4]]
 
 
@@ -41,7 +44,7 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
         "task": f"{TOY}:{task}",
         "workers": workers,
         "batch_policy": "static",
-        "stop": {"max_steps": 100},
+        "stop": {"max_steps": STEPS},
         **changes,
     }
     RunSpec.model_validate_json(json.dumps(spec))
@@ -49,10 +52,11 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
 
 
 TOPK = {"name": "topk", "ratio": 0.1}
-HALF = {"stop": {"max_steps": 43}}
-SHORT = {"stop": {"max_steps": 40}}
+HALF = {"stop": {"max_steps": HALF_STEPS}}
+SHORT = {"stop": {"max_steps": SHORT_STEPS}}
+SHORT_HALF = {"stop": {"max_steps": 23}}
 THIN = {"name": "topk", "ratio": 0.01}
-STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 56}}
+STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 40}}
 # Far longer than the real computation, so that a busy machine does not show: 1, 1 and 8 ms a sample.
 UNEVEN = {
     "shares": (20, 20, 20),
@@ -83,11 +87,6 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "fedavg", "spec": toy_spec(sync={"name": "fedavg", "participants": 0.5, "every_epochs": 0.5})},
     {"name": "momentum", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 5, "momentum": "average"})},
     {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
-    {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED, **HALF)},
-    {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED)},
-    {"name": "outer", "spec": toy_spec("with_buffers", sync=OUTER)},
-    {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER, **HALF)},
-    {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER)},
     {"name": "outer-fragments", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3})},
     {"name": "outer-fragments-resumed", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3}, **HALF)},
     {"name": "outer-fragments-resumed", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3})},
@@ -103,7 +102,7 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "ssp", "spec": toy_spec(sync={"name": "ssp", "staleness": 5}, learning_rate_scale=0.2)},
     {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2, **HALF)},
     {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2)},
-    {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 64}, **UNEVEN)},
+    {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 48}, **UNEVEN)},
     {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
     {
         "name": "refused-fragments",
@@ -140,16 +139,16 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "unfreezing", "spec": toy_spec("unfreezing")},
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
-    {"name": "paced", "spec": toy_spec(stop={"max_steps": 64}, **UNEVEN)},
+    {"name": "paced", "spec": toy_spec(stop={"max_steps": 48}, **UNEVEN)},
     # With more than one bucket, so that gradients are sent under backward.
-    {"name": "wide", "spec": toy_spec("wide", stop={"max_steps": 80})},
-    {"name": "wide-resumed", "spec": toy_spec("wide", **HALF)},
-    {"name": "wide-resumed", "spec": toy_spec("wide", stop={"max_steps": 80})},
+    {"name": "wide", "spec": toy_spec("wide", **SHORT)},
+    {"name": "wide-resumed", "spec": toy_spec("wide", **SHORT_HALF)},
+    {"name": "wide-resumed", "spec": toy_spec("wide", **SHORT)},
     {"name": "wide-micro", "spec": toy_spec("wide", max_local_batch_size=(2, None, 1), **SHORT)},
     {"name": "wide-fp16", "spec": toy_spec("wide", precision="fp16", **SHORT)},
     # Samples are read ahead, shares change, and the run is interrupted.
     {"name": "ahead", "spec": toy_spec(prefetch="on", stop={"max_steps": 37}, **UNEVEN)},
-    {"name": "ahead", "spec": toy_spec(prefetch="on", stop={"max_steps": 64}, **UNEVEN)},
+    {"name": "ahead", "spec": toy_spec(prefetch="on", stop={"max_steps": 48}, **UNEVEN)},
     {"name": "ahead-fixed", "spec": toy_spec(prefetch="on", **HALF)},
     {"name": "ahead-fixed", "spec": toy_spec(prefetch="on")},
     # Memory for 4 samples on the first worker, which finds out by itself or is told; from the start or later.
@@ -180,16 +179,16 @@ SCENARIOS: list[dict[str, Any]] = [
             ("accordion", "", SHORT),
             ("threshold", "", SHORT),
             ("warm_up", "", SHORT),
-            ("warm_up", "-resumed", {"stop": {"max_steps": 23}}),
+            ("warm_up", "-resumed", SHORT_HALF),
             ("warm_up", "-resumed", SHORT),
         )
     ),
     # The workers keep the momentum; and compression bucket by bucket, in a thread beside backward.
     {"name": "dgc", "spec": toy_spec(compression={"name": "dgc", "ratio": 0.1})},
+    {"name": "bf16", "spec": toy_spec("wide", compression={"name": "bf16"}, **SHORT)},
     *(
-        {"name": f"{name}{part}", "spec": toy_spec("wide", compression={"name": name}, **stop)}
-        for name in ("bf16", "qsgd_maxnorm")
-        for part, stop in (("", SHORT), ("-resumed", {"stop": {"max_steps": 23}}), ("-resumed", SHORT))
+        {"name": f"qsgd_maxnorm{part}", "spec": toy_spec("wide", compression={"name": "qsgd_maxnorm"}, **stop)}
+        for part, stop in (("", SHORT), ("-resumed", SHORT_HALF), ("-resumed", SHORT))
     ),
     # The learning rate follows the noise, at a batch four times the one it was tuned at.
     {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale", **HALF)},

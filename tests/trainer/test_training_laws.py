@@ -19,7 +19,7 @@ from hetopt.trainer import worker
 from hetopt.trainer.data.cursor import SampleCursor
 
 from . import toy_task
-from .scenarios import SPLITS, STEERED_RUNS, TOPK, WORLD_SIZE, Crew, toy_spec
+from .scenarios import HALF_STEPS, SPLITS, STEERED_RUNS, TOPK, WORLD_SIZE, Crew, toy_spec
 
 
 def big_batch_gradient(samples: int, loss: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
@@ -80,10 +80,13 @@ def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str
     assert len(set(replicas[0])) > 3, "the model does not change"
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "buffers", "wide", "warm_up", "bf16", "qsgd_maxnorm"])
+@pytest.mark.parametrize("name", ["dense", "topk", "buffers", "wide", "warm_up", "qsgd_maxnorm"])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
     whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
-    assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] in ([0, 43], [0, 23])
+    assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] in (
+        [0, HALF_STEPS],
+        [0, 23],
+    )
     assert resumed["step"] == whole["step"]
     assert resumed["parameters_sha256"] == whole["parameters_sha256"]
     assert crew.stream(f"{name}-resumed") == crew.stream(name)
@@ -95,7 +98,7 @@ def test_every_sample_is_computed_exactly_once_an_epoch(crew: Crew, name: str) -
     assert len(stream) == crew.finished(name)["step"] * crew.events(name, "run_started")[0]["global_batch_size"]
     size = toy_task.TRAINING_SAMPLES
     epochs = [stream[start : start + size] for start in range(0, len(stream) - size + 1, size)]
-    assert len(epochs) > 10
+    assert len(epochs) > 6
     assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "epochs are shuffled alike"
 
@@ -233,13 +236,15 @@ def test_a_run_of_three_workers_can_go_on_with_one(
     alone, run_dir = Crew(tmp_path), tmp_path / "run"
     shutil.copytree(crew.folder / "topk-half", run_dir)
     monkeypatch.setenv("TOY_RECORD", str(tmp_path / "record"))
-    spec = toy_spec(shares=(16,), compression=TOPK, stop={"max_steps": 60})
+    spec = toy_spec(shares=(16,), compression=TOPK, stop={"max_steps": HALF_STEPS + 17})
     write_spec(run_dir, RunSpec.model_validate_json(json.dumps(spec)))
     assert worker.main([str(run_dir)]) == 0
-    assert alone.events("run", "run_started")[-1]["resumed_step"] == 43
-    assert (alone.finished("run")["step"], alone.finished("run")["reason"]) == (60, "steps")
+    assert alone.events("run", "run_started")[-1]["resumed_step"] == HALF_STEPS
+    assert (alone.finished("run")["step"], alone.finished("run")["reason"]) == (HALF_STEPS + 17, "steps")
     samples = [int(index) for index in (tmp_path / "record").read_text().split()]  # behind those that it warms up with
-    assert samples[-17 * 16 :] == crew.stream("topk")[43 * 16 : 60 * 16], "the data goes on where it stood"
+    assert samples[-17 * 16 :] == crew.stream("topk")[HALF_STEPS * 16 : (HALF_STEPS + 17) * 16], (
+        "the data goes on where it stood"
+    )
 
 
 def test_nothing_is_lost_on_the_way_from_one_exchange_to_another(crew: Crew) -> None:

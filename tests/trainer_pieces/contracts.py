@@ -32,7 +32,7 @@ GRADIENTS = {
     "zero": lambda n: torch.zeros(n),
 }
 # Elements, ratio; the long ones take what is only done to long gradients.
-CASES = (*itertools.product((1, 7, 1000), (1.0, 0.3, 0.01, 0.001)), (200_003, 0.1), (200_003, 0.001))
+CASES = (*itertools.product((1, 7, 1000), (1.0, 0.3, 0.001)), (200_003, 0.01))
 
 
 def serialised_bytes(payload: DensePayload | SparsePayload) -> int:
@@ -59,58 +59,34 @@ class CompressorContract:
     def compress(self, gradient, ratio):
         return self.make(ratio).encode(gradient, Turn(Channel(), seed=5))
 
-    def test_payload_bytes_are_those_that_are_planned(self, kind):
+    def test_what_is_sent_and_what_is_left_are_the_gradient_to_the_bit(self, kind):
+        """Only the turn and the gradient decide; bytes are those that are planned, and kept energy what is missing."""
         name = self.make(1.0).name
         for numel, ratio in CASES:
-            payload = self.compress(GRADIENTS[kind](numel), ratio)
+            gradient = GRADIENTS[kind](numel)
+            before, random_state = gradient.clone(), torch.get_rng_state()
+            payload, again = self.compress(gradient, ratio), self.compress(gradient, ratio)
+            assert torch.equal(gradient, before)
+            assert torch.equal(torch.get_rng_state(), random_state)
+            assert torch.equal(payload.values, again.values)
+            if isinstance(payload, SparsePayload):
+                assert torch.equal(payload.indices, again.indices)
+                assert payload.indices.dtype == torch.int32
+                assert (payload.indices.diff() > 0).all(), "indices are distinct and ascend"
+            sent, rest = payload.dense(), gradient.clone()
+            kept = payload.subtract_from(rest)
+            assert (sent.shape, sent.dtype) == ((numel,), torch.float32)
+            assert torch.equal(sent + rest, gradient)
+            assert not ((sent != 0) & (rest != 0)).any()
+            assert ratio < 1 or torch.equal(sent, gradient)
+            whole, left = (float(part.double().square().sum()) for part in (gradient, rest))
+            assert kept == pytest.approx(whole - left, rel=1e-5, abs=2e-6 * whole)
             sent_bytes = serialised_bytes(payload)
             if METHODS[name].same_size:
                 assert sent_bytes == wire_bytes(name, numel, ratio)
             else:
                 k, each = kept_elements(numel, ratio), INDEX_BYTES + VALUE_BYTES
                 assert math.floor(self.LEAST * k) * each <= sent_bytes <= math.ceil(self.MOST * k) * each
-
-    def test_only_the_turn_and_the_gradient_decide_and_neither_global_state_nor_gradient_changes(self, kind):
-        for numel, ratio in CASES:
-            gradient = GRADIENTS[kind](numel)
-            kept, random_state = gradient.clone(), torch.get_rng_state()
-            one, two = self.compress(gradient, ratio), self.compress(gradient, ratio)
-            assert torch.equal(gradient, kept)
-            assert torch.equal(torch.get_rng_state(), random_state)
-            assert torch.equal(one.values, two.values)
-            if isinstance(one, SparsePayload):
-                assert torch.equal(one.indices, two.indices)
-
-    def test_shape_and_type_survive_and_zero_stays_zero(self, kind):
-        for numel, ratio in CASES:
-            back = self.compress(GRADIENTS[kind](numel), ratio).dense()
-            assert (back.shape, back.dtype) == ((numel,), torch.float32)
-            assert not self.compress(torch.zeros(numel), ratio).dense().any()
-
-    def test_indices_are_distinct_ascending_and_four_bytes_each(self, kind):
-        for numel, ratio in CASES:
-            payload = self.compress(GRADIENTS[kind](numel), ratio)
-            if isinstance(payload, SparsePayload):
-                assert payload.indices.dtype == torch.int32
-                assert (payload.indices.diff() > 0).all()
-
-    def test_sent_plus_rest_is_the_gradient_exactly(self, kind):
-        for numel, ratio in CASES:
-            gradient = GRADIENTS[kind](numel)
-            payload, rest = self.compress(gradient, ratio), gradient.clone()
-            payload.subtract_from(rest)
-            sent = payload.dense()
-            assert torch.equal(sent + rest, gradient)
-            assert not ((sent != 0) & (rest != 0)).any()
-            assert ratio < 1 or torch.equal(sent, gradient)
-
-    def test_kept_energy_is_one_minus_the_contraction(self, kind):
-        for numel, ratio in CASES:
-            gradient = GRADIENTS[kind](numel)
-            payload, rest = self.compress(gradient, ratio), gradient.clone()
-            kept = payload.subtract_from(rest)
-            whole, left = (float(part.double().square().sum()) for part in (gradient, rest))
-            assert kept == pytest.approx(whole - left, rel=1e-5, abs=2e-6 * whole)
 
 
 class ResidualContract:
@@ -217,7 +193,7 @@ def balancing_stories(draw):
 
 # The laws are inherited, and so run from several classes; hypothesis warns of that because such tests may differ in
 # how they are executed, which these do not.
-inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=50)
+inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=20)
 
 
 class BatchPolicyContract:

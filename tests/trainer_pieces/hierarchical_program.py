@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm import peers
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
@@ -32,10 +33,10 @@ WAYS = [
     Compression(name="topk", ratio=0.1, collective="ar_topk"),
     Compression(name="qsgd_maxnorm"),
     Compression(name="powersgd", rank=2),
-    Compression(name="topk_threshold", ratio=0.02),
+    Compression(name="redsync", ratio=0.02),
 ]
 LOOK_AT = (0.01, 0.1)
-TIMEOUT_S = 4.0
+TIMEOUT_S, PATIENCE_S = 3.0, 2.0
 LOST = 2  # leads the second host
 
 
@@ -121,6 +122,7 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
 
 def hang(rank: int, store: dist.Store) -> dict[str, object]:
     """What the others say of a leader that does not come."""
+    peers.ROLL_CALL_S = PATIENCE_S
     groups = HostGroups(LAYOUTS["2+2"], timeout_s=TIMEOUT_S)
     work = HierarchicalExchange(TOPK, NUMEL, groups=groups, store=store)
     work.run(gradient(rank, 0))

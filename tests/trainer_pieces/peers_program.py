@@ -15,12 +15,13 @@ import torch
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm import peers
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.peers import LostPeer
 from hetopt.trainer.failure import is_peer_loss
 from tests.trainer.joining import join, leave
 
-TIMEOUT_S = 4.0
+TIMEOUT_S, PATIENCE_S = 3.0, 2.0
 LOST = 1
 
 
@@ -28,6 +29,7 @@ def main(rank: int, world_size: int, folder: Path, way: str) -> None:
     """First disagree, which leaves the group whole; then lose a worker."""
     # Whoever dies is missed without any patience.
     store = join(rank, world_size, folder, timeout_s=TIMEOUT_S if way == "hang" else 300)
+    peers.ROLL_CALL_S = PATIENCE_S
     said: dict[str, object] = {}
     odd = Compression(name="topk", ratio=0.01) if rank == LOST else Compression()
     try:

@@ -21,11 +21,11 @@ from hetopt.trainer.policies.ratio.auto import (
     MOST_EVERY_STEPS,
     AutoRatio,
     Outlook,
+    StepTimes,
     steps_between,
 )
 from hetopt.trainer.policies.ratio.policy import Verdict
-from hetopt.trainer.policies.ratio.step_times import StepTimes
-from hetopt.trainer.policies.sync.choose import Settled
+from hetopt.trainer.sync.sync_assembly import Settled
 from tests.thinned import few
 
 from .runs import run_of

@@ -74,7 +74,7 @@ WAYS = [
     Compression(name="topk", ratio=0.2, collective="ar_topk"),
     Compression(name="powersgd", rank=2),
     Compression(name="randomk", ratio=0.1),
-    Compression(name="topk_threshold", ratio=0.02),
+    Compression(name="redsync", ratio=0.02),
     Compression(name="bf16"),
     Compression(name="qsgd_maxnorm"),
 ]

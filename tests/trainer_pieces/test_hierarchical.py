@@ -107,7 +107,7 @@ def test_workers_that_exchanged_for_themselves_hand_over_to_their_leaders(group)
     assert all(torch.equal(own["flat then 2+2"]["received"], all_brought(range(2))) for own in held)
 
 
-FIXED_SIZE = [i for i, way in enumerate(program.WAYS) if way.name != "topk_threshold"]
+FIXED_SIZE = [i for i, way in enumerate(program.WAYS) if way.name != "redsync"]
 
 
 @layouts

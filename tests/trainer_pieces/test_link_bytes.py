@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -17,6 +16,7 @@ from hetopt.backends.emulation.namespaces import EmulatedNetwork, why_not
 from hetopt.core.comm.cost import deals, reduces_directly
 from hetopt.core.scaled_emulation import EmulatedHost
 from tests.disturbance import PATIENCE_S
+from tests.forks import server
 
 from . import link_bytes_program as program
 
@@ -46,14 +46,18 @@ def counted(tmp_path_factory):
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     hosts = [EmulatedHost(name=f"h{rank}") for rank in range(WORKERS)]
     with EmulatedNetwork.create(hosts, owner="a test of bytes on links") as network:
-        workers = [
-            network.popen(
-                rank,
-                [sys.executable, "-m", "tests.trainer_pieces.link_bytes_program", str(rank), str(WORKERS), str(folder)],
-                env=environment,
-            )
-            for rank in range(WORKERS)
-        ]
+        program_name = "tests.trainer_pieces.link_bytes_program"
+        with open(os.devnull, "wb") as nothing:
+            workers = [
+                network.fork(
+                    rank,
+                    server(),
+                    ["-m", program_name, str(rank), str(WORKERS), str(folder)],
+                    env=environment,
+                    output=nothing,
+                )
+                for rank in range(WORKERS)
+            ]
         assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * WORKERS
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORKERS)]
 

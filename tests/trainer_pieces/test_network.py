@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, time_s
 from hetopt.core.comm.options import make_option
 from hetopt.trainer.comm.network import Network, Timed
-from hetopt.trainer.policies.ratio.step_times import ANOTHER, StepTimes
+from hetopt.trainer.policies.ratio.auto import ANOTHER, StepTimes
 
 WORKERS, SIZES = 4, (256, 30_000, 1e6, 4e6)
 

@@ -18,7 +18,7 @@ from hetopt.trainer.data.micro_batch import Cutting
 from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
-RULES = ["shards", "seldp", "labels", "dirichlet"]
+RULES = ["shards", "seldp", "labels"]
 
 
 def labels(size: int, kinds: int, seed: int = 0) -> np.ndarray:
@@ -26,11 +26,11 @@ def labels(size: int, kinds: int, seed: int = 0) -> np.ndarray:
 
 
 def parts_of(name: str, size: int, shares: list[int], **options):
-    partition = Partition(name=name, labels=options.pop("k", 2), alpha=options.pop("alpha", 0.5))
+    partition = Partition(name=name, labels=options.pop("k", 2))
     return make_parts(partition, size=size, weights=shares, seed=3, labels=labels(size, 10), **options)
 
 
-@pytest.mark.parametrize("name", ["shards", "seldp", "labels", "dirichlet"])
+@pytest.mark.parametrize("name", RULES)
 @given(shares=weights, turn=st.integers(0, 20))
 @settings(max_examples=30, deadline=None)
 def test_parts_are_disjoint_and_everyone_has_some(name, shares, turn):
@@ -39,7 +39,7 @@ def test_parts_are_disjoint_and_everyone_has_some(name, shares, turn):
     together = np.concatenate(seen)
     assert all(len(part) for part in seen)
     assert len(set(together.tolist())) == len(together)
-    if name in ("shards", "seldp", "dirichlet"):
+    if name in ("shards", "seldp"):
         assert len(together) == 500
 
 

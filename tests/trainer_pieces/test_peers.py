@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import json
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import pytest
 import torch.distributed as dist
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import meet_one_version
-from hetopt.trainer.comm.peers import Peers, Waiting, explain_loss, in_words, roll_call, workers
-from tests.disturbance import PATIENCE_S
+from hetopt.trainer.comm.peers import Peers, explain_loss, in_words, workers
 from tests.forks import ended
 from tests.sources import modules
 
@@ -48,25 +46,6 @@ def test_a_worker_that_hangs_is_named_by_roll_call_and_disagreement_is_no_hang(t
         assert said["kind"] == "HungPeer"
         assert said["loss"] == "worker 1 did not come to an exchange in time."
         assert not said["peer_loss"]
-
-
-def test_who_hangs_is_told_from_who_waits_though_both_are_silent_when_time_is_up():
-    """Worker 0's time is up. Worker 1 came late, and waits on; 2 hangs, and waited before that; 3 has lost it too."""
-    store, waits = dist.HashStore(), Event()
-    with ThreadPoolExecutor(1) as pool:
-        roll_call(store, 3, 4, patience_s=0.0)  # which is no reason for 0 to leave 3 out
-
-        def come_late() -> None:
-            with Waiting(store, 1, every_s=0.01):
-                assert waits.wait(PATIENCE_S)
-
-        late = pool.submit(come_late)
-        with (hanging := Waiting(store, 2, every_s=0.01)):
-            store.wait(["hetopt/roll-call/2/waits"])
-        hanging.close()
-        assert roll_call(store, 0, 4, patience_s=3.0) == (2,)
-        waits.set()
-        late.result()
 
 
 PEERS = Peers(addresses=(frozenset({"10.0.0.1"}), frozenset({"10.0.0.2"}), frozenset({"10.0.0.2"})), rank=0)

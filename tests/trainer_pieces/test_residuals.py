@@ -14,7 +14,6 @@ from hetopt.trainer.comm.compressor import AllReduce, Identity, Turn, chain
 from hetopt.trainer.comm.elements import AllGather, RandomElements
 from hetopt.trainer.comm.error_feedback import (
     ALIKE,
-    Clipped,
     ErrorFeedback,
     MomentumCorrection,
     NoResidual,
@@ -71,9 +70,9 @@ class TestMomentumCorrection(ResidualContract):
 
     def test_gradients_are_clipped_before_they_are_accumulated(self):
         gradient = self.gradients(1)[0]
-        clipped = Clipped(MomentumCorrection(self.NUMEL), 1.5).prepare(gradient)
+        clipped = MomentumCorrection(self.NUMEL, clip_norm=1.5).prepare(gradient)
         torch.testing.assert_close(clipped, gradient * 1.5 / gradient.norm())
-        loose = Clipped(MomentumCorrection(self.NUMEL), 1000.0).prepare(gradient)
+        loose = MomentumCorrection(self.NUMEL, clip_norm=1000.0).prepare(gradient)
         assert torch.equal(loose, gradient)
 
     def test_an_optimizer_hands_its_momentum_over(self):
@@ -136,7 +135,7 @@ class TestAllReduce(CollectiveContract):
 
 class TestAllReduceOfCodes(TestAllReduce):
     def compressor(self):
-        return Quantised(MaxNorm(), at_random=False)
+        return Quantised(MaxNorm([100]), at_random=False)
 
 
 class TestAllGather(CollectiveContract):
@@ -157,7 +156,7 @@ class TestPackedAllGather(CollectiveContract):
         return PackedAllGather()
 
     def compressor(self):
-        return Packed("qsgd_maxnorm", MaxNorm(), sizes=[100], bits=4, levels=7, at_random=True)
+        return Packed("qsgd_maxnorm", MaxNorm([100]), bits=4, levels=7, at_random=True)
 
 
 class TestMajorityVote(CollectiveContract):

@@ -10,8 +10,8 @@ from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s, time_s
 from hetopt.core.comm.options import Candidates, CompressTime
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
+from hetopt.trainer.policies.ratio.auto import BACKWARD
 from hetopt.trainer.policies.ratio.policy import Verdict
-from hetopt.trainer.policies.ratio.step_times import BACKWARD
 from hetopt.trainer.steps.adaptive_controller import LOOKED_STEPS, AdaptiveController
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import MOST_FLIGHTS, StalenessSchedule, Synchronization
-from hetopt.trainer.policies.sync.choose import choose_sync_policy
 from hetopt.trainer.policies.sync.periodic import MOST_APART
 from hetopt.trainer.policies.sync.policy import SyncObservation
 from hetopt.trainer.policies.sync.selsync import GradientChange, votes_needed
+from hetopt.trainer.sync.sync_assembly import choose_sync_policy
 
 from .runs import run_of
 

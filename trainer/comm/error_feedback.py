@@ -27,7 +27,7 @@ from hetopt.core.comm.composition import CORRECTION, combine, why_not_optimised
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
-from hetopt.trainer.comm.compressor import Payload, Residual, SparsePayload, State
+from hetopt.trainer.comm.compressor import Payload, SparsePayload, State
 from hetopt.trainer.comm.vectors import energy
 
 ALIKE = "alike."
@@ -133,13 +133,26 @@ class MomentumCorrection:
     Args:
         numel: elements of the gradient.
         momentum: m, in [0, 1).
+        clip_norm: the norm that the *summed* gradient may have; None: any. Each gradient is clipped before it is
+            accumulated, to ``clip_norm / sqrt(workers)``: what a worker may contribute when the parts of all are
+            independent and alike.
         device: where the gradient lies.
+        group: the workers; absent: the default group.
     """
 
-    def __init__(self, numel: int, *, momentum: float = DEFAULT_MOMENTUM, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        numel: int,
+        *,
+        momentum: float = DEFAULT_MOMENTUM,
+        clip_norm: float | None = None,
+        device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         self._momentum = momentum
+        self._clip_norm, self._group = clip_norm, group
         self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
         self._unsent = torch.zeros_like(self._velocity)
         self._next_velocity = torch.zeros_like(self._velocity)
@@ -147,6 +160,10 @@ class MomentumCorrection:
 
     def prepare(self, gradient: Tensor) -> Tensor:
         """The velocity accumulated so far (see `Residual`)."""
+        if self._clip_norm is not None:
+            most = self._clip_norm / math.sqrt(group_size(self._group))
+            scale = most / max(math.sqrt(energy(gradient)), 1e-38)
+            gradient = gradient * scale if scale < 1 else gradient
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
@@ -170,41 +187,6 @@ class MomentumCorrection:
         check_state(state, {"velocity": self._velocity, "unsent": self._unsent})
         self._velocity.copy_(state["velocity"])
         self._unsent.copy_(state["unsent"])
-
-
-class Clipped:
-    """Clips a worker's gradient before another residual accumulates it.
-
-    To ``clip_norm / sqrt(workers)``: what it may contribute to a sum of norm ``clip_norm`` when the parts of all
-    workers are independent and alike.
-
-    Args:
-        inner: accumulates what is left of the gradient.
-        clip_norm: the norm that the *summed* gradient may have.
-        group: the workers; absent: the default group.
-    """
-
-    def __init__(self, inner: Residual, clip_norm: float, *, group: dist.ProcessGroup | None = None) -> None:
-        self._inner = inner
-        self._clip_norm = clip_norm
-        self._group = group
-
-    def prepare(self, gradient: Tensor) -> Tensor:
-        """The inner residual's, of the clipped gradient (see `Residual`)."""
-        scale = self._clip_norm / math.sqrt(group_size(self._group)) / max(math.sqrt(energy(gradient)), 1e-38)
-        return self._inner.prepare(gradient * scale if scale < 1 else gradient)
-
-    def commit(self, prepared: Tensor, sent: Payload) -> float | None:
-        """Commit to the inner residual (see `Residual`)."""
-        return self._inner.commit(prepared, sent)
-
-    def state(self) -> State:
-        """The state of the inner residual."""
-        return self._inner.state()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state of the inner residual."""
-        self._inner.load_state(state)
 
 
 def hand_over_momentum(optimizer: Optimizer) -> float:

@@ -17,8 +17,7 @@ from torch.nn import functional
 from hetopt.core.comm.composition import DENSE
 from hetopt.core.comm.payload_bytes import SCALED_ELEMENTS, scaled_code_bytes, slice_elements
 from hetopt.trainer.comm.compressor import Compressor, Payload, Turn
-from hetopt.trainer.comm.threshold import largest_magnitude
-from hetopt.trainer.comm.vectors import RowBlock, Workspace, row_blocks
+from hetopt.trainer.comm.vectors import RowBlock, Workspace, largest_magnitude, row_blocks
 
 _TOP_EXPONENT = 15  # fp16 ends at 65504, just below 2^16
 _MOST_EXPONENT = 126  # so that fp32 has the power of two itself, and its inverse

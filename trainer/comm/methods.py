@@ -41,7 +41,6 @@ from hetopt.trainer.comm.compressor import (
     Collective,
     Compressor,
     Identity,
-    IndexChoice,
     Residual,
     chain,
 )
@@ -52,28 +51,32 @@ from hetopt.trainer.comm.elements import (
     PackedIndices,
     PlainIndices,
     RandomElements,
-    RotatingElements,
     SharedSelection,
     Star,
     StarOrVar,
     Var,
 )
-from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, Clipped, ErrorFeedback, MomentumCorrection, NoResidual
+from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, ErrorFeedback, MomentumCorrection, NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
     MajorityVote,
     MaxNorm,
-    MultiScale,
     Packed,
     PackedAllGather,
     Quantised,
-    Quantiser,
     Sign,
-    TernGrad,
 )
-from hetopt.trainer.comm.threshold import Dgc, MsTopK, RedSync, Sidco, ThresholdTopK
-from hetopt.trainer.comm.topk import Levels, MultiLevel, PerLayerTopK, RandomSelection, Selection, SharedValues, TopK
+from hetopt.trainer.comm.topk import (
+    Dgc,
+    Levels,
+    MsTopK,
+    MultiLevel,
+    RedSync,
+    Selection,
+    Sidco,
+    TopK,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,28 +120,20 @@ def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection
     return make
 
 
-def _random(asked: Asked) -> Compressor[Any]:
-    """Random elements are a choice before a compressor, but where a step looks at what they keep before it sends."""
-    if asked.compression.floor_ratio is None and asked.compression.least_gain is None:
-        return Identity()
-    return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
-
-
 def _quantised(
-    quantiser: Callable[[Asked], Quantiser], levels: int | None = None
+    *, levels: int | None = None, clip_deviations: float | None = None
 ) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
         bits, most = asked.compression.bits, levels or asked.compression.levels
         at_random = asked.chosen.memory == NONE
+        quantiser = MaxNorm(asked.sizes if asked.chosen.method.by_shape else [asked.numel], clip_deviations)
         if asked.chosen.collective != GATHER:
             summed_bits(asked.workers, bits=bits, levels=most)  # refuses what cannot be, before the first step
-            return Quantised(quantiser(asked), bits=bits, levels=most, at_random=at_random)
+            return Quantised(quantiser, bits=bits, levels=most, at_random=at_random)
         width, fitting = gathered_bits(bits=bits, levels=most)
-        sizes = asked.sizes if asked.chosen.method.by_shape else [asked.numel]
-        name = asked.chosen.name
-        return Packed(name, quantiser(asked), sizes=sizes, bits=width, levels=fitting, at_random=at_random)
+        return Packed(asked.chosen.name, quantiser, bits=width, levels=fitting, at_random=at_random)
 
     return make
 
@@ -150,31 +145,18 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "int8": lambda asked: LowPrecision(ScaledCodes(8)),
     "int4": lambda asked: LowPrecision(ScaledCodes(4)),
     "topk": _nested(TopK),
-    "topk_per_layer": lambda asked: PerLayerTopK(asked.ratio, asked.sizes),
-    "topk_threshold": lambda asked: ThresholdTopK(asked.ratio),
     "mstopk": _nested(MsTopK),
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
     "sidco": _nested(Sidco),
-    "randomk": _random,
-    "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
-    "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
-    "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
-    "global_randomk_maxnorm": _quantised(lambda asked: MaxNorm()),
-    "global_randomk_two_scale": _quantised(lambda asked: MultiScale(2)),
-    "terngrad": _quantised(lambda asked: TernGrad(asked.sizes), levels=1),
+    "randomk": lambda asked: Identity(),
+    "qsgd_maxnorm": _quantised(),
+    "terngrad": _quantised(levels=1, clip_deviations=2.5),
     "sign": lambda asked: Sign(),
     "powersgd": lambda asked: LowRank(
         asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device
     ),
 }
-
-_CHOICES: dict[str, Callable[[float], IndexChoice]] = {
-    "randomk": RandomElements,
-    "global_randomk_maxnorm": RotatingElements,
-    "global_randomk_two_scale": RotatingElements,
-}
-"""Of the methods whose elements do not depend on the gradient."""
 
 _SHARED: Mapping[str, type[SharedSelection]] = MappingProxyType({STAR: Star, VAR: Var, AR_TOPK: StarOrVar})
 
@@ -224,9 +206,9 @@ def make_residual(
             return ErrorFeedback(numel, device=device)
         case "momentum_correction":
             momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
-            corrected = MomentumCorrection(numel, momentum=momentum, device=device)
-            clip_norm = compression.clip_norm
-            return corrected if clip_norm is None else Clipped(corrected, clip_norm, group=group)
+            return MomentumCorrection(
+                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
+            )
         case _:
             return NoResidual()
 
@@ -276,21 +258,18 @@ def make_chain(
     chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
     compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
     coding = _CODINGS[compression.coding or PLAIN]
-    if isinstance(compressor, MultiLevel) and (compression.least_gain is not None or chosen.name in _CHOICES):
-        summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)
-        return Levels(compressor, summed, least_gain=compression.least_gain or 0.0, seed=seed)
+    if isinstance(compressor, MultiLevel) and compression.least_gain is not None:
+        gathered = AllGather(coding, same_size=chosen.method.same_size)
+        return Levels(compressor, gathered, least_gain=compression.least_gain, seed=seed)
     if chosen.collective in _SHARED:
-        by_layer = chosen.method.by_shape and shapes is not None
-        sizes = [math.prod(shape) for shape in shapes] if by_layer and shapes is not None else [numel]
-        count = sum(kept_elements(size, ratio) for size in sizes)
-        choice = _SHARED[chosen.collective](compressor, count=count, coding=coding.indices)
+        choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
         if coding.values == torch.float32:
             return chain(choice, Identity(), AllReduce(), seed=seed)
         return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)
-    if chosen.name in _CHOICES:
+    if chosen.name == "randomk":
         # Without a residual values are scaled up, which makes them unbiased.
         scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
-        return chain(_CHOICES[chosen.name](ratio), compressor, AllReduce(), scale=scale, seed=seed)
+        return chain(RandomElements(ratio), compressor, AllReduce(), scale=scale, seed=seed)
     if coding.values != torch.float32:
         compressor = LowPrecisionValues(compressor, coding.values)
     return chain(compressor, _collective(chosen, compressor, coding), seed=seed)

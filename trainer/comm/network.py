@@ -1,18 +1,38 @@
-"""How quick each collective is between the workers: a line through what it took with few and with many bytes.
+"""What the network and the compressors are like before the first step, measured on the group that will train.
+
+How quick each collective is between the workers: a line through what it took with few and with many bytes.
 
     t = m alpha + x beta            m, x: messages in a row and bytes over the slowest link (`hetopt.core.comm.cost`)
 
-Nobody measures again: once training goes on, what whole steps take is what counts
-(`hetopt.trainer.policies.ratio.step_times`).
+All workers hold the same figures: what compressing takes the worker that takes longest, and what an operation takes the
+one that waits least, which is how exchanges are looked at later. Nobody measures again: once training goes on, what
+whole steps take is what counts (`hetopt.trainer.policies.ratio.auto`).
+
+Whether workers that share a host exchange as one is priced like any exchange, on the network as it was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, Scope, fit_alpha_beta
-from hetopt.core.comm.options import Option
+from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family, Option, operations_of
+from hetopt.core.comm.payload_bytes import Shapes, hierarchical_operations, kept_elements, operations
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.hierarchical import HostGroups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,3 +91,245 @@ def _line(timings: Sequence[Timed]) -> LinkSpeed:
     terms = [timed.operation.terms(TRAINER) for timed in timings]
     sizes = [round(own.traffic_bytes / own.messages) for own in terms]
     return fit_alpha_beta(sizes, [timed.time_s / own.messages for timed, own in zip(timings, terms, strict=True)])
+
+
+PAUSE_S = 0.004
+"""Before each timing, as computation is in training: a link that limits its rate then lets the first bytes pass."""
+
+LEAST_REPEATS, MOST_REPEATS, REPEATED_S = 3, 15, 0.1
+"""Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
+
+LONGEST_S = 0.4
+"""What one timing may take: of a larger gradient, or over a slow link, only a part is sent."""
+
+LEAST_BYTES = 256
+"""So few that only latency shows. Many links let some kilobytes pass at once before they hold back, so a larger payload
+may take no longer, and a line through it would promise too much of all others."""
+
+_STRIDE = 8
+_MOST_TIMINGS = 16
+_SELECTED = (0.01, 0.001, 0.0001)  # ratios that compressors are timed at; two of them, as large as time allows
+_PRIMITIVES: tuple[Primitive, ...] = ("all_reduce", "all_gather", "broadcast")
+
+
+def measure_network(
+    gradient_bytes: int,
+    *,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+    scope: Scope = "network",
+) -> tuple[Timed, ...]:
+    """Time each primitive at four payloads, the largest of them the gradient's size where time allows.
+
+    Two are large, for the rate, and the smallest shows nothing but latency. What is between tells how much passes
+    before the rate is felt.
+
+    Args:
+        gradient_bytes: of the dense gradient.
+        device: where gradients lie.
+        group: that will exchange them; of two workers or more.
+        scope: whether the group spans machines, or lies inside one.
+    """
+    channel = Channel(group, on=device, scope=scope)
+    smallest = min(LEAST_BYTES, gradient_bytes)
+    largest = _affordable_bytes(channel, smallest, gradient_bytes, device)
+    large = max(smallest, largest // 4)
+    payloads = sorted({smallest, round(math.sqrt(smallest * large)), large, largest})
+    return tuple(_timed(channel, primitive, size, device) for size in payloads for primitive in _PRIMITIVES)
+
+
+def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
+    """A payload that a gather, the dearest primitive, brings in `LONGEST_S`, or the whole gradient."""
+    size = smallest
+    while True:
+        time_s = _timed(channel, "all_gather", size, device, once=True).time_s
+        if size >= gradient_bytes or _STRIDE * time_s > LONGEST_S:
+            return min(gradient_bytes, int(size * max(1.0, LONGEST_S / time_s)))
+        size = min(gradient_bytes, _STRIDE * size)
+
+
+def _timed(
+    channel: Channel, primitive: Primitive, payload_bytes: int, device: torch.device, *, once: bool = False
+) -> Timed:
+    """The median of some runs, each begun together; one run that does not count goes before."""
+    numel = max(1, payload_bytes // 4)
+    payload = torch.ones(numel, device=device)
+    out = torch.empty(channel.workers * numel, device=device) if primitive == "all_gather" else payload
+    run: dict[Primitive, Callable[[], object]] = {
+        "all_reduce": lambda: channel.all_reduce(payload),
+        "all_gather": lambda: channel.all_gather(payload, out),
+        "broadcast": lambda: channel.broadcast(payload, 0),
+    }
+
+    def agreed_s(count: int) -> list[float]:
+        """Times of the worker that waited least; of a broadcast, whose source is done at once, of the last."""
+        times_s = []
+        for _ in range(count):
+            time.sleep(PAUSE_S)
+            channel.all_reduce(torch.zeros(1))
+            begun = channel.now()
+            run[primitive]()
+            times_s.append(channel.now() - begun)
+        sign = 1.0 if primitive == "broadcast" else -1.0
+        own = torch.tensor(times_s, dtype=torch.float64) * sign
+        channel.all_reduce(own, "max")
+        return [sign * time_s for time_s in own.tolist()]
+
+    [first_s] = agreed_s(1)
+    repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
+    time_s = statistics.median(agreed_s(1 if once else repeats))
+    operation = Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers, scope=channel.scope)
+    return Timed(operation=operation, time_s=max(1e-6, time_s))
+
+
+def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:
+    """The candidates, with what a worker does itself for each of them."""
+    compress = time_compressors(
+        candidates.families,
+        candidates.numel,
+        network,
+        memory=candidates.memory,
+        device=device,
+        shapes=candidates.shapes,
+        seed=seed,
+    )
+    rounded_s = {
+        name: time_rounded(name, candidates.numel, network, memory=candidates.memory, device=device) for name in ROUNDED
+    }
+    return replace(candidates, compress=compress, rounded_s=rounded_s)
+
+
+def time_compressors(
+    families: Iterable[Family],
+    numel: int,
+    network: Network,
+    *,
+    memory: str,
+    device: torch.device,
+    shapes: Shapes | None = None,
+    seed: int = 0,
+) -> dict[Family, CompressTime]:
+    """What a worker does itself in an exchange of each family, beside the network.
+
+    Two real exchanges of a made-up gradient tell it, few elements and more: selecting takes as long for few as for
+    many, packing them and adding up what arrives does not.
+
+    Args:
+        families: compressor, collective, coding.
+        numel: elements of the gradient.
+        network: as measured; nothing is tried that would take long on it.
+        memory: of the run.
+        device: where gradients lie.
+        shapes: of the parameters, for compressors that ask for them.
+        seed: of all randomness.
+    """
+    channel = Channel(on=device)
+    flat = made_up_gradient(numel, device, channel.rank)
+    found = {}
+    for name, collective, coding in families:
+        points = []
+        for ratio in _ratios(name, collective, coding, numel, channel.workers, network, shapes):
+            coded = None if coding == "plain" else coding
+            compression = Compression(name=name, ratio=ratio, collective=collective, memory=memory, coding=coded)
+            exchange = Exchange(compression, numel, device=device, shapes=shapes, seed=seed)
+            points.append((kept_elements(numel, ratio), _slowest_s(channel, exchange, flat)))
+        (many, many_s), (few, few_s) = points
+        per_element_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
+        fixed_s = max(0.0, few_s - per_element_s * few)
+        found[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
+    return found
+
+
+def time_rounded(name: str, numel: int, network: Network, *, memory: str, device: torch.device) -> float:
+    """What a worker does itself to exchange everything in fewer bits; a part of a large gradient stands for all."""
+    channel = Channel(on=device)
+    part = numel
+    while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
+        part //= 2
+    exchange = Exchange(Compression(name=name, memory=memory), part, device=device)
+    return _slowest_s(channel, exchange, made_up_gradient(part, device, channel.rank)) * numel / part
+
+
+def made_up_gradient(numel: int, device: torch.device, seed: int) -> Tensor:
+    """A vector with the heavy tails of a gradient."""
+    return torch.randn(numel, device=device, generator=torch.Generator(device).manual_seed(seed)).pow_(3)
+
+
+def _ratios(
+    name: str, collective: str, coding: str, numel: int, workers: int, network: Network, shapes: Shapes | None
+) -> tuple[float, float]:
+    """Two neighbours of `_SELECTED`, the largest that do not take long."""
+    for large, small in itertools.pairwise(_SELECTED):
+        parts = operations(name, numel, large, workers=workers, collective=collective, coding=coding, shapes=shapes)
+        if network.expected_s(parts) <= LONGEST_S / 2:
+            return large, small
+    return _SELECTED[-2], _SELECTED[-1]
+
+
+def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
+    """Own work in a median exchange, on the worker to which it took longest; the first does not count."""
+    times_s = [exchange.run(flat.clone()).compress_s for _ in range(1 + LEAST_REPEATS)]
+    slowest = torch.tensor(times_s[1:], dtype=torch.float64)
+    channel.all_reduce(slowest, "max")
+    return float(statistics.median(slowest.tolist()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Names of the hosts of all workers, in rank order."""
+
+    names: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+        return len(set(self.names))
+
+    @property
+    def fullest(self) -> str:
+        """The first of those with most workers."""
+        return Counter(self.names).most_common(1)[0][0]
+
+    @property
+    def workers_per_host(self) -> int:
+        """Number of workers on the host that has most."""
+        return self.names.count(self.fullest)
+
+    @property
+    def are_levels(self) -> bool:
+        """Whether there is both something to sum inside hosts and somebody to exchange with outside."""
+        return 1 < self.count < len(self.names)
+
+
+def measure_inside(hosts: Hosts, groups: HostGroups, gradient_bytes: int, *, device: torch.device) -> tuple[Timed, ...]:
+    """What collectives take inside the fullest host; all workers of all hosts take part at the same time."""
+    row: list[float] = []
+    if groups.inside is not None and hosts.names.count(groups.own) > 1:
+        for timed in measure_network(gradient_bytes, device=device, group=groups.inside, scope="host"):
+            operation = timed.operation
+            place = _PRIMITIVES.index(operation.primitive)
+            row += [float(place), float(operation.payload_bytes), float(operation.members), timed.time_s]
+    row += [0.0] * (4 * _MOST_TIMINGS - len(row))
+    told = gather_numbers(row, len(hosts.names))[hosts.names.index(hosts.fullest)]
+    return tuple(
+        Timed(
+            operation=Operation(
+                primitive=_PRIMITIVES[int(place)], payload_bytes=payload_bytes, members=int(members), scope="host"
+            ),
+            time_s=time_s,
+        )
+        for place, payload_bytes, members, time_s in zip(*(told[column::4] for column in range(4)), strict=True)
+        if members
+    )
+
+
+def exchange_as_one(
+    compression: Compression, numel: int, hosts: Hosts, network: Network, *, shapes: Shapes | None = None
+) -> bool:
+    """Whether the exchange is expected to be over sooner when each host's workers sum first and one of them sends."""
+
+    def between(workers: int) -> tuple[Operation, ...]:
+        return operations_of(compression, numel, workers=workers, shapes=shapes)
+
+    levels = hierarchical_operations(between(hosts.count), numel, workers_per_host=hosts.workers_per_host)
+    return network.expected_s(levels) < network.expected_s(between(len(hosts.names)))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,8 +26,9 @@ _ADDRESS_BYTES = 4
 _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
 _LEFT = "left in the middle of an exchange"
-_ROLL_CALL_S = 10.0
-_SAYS_EVERY_S = 1.0
+ROLL_CALL_S = 10.0
+"""Between the first worker whose time is up in an exchange and the last one that had begun it."""
+
 _LOOKS_EVERY_S = 0.05
 
 
@@ -129,65 +128,15 @@ def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
     return HungPeer(f"{who} to an exchange in time.", hint="see that worker's log, and whether its machine is up")
 
 
-def roll_call(
-    store: Store,
-    rank: int,
-    world_size: int,
-    *,
-    patience_s: float = _ROLL_CALL_S,
-) -> tuple[int, ...]:
-    """The ranks that neither lost the exchange too, nor say from now on that they wait in it.
-
-    Who has waited in vain for itself comes no sooner than a hung worker does where it came to the exchange late. It
-    says every second that it waits (`Waiting`), so a word that is older than the call is worth nothing and is removed:
-    who hangs now may have waited before.
-    """
+def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
+    """Return the ranks that do not say within `ROLL_CALL_S` that they lost the exchange, too."""
     _answer(store, rank)
-    others = [other for other in range(world_size) if other != rank]
-    for other in others:
-        store.delete_key(_waits(other))
-    deadline = time.monotonic() + patience_s
-    missing = others
+    missing = [other for other in range(world_size) if other != rank]
+    deadline = time.monotonic() + ROLL_CALL_S
     while missing and time.monotonic() < deadline:
-        missing = [other for other in missing if not (store.check([_lost(other)]) or store.check([_waits(other)]))]
+        missing = [other for other in missing if not store.check([_lost(other)])]
         time.sleep(_LOOKS_EVERY_S)
     return tuple(missing)
-
-
-class Waiting:
-    """Says in the store, again and again, that this worker waits in an exchange: a thread, of which those that wait for
-    less than a second notice nothing.
-
-    Args:
-        store: that all workers can reach.
-        rank: of this worker.
-        every_s: until it says so, and between two times.
-    """
-
-    def __init__(self, store: Store, rank: int, *, every_s: float = _SAYS_EVERY_S) -> None:
-        self._exchange: list[int] = [0, 0]  # that was begun, and that was ended
-        over = threading.Event()
-        arguments = (store, rank, every_s, self._exchange, over)
-        threading.Thread(target=_say, args=arguments, name="says-that-it-waits", daemon=True).start()
-        self.close = weakref.finalize(self, over.set)
-
-    def __enter__(self) -> None:
-        self._exchange[0] += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._exchange[1] = self._exchange[0]
-
-
-def _say(store: Store, rank: int, every_s: float, exchange: Sequence[int], over: threading.Event) -> None:
-    seen = 0
-    while not over.wait(every_s):
-        begun, ended = exchange
-        if begun != ended and begun == seen:
-            try:
-                store.set(_waits(rank), str(begun))
-            except RuntimeError:
-                return  # the store is gone, and whoever calls the roll with it
-        seen = begun
 
 
 def workers(ranks: Sequence[int]) -> str:
@@ -203,10 +152,6 @@ def _answer(store: Store, rank: int) -> None:
 
 def _lost(rank: int) -> str:
     return f"hetopt/roll-call/{rank}/lost-it"
-
-
-def _waits(rank: int) -> str:
-    return f"hetopt/roll-call/{rank}/waits"
 
 
 def _agree(digests: Sequence[bytes], texts: Sequence[str]) -> None:
@@ -248,7 +193,6 @@ class Guard:
         self._group = group
         self._store = store
         self._peers: Peers | None = None
-        self._waiting: Waiting | None = None
 
     def watch(self) -> Guard:
         """Exchange inside.
@@ -263,15 +207,10 @@ class Guard:
     def __enter__(self) -> None:
         if self._peers is None and group_size(self._group) > 1:
             self._peers = meet(self._description, Channel(self._group))
-            self._waiting = Waiting(self._store, self._peers.rank) if self._store is not None else None
-        if self._waiting is not None:
-            self._waiting.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._waiting is not None:
-            self._waiting.__exit__()
         if self._peers is not None and isinstance(error, RuntimeError):
             named = explain_loss(error, self._peers, self._store, group_size(self._group))
             if named is not None:

@@ -1,7 +1,7 @@
 """Quantised gradients: whole codes on a grid that all workers share, summed on the way, or packed and gathered.
 
-Summed: one tiny maximum to agree on a grid, then one sum of whole codes (QSGD-MaxNorm and its multi-scale forms,
-TernGrad). Gathered: codes of each worker's own grid, and signs, in a few bits an element.
+Summed: one tiny maximum to agree on a grid, then one sum of whole codes (QSGD-MaxNorm, TernGrad). Gathered: codes of
+each worker's own grid, and signs, in a few bits an element.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
 from hetopt.core.comm.composition import GATHER, MAJORITY
-from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
-from hetopt.trainer.comm.channel import Channel
+from hetopt.core.comm.payload_bytes import summed_bits
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
-from hetopt.trainer.comm.threshold import excess, largest_magnitude
 from hetopt.trainer.comm.vectors import (
     Lanes,
     Workspace,
@@ -27,7 +25,8 @@ from hetopt.trainer.comm.vectors import (
     bit_values,
     blocks,
     energy,
-    look_up,
+    excess,
+    largest_magnitude,
     pack_codes,
     pack_flags,
     take_out,
@@ -55,7 +54,7 @@ class UniformGrid:
     levels: int
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of ``flat`` (see `Grid`)."""
+        """Write the codes of ``flat`` (see `Quantised`)."""
         for block, unit in self._pieces(flat):
             if unit < SMALLEST_UNIT:
                 codes[block].zero_()
@@ -66,7 +65,7 @@ class UniformGrid:
                 codes[block].copy_(levels)
 
     def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Codes times the unit of their segment (see `Grid`)."""
+        """Codes times the unit of their segment (see `Quantised`)."""
         for block, unit in self._pieces(codes):
             yield block, codes[block] * (unit if unit >= SMALLEST_UNIT else 0.0)
 
@@ -78,56 +77,6 @@ class UniformGrid:
             start += size
 
 
-@dataclass(frozen=True, kw_only=True)
-class MultiScaleGrid:
-    """``code * peak / (levels * 16^m)``: each element on the finest scale m that it fits on every worker.
-
-    Attributes:
-        peak: largest magnitude over all workers, finite.
-        levels: s of the coarsest scale, and the bound of codes on all scales.
-        fits: for m = 1, 2, ... the packed flags of the elements that fit scale m on every worker.
-    """
-
-    peak: float
-    levels: int
-    fits: Sequence[Tensor]
-
-    def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of ``flat`` (see `Grid`)."""
-        if self._unit == 0:
-            codes.zero_()
-            return
-        for block in blocks(flat.numel(), flat.device):
-            levels = flat[block] * (1 / self._unit)
-            for packed in self.fits:
-                levels.mul_(self._factors(packed, block, float(SCALE_STEP)))
-            codes[block].copy_(rounding(levels).clamp_(-self.levels, self.levels))
-
-    def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Codes times the unit of their scale (see `Grid`)."""
-        for block in blocks(codes.numel(), codes.device):
-            values = codes[block] * self._unit
-            for packed in self.fits:
-                values.mul_(self._factors(packed, block, 1 / SCALE_STEP))
-            yield block, values
-
-    @property
-    def _unit(self) -> float:
-        """Of the coarsest scale; 0 where the finest would vanish in fp32."""
-        unit = self.peak / self.levels
-        return unit if unit >= SMALLEST_UNIT * SCALE_STEP ** len(self.fits) else 0.0
-
-    @staticmethod
-    def _factors(packed: Tensor, block: slice, factor: float) -> Tensor:
-        """``factor`` where a flag is set, and 1 elsewhere."""
-        table = bit_values(torch.tensor([1.0, factor]), 1).to(packed.device)
-        return look_up(packed[block.start // 8 : -(-block.stop // 8)], table, block.stop - block.start)
-
-
-Grid: TypeAlias = UniformGrid | MultiScaleGrid
-"""Turns values into codes (whole numbers, at most its levels in magnitude), and codes or sums of them into values."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantisedPayload(Payload):
     """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read.
@@ -136,7 +85,7 @@ class QuantisedPayload(Payload):
     """
 
     codes: Tensor
-    grid: Grid | None
+    grid: UniformGrid | None
     lanes: Lanes
 
     @property
@@ -183,96 +132,38 @@ class StochasticRounding:
         return levels.add_(random).floor_()
 
 
-@dataclass(frozen=True, slots=True)
 class MaxNorm:
     """One grid for the whole gradient: ``w / s`` apart, w the largest magnitude over all workers, s levels.
 
     A value x is rounded at random to a neighbouring multiple, so E[sent] = x and a coordinate's variance is at most
     ``w^2 / (4 s^2)`` on each worker. (Arxiv 2109.12497, where s is 2^q - 1; here it is whatever the width of the codes
     allows for this many workers.)
-    """
 
-    def peaks(self, flat: Tensor) -> Tensor:
-        """The largest magnitude (see `Quantiser`)."""
-        return flat.new_tensor([largest_magnitude(flat)])
-
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> UniformGrid:
-        """A uniform grid over one segment, the whole gradient (see `Quantiser`)."""
-        return UniformGrid(sizes=[flat.numel()], peaks=peaks, levels=levels)
-
-
-@dataclass(frozen=True)
-class MultiScale:
-    """The grid of `MaxNorm`, and further ones each 16 times as fine.
-
-    An element takes the finest scale on which its code stays within the levels of the coarsest, on every worker: one
-    flag an element and further scale, agreed on by AND. Magnitudes are compared before they are rounded: deciding by
-    the rounded code, as the released code does, makes the choice of scale depend on the draw, which is a bias.
-    (Arxiv 2109.12497.)
+    With one level, a grid for each layer and clipping it is TernGrad (Wen et al., arXiv 1705.07878). Without clipping
+    that is unbiased, but a single large element makes all others of its layer nearly always 0 and sometimes enormous;
+    what clipping takes away is lost, unless there is a residual.
 
     Args:
-        scales: 2 or more.
+        sizes: elements of segments with a grid each, in order.
+        clip_deviations: elements further from 0 than so many standard deviations are clipped first; absent: none.
     """
 
-    scales: int = 2
-
-    def peaks(self, flat: Tensor) -> Tensor:
-        """The largest magnitude (see `Quantiser`)."""
-        return flat.new_tensor([largest_magnitude(flat)])
-
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> MultiScaleGrid:
-        """Agree on who takes which scale (see `Quantiser`)."""
-        packed_bytes = -(-flat.numel() // 8)
-        packed = torch.empty((self.scales - 1) * packed_bytes, dtype=torch.uint8, device=flat.device)
-        fits = list(torch.split(packed, packed_bytes))
-        for block in blocks(flat.numel(), flat.device):
-            magnitudes, place = flat[block].abs(), slice(block.start // 8, -(-block.stop // 8))
-            for scale, out in enumerate(fits, start=1):
-                pack_flags(magnitudes <= peaks[0] / SCALE_STEP**scale, out[place])
-        channel.all_reduce(packed, "and")
-        return MultiScaleGrid(peak=peaks[0], levels=levels, fits=fits)
-
-
-CLIP_DEVIATIONS = 2.5
-
-
-class TernGrad:
-    """One level, and a scale for each layer; elements beyond 2.5 standard deviations are clipped first.
-
-    Without clipping the result is unbiased, but a single large element makes all others of its layer nearly always 0
-    and sometimes enormous; what clipping takes away is lost, unless there is a residual.
-    (Wen et al., arXiv 1705.07878.)
-
-    Args:
-        sizes: elements of the layers, in order.
-        clip_deviations: absent: no clipping.
-    """
-
-    def __init__(self, sizes: Sequence[int], clip_deviations: float | None = CLIP_DEVIATIONS) -> None:
-        self._sizes = [size for size in sizes if size]
+    def __init__(self, sizes: Sequence[int], clip_deviations: float | None = None) -> None:
+        self.sizes = [size for size in sizes if size]
         self._clip_deviations = clip_deviations
 
     def peaks(self, flat: Tensor) -> Tensor:
-        """The largest magnitude of each layer after clipping (see `Quantiser`)."""
-        return flat.new_tensor([self._peak(layer) for layer in torch.split(flat, self._sizes)])
+        """Return the largest magnitude of each segment after clipping, fp32; NaN or infinite if the gradient is."""
+        return flat.new_tensor([self._peak(segment) for segment in torch.split(flat, self.sizes)])
 
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> UniformGrid:
-        """A segment for each layer (see `Quantiser`)."""
-        return UniformGrid(sizes=self._sizes, peaks=peaks, levels=levels)
-
-    def _peak(self, layer: Tensor) -> float:
-        peak = largest_magnitude(layer)
-        if self._clip_deviations is None or not math.isfinite(peak) or layer.numel() == 1:
+    def _peak(self, segment: Tensor) -> float:
+        peak = largest_magnitude(segment)
+        if self._clip_deviations is None or not math.isfinite(peak) or segment.numel() == 1:
             return peak
-        mean = float(layer.mean())
-        deviation = math.sqrt(max(0.0, energy(layer) / layer.numel() - mean * mean))
+        mean = float(segment.mean())
+        deviation = math.sqrt(max(0.0, energy(segment) / segment.numel() - mean * mean))
         # A layer of equal elements has no deviation, and nothing to clip.
         return min(peak, self._clip_deviations * deviation) if deviation > 1e-6 * abs(mean) else peak
-
-
-Quantiser: TypeAlias = MaxNorm | MultiScale | TernGrad
-"""Chooses the grid that all workers' codes lie on: by what each worker's would have to span, one fp32 a segment (NaN or
-infinite if the gradient is), and by the largest of those over all workers."""
 
 
 class Quantised(Summed[QuantisedPayload]):
@@ -287,14 +178,14 @@ class Quantised(Summed[QuantisedPayload]):
     nearest: that never errs by more than the value, as error feedback requires.
 
     Args:
-        quantiser: chooses the grid.
+        quantiser: tells the span of each segment.
         at_random: how values are rounded to levels.
         bits: of a code on the wire; absent: 8, or what the levels need.
         levels: absent: as many as fit.
     """
 
     def __init__(
-        self, quantiser: Quantiser, *, at_random: bool, bits: int | None = None, levels: int | None = None
+        self, quantiser: MaxNorm, *, at_random: bool, bits: int | None = None, levels: int | None = None
     ) -> None:
         self._quantiser = quantiser
         self.counts_steps = at_random
@@ -314,7 +205,7 @@ class Quantised(Summed[QuantisedPayload]):
         codes = self._workspace.take("codes", flat.numel(), lanes.code_dtype, flat.device)
         if not all(math.isfinite(peak) for peak in common):
             return QuantisedPayload(codes=codes.zero_(), grid=None, lanes=lanes)
-        grid = self._quantiser.grid(flat, common, levels, turn.channel)
+        grid = UniformGrid(sizes=self._quantiser.sizes, peaks=common, levels=levels)
         grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
         return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
@@ -392,7 +283,6 @@ class Packed(Compressor[PackedPayload]):
     Args:
         name: the compressor's.
         quantiser: tells the span of each segment.
-        sizes: of the segments, in order.
         bits: of a code: 2, 4 or 8.
         levels: s, at most ``2^(bits - 1) - 1``.
         at_random: how values are rounded, see `Quantised`.
@@ -400,13 +290,11 @@ class Packed(Compressor[PackedPayload]):
 
     combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
-    def __init__(
-        self, name: str, quantiser: Quantiser, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
-    ) -> None:
+    def __init__(self, name: str, quantiser: MaxNorm, *, bits: int, levels: int, at_random: bool) -> None:
         self.name = name
         self.counts_steps = at_random
         self._quantiser = quantiser
-        self._sizes = [size for size in sizes if size]
+        self._sizes = quantiser.sizes
         self._bits = bits
         self._levels = levels
         # Codes -s..s are stored with s added; what is left over of the width stands for 0.

@@ -1,5 +1,7 @@
 """Exact Top-k: the elements of largest magnitude, found without sorting all of them, and the energy that they hold.
 
+Selection by a threshold: sampled (DGC), bisected (RedSync, MSTopk) or fitted (SIDCo).
+
 What a step sends, decided by what it would keep: a selection, the floor that it was selected from, or everything.
 
 GraVAC's payload (Tyagi and Swany, arXiv 2305.12201, algorithm 1). The floor's selection looks at the whole gradient,
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -31,13 +34,12 @@ from hetopt.trainer.comm.compressor import (
     Collective,
     Compressor,
     Identity,
-    IndexChoice,
     Payload,
     SparsePayload,
     State,
     Turn,
 )
-from hetopt.trainer.comm.vectors import Workspace, blocks, energy
+from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, blocks, energy, excess, largest_magnitude
 
 SAMPLE_SIZE = 65_536
 
@@ -144,29 +146,228 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
     return mask
 
 
-class PerLayerTopK(Selection):
-    """Sends ``kept_elements(size, ratio)`` largest magnitudes of every layer, in ascending order of index.
+class ThresholdSelection(Selection):
+    """Sends what is not below a threshold, mostly another number of elements on every worker."""
 
-    What most implementations do, and what starves the layers that learn most.
-
-    Args:
-        ratio: fraction of each layer's elements.
-        sizes: elements of the layers, in the order in which they lie in the gradient.
-    """
-
-    name = "topk_per_layer"
-
-    def __init__(self, ratio: float, sizes: Sequence[int]) -> None:
-        super().__init__(ratio)
-        self._sizes = [size for size in sizes if size]
+    combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep the largest of each layer; the same gradient always gives the same payload."""
-        start, indices = 0, []
-        for layer in torch.split(flat, self._sizes):
-            indices.append(largest_magnitudes(layer, kept_elements(len(layer), self.ratio)).add_(start))
-            start += len(layer)
-        return select(flat, torch.cat(indices))
+        """Keep what passes; Top-k decides where no threshold is found, and where everything is to be sent."""
+        k = kept_elements(flat.numel(), self.ratio)
+        indices = None if k == flat.numel() else self.search(flat, k, turn)
+        return TopK(self.ratio).encode(flat, turn) if indices is None else select(flat, indices)
+
+    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
+        """Return the ascending indices of about k elements, less than all; None: there is no such threshold."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survivors:
+    """Ascending indices and magnitudes of the elements whose magnitude is not below some threshold; NaN never is."""
+
+    indices: Tensor
+    magnitudes: Tensor
+
+    @classmethod
+    def of(cls, flat: Tensor, threshold: float) -> Survivors:
+        """Return the survivors of a whole gradient."""
+        return cls(*not_below(flat, threshold))
+
+    def above(self, threshold: float) -> Survivors:
+        """Return those that are left at a higher threshold."""
+        stay = self.magnitudes.lt(threshold).logical_not_()
+        return Survivors(self.indices[stay], self.magnitudes[stay])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class ThresholdSearch:
+    """Answers how many elements are not below a threshold, again and again.
+
+    Counting is one pass over a gradient, taking elements out is several. So a search counts, and takes out only what it
+    ends with, or once they are few, those that all thresholds to come must choose among.
+    """
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+        self._few: Survivors | None = None
+
+    def count(self, threshold: float) -> int:
+        """Return the number of elements not below the threshold."""
+        return count_not_below(self._flat if self._few is None else self._few.magnitudes, threshold)
+
+    def take(self, threshold: float) -> Survivors:
+        """Return the elements not below the threshold."""
+        return Survivors.of(self._flat, threshold) if self._few is None else self._few.above(threshold)
+
+    def never_below(self, threshold: float, count: int) -> None:
+        """Ask only for higher thresholds from now on than this one, which ``count`` elements pass."""
+        among = self._flat.numel() if self._few is None else len(self._few)
+        if count <= _FEW * among:
+            self._few = self.take(threshold)
+
+
+_FEW = 1 / 16
+
+
+def count_not_below(flat: Tensor, threshold: float) -> int:
+    """Return how many elements of 1-D fp32 have a magnitude that is not below the threshold."""
+    if flat.device.type != "cpu":
+        return int(flat.abs().lt(threshold).logical_not_().sum())
+    # A CPU compares into fp32 several times as fast as into truths; a block's sum of ones is exact in fp32.
+    ones, below = torch.empty(min(BLOCK_ELEMENTS, flat.numel())), 0
+    for block in blocks(flat.numel(), flat.device):
+        below += int(torch.lt(flat[block].abs(), threshold, out=ones[: block.stop - block.start]).sum())
+    return flat.numel() - below
+
+
+def mean_and_largest(flat: Tensor) -> tuple[float, float] | None:
+    """Return the mean and the largest magnitude; None where no threshold between them tells elements apart."""
+    mean, largest = excess(flat, 0.0) / flat.numel(), largest_magnitude(flat)
+    return (mean, largest) if math.isfinite(largest) and largest > mean * (1 + 1e-6) else None
+
+
+def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[Survivors | None, float | None]:
+    """Bisect r until k to ``most`` elements are not below ``mean + r (max - mean)``.
+
+    Returns:
+        These elements, and None. Where no such r is found in so many rounds: the fewest elements that were more (None:
+        k elements are more than lie above the mean), and a threshold that fewer than k pass.
+    """
+    scale = mean_and_largest(flat)
+    if scale is None:
+        return None, None
+    mean, largest = scale
+    low, high, upper, search = 0.0, 1.0, math.inf, ThresholdSearch(flat)
+    for _ in range(rounds):
+        r = (low + high) / 2
+        threshold = mean + r * (largest - mean)
+        passing = search.count(threshold)
+        if k <= passing <= most:
+            return search.take(threshold), None
+        if passing < k:
+            high, upper = r, threshold
+        else:
+            low = r
+            search.never_below(threshold, passing)
+    return search.take(mean + low * (largest - mean)) if low else None, upper
+
+
+SAMPLED_PART = 0.01
+LEAST_SAMPLE = 1024
+CORRECTIONS = 10
+RAISE, LOWER = 1.3, 0.7
+
+
+class Dgc(ThresholdSelection):
+    """Sends what is not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
+
+    While more than 1.3 k elements pass, the threshold is raised by 1.3, and lowered by 0.7 while fewer than 0.7 k do;
+    after ten corrections (where many magnitudes are equal, or not finite) Top-k decides. So a payload has between
+    0.7 k and 1.3 k elements. The released code does so layer by layer; here it is the whole gradient, for the reason
+    that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the residual's.)
+    """
+
+    name = "dgc"
+    counts_steps = True
+
+    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
+        """Keep what passes (see `ThresholdSelection`); which elements are sampled is up to the turn."""
+        numel = flat.numel()
+        sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
+        if sample == numel:
+            return None
+        places = torch.randint(numel, (sample,), generator=turn.private(flat.device), device=flat.device)
+        rank = max(1, round(k / numel * sample))
+        threshold = float(torch.topk(flat.index_select(0, places).abs_(), rank).values[-1])
+        found = Survivors.of(flat, threshold)
+        for _ in range(CORRECTIONS):
+            if LOWER * k <= len(found) <= RAISE * k:
+                return found.indices
+            is_raised = len(found) > RAISE * k
+            threshold *= RAISE if is_raised else LOWER
+            found = found.above(threshold) if is_raised else Survivors.of(flat, threshold)
+        return None
+
+
+REDSYNC_ROUNDS = 20
+
+
+class RedSync(ThresholdSelection):
+    """Sends what is not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
+
+    Where no such r is found in twenty rounds, or k elements are more than lie above the mean, Top-k decides: the
+    released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
+    """
+
+    name = "redsync"
+
+    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
+        """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
+        found, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
+        return None if found is None or upper is not None else found.indices
+
+
+STAGE = 0.25
+"""What a stage leaves, so that the next one is fitted to the tail alone."""
+MOST_STAGES = 12
+"""Down to a few elements of the longest gradient there can be."""
+
+
+class Sidco(ThresholdSelection):
+    """Sends what is not below a threshold that about k elements should pass.
+
+    Magnitudes are taken to be exponential with mean mu, so that a part d of them exceeds ``mu ln(1 / d)``. Gradients
+    have heavier tails, hence stages: each fits the excess over the threshold of the one before, where an exponential
+    is a better likeness, and aims at k of those that have really passed, or at a quarter of them if that is more.
+    Nothing is sorted. Stages end with at most 2 k elements; with fewer than k / 2, Top-k decides. (After Abdelmoniem et
+    al., arXiv 2101.10761, who let the number of stages follow from earlier steps instead of from what has passed.)
+    """
+
+    name = "sidco"
+
+    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
+        """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
+        scale = mean_and_largest(flat)
+        if scale is None:
+            return None
+        threshold, beyond, passing = 0.0, scale[0], flat.numel()
+        for _ in range(MOST_STAGES):
+            if passing <= 2 * k or beyond <= 0:
+                break
+            threshold += beyond * math.log(1 / max(k / passing, STAGE))
+            passing = count_not_below(flat, threshold)
+            beyond = excess(flat, threshold) / max(1, passing)
+        return Survivors.of(flat, threshold).indices if k / 2 <= passing <= 2 * k else None
+
+
+MSTOPK_ROUNDS = 25
+
+
+class MsTopK(ThresholdSelection):
+    """Sends all that is above the upper of two thresholds, and fills up to k from between the two.
+
+    Both thresholds close in on k elements in 25 rounds of bisecting ``mean + r (max - mean)``. What fills up is a run
+    of neighbours at a random place, which never reaches past the end (it does in the released code). (Shi et al.,
+    "Towards scalable distributed training of deep learning on public cloud clusters", arXiv 2010.10458.)
+    """
+
+    name = "mstopk"
+    combines = Selection.combines
+    counts_steps = True
+
+    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
+        """Keep exactly k elements (see `ThresholdSelection`); what fills up is up to the turn."""
+        plenty, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
+        if plenty is None or upper is None:
+            return None if plenty is None else plenty.indices
+        sure = ~(plenty.magnitudes < upper)
+        between, missing = plenty.indices[~sure], k - int(sure.sum())
+        generator = turn.private(flat.device)
+        start = int(torch.randint(len(between) - missing + 1, (1,), generator=generator, device=flat.device))
+        return torch.cat((plenty.indices[sure], between[start : start + missing])).sort().values
 
 
 class MultiLevel(Selection):
@@ -257,43 +458,6 @@ def _sample_below(flat: Tensor, kept: Tensor) -> Tensor:
     sample = flat.index_select(0, places.to(flat.device)).abs_()
     below = sample[sample < kept.abs().min()] if kept.numel() else sample
     return below if below.numel() else sample
-
-
-class RandomSelection(Selection):
-    """Random elements as a selection of its own: the same on every worker in a step, and of any vector.
-
-    Args:
-        ratio: fraction of the elements.
-        choice: draws them.
-    """
-
-    name = "randomk"
-    counts_steps = True
-
-    def __init__(self, ratio: float, choice: IndexChoice) -> None:
-        super().__init__(ratio)
-        self._choice = choice
-
-    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep what was drawn (see `Compressor`)."""
-        return select(flat, self._choice.choose(flat, turn).sort().values)
-
-
-class SharedValues:
-    """Sums values of elements that are the same on every worker: indices do not travel."""
-
-    name = AllReduce.name
-
-    def __init__(self) -> None:
-        self._workspace = Workspace()
-
-    def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Sum on the way (see `Collective`)."""
-        payload = compressor.encode(flat, turn)
-        summed = self._workspace.take("summed", payload.values.numel(), torch.float32, flat.device)
-        turn.channel.all_reduce(summed.copy_(payload.values))
-        out.zero_().index_add_(0, payload.indices, summed)
-        return payload
 
 
 class Selected(Compressor[SparsePayload]):

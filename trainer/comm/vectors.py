@@ -104,6 +104,19 @@ def take_out(flat: Tensor, sent: Tensor) -> float:
     return kept
 
 
+def largest_magnitude(flat: Tensor) -> float:
+    """Return ``max |x|`` of 1-D fp32, not empty; NaN if an element is."""
+    low, high = torch.aminmax(flat)
+    # max() of Python would take either side of a comparison with NaN; torch keeps the NaN.
+    return float(torch.maximum(-low, high))
+
+
+def excess(flat: Tensor, threshold: float) -> float:
+    """Return the sum of ``max(0, |x| - threshold)`` over 1-D fp32; block sums are added in double precision."""
+    sums = [flat[block].abs().sub_(threshold).clamp_(min=0).sum() for block in blocks(flat.numel(), flat.device)]
+    return float(torch.stack(sums).double().sum())
+
+
 # Multiplying eight bytes of 0 or 1 (the first is the lowest) by this collects them in the top byte, first bit lowest.
 _COLLECT = 0x0102040810204080
 

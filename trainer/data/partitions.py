@@ -7,7 +7,6 @@ pass (from 0); what it sees in all of them, one after the other, is an endless s
     seldp       SelSync's (2307.07950): the data is cut likewise, and every worker goes round all the cuts, each
                 beginning with its own, so that at any time they work on different ones
     labels      all samples of k labels for each worker; workers with a label in common share its samples
-    dirichlet   of each label, workers have parts drawn from Dirichlet(alpha) (Hsu et al. 2019, 1909.06335)
 
 The words of numpy's bit generators never change between releases (NEP 19); all orders and draws are made of them.
 
@@ -19,8 +18,7 @@ to know of the others, it can compute.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -36,11 +34,10 @@ NAMES: dict[PartitionName, str] = {
     "shards": "each worker has a part of its own",
     "seldp": "workers go round the parts, at any time on different ones (SelSync)",
     "labels": "each worker has samples of a few labels only",
-    "dirichlet": "labels are spread unevenly over the workers",
 }
-NEED_LABELS: tuple[PartitionName, ...] = ("labels", "dirichlet")
+NEED_LABELS: tuple[PartitionName, ...] = ("labels",)
 
-_ORDER, _LABELS, _SPLIT, _DRAW = range(4)
+_ORDER, _LABELS, _SPLIT = range(3)
 """What a sequence of random words is for: each has its own."""
 
 
@@ -64,7 +61,7 @@ class FixedParts:
             if not len(part):
                 raise BadInput(
                     f"the partition must give every worker a sample, and worker {worker} has none.",
-                    hint="use fewer workers, more labels a worker, or a larger alpha",
+                    hint="use fewer workers, or more labels a worker",
                 )
 
     @property
@@ -148,15 +145,13 @@ def make_parts(
             _check_enough(size, weights)
             whole = permutation(size, seed, 0)
             return FixedParts(parts=_cut(whole, weights), seed=seed)
-        case "labels" | "dirichlet":
+        case "labels":
             if labels is None or len(labels) != size:
                 raise ValueError(f"{partition.name} needs a label for each of the {size} samples")
-            skew = label_skew if partition.name == "labels" else dirichlet
-            amount = partition.labels if partition.name == "labels" else partition.alpha
-            return FixedParts(parts=skew(labels, len(weights), amount, seed), seed=seed)
+            return FixedParts(parts=label_skew(labels, len(weights), partition.labels, seed), seed=seed)
 
 
-def label_skew(labels: Indices, workers: int, labels_per_worker: float, seed: int) -> tuple[Indices, ...]:
+def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
     """Samples of so many labels for each worker; of labels that several have, each has an equal part.
 
     Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
@@ -164,7 +159,7 @@ def label_skew(labels: Indices, workers: int, labels_per_worker: float, seed: in
     Raises:
         BadInput: there are fewer labels than a worker is to have.
     """
-    kinds, each = np.unique(labels), int(labels_per_worker)
+    kinds = np.unique(labels)
     if each > len(kinds):
         raise BadInput(
             f"the labels of a worker must be at most the {len(kinds)} of the data, got {each}.",
@@ -182,63 +177,6 @@ def label_skew(labels: Indices, workers: int, labels_per_worker: float, seed: in
             for worker, part in zip(those, parts, strict=True):
                 held[worker].append(part)
     return tuple(np.concatenate(parts) for parts in held)
-
-
-def dirichlet(labels: Indices, workers: int, alpha: float, seed: int) -> tuple[Indices, ...]:
-    """Of each label, a part for each worker as Dirichlet(alpha) draws them; every sample is one worker's.
-
-    A worker that is left with nothing gets a sample of the one that has most.
-
-    Raises:
-        BadInput: there are fewer samples than workers.
-    """
-    _check_enough(len(labels), [1] * workers)
-    held: list[list[Indices]] = [[] for _ in range(workers)]
-    for number, label in enumerate(np.unique(labels)):
-        those = _of_label(labels, label, seed)
-        parts = _proportions(alpha, workers, seed, number)
-        edges = [0, *(round(edge * len(those)) for edge in accumulate(parts))]
-        edges[-1] = len(those)
-        for worker, (first, last) in enumerate(pairwise(edges)):
-            held[worker].append(those[first:last])
-    found = [np.concatenate(parts) for parts in held]
-    for worker, part in enumerate(found):
-        if not len(part):
-            richest = max(range(workers), key=lambda other: len(found[other]))
-            found[worker], found[richest] = found[richest][-1:], found[richest][:-1]
-    return tuple(found)
-
-
-def _proportions(alpha: float, workers: int, seed: int, number: int) -> list[float]:
-    """A draw of Dirichlet(alpha, ..., alpha): independent Gamma(alpha) over their sum."""
-    uniforms = _uniforms(seed, number)
-    logs = [_log_gamma_draw(alpha, uniforms) for _ in range(workers)]
-    largest = max(logs)
-    weights = [math.exp(log - largest) for log in logs]  # a small alpha makes draws that no float holds
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def _log_gamma_draw(alpha: float, uniforms: Iterator[float]) -> float:
-    """The log of a draw of Gamma(alpha, 1) (Marsaglia and Tsang 2000; alpha below 1 by their boost)."""
-    shape = alpha if alpha >= 1 else alpha + 1
-    d = shape - 1 / 3
-    c = 1 / math.sqrt(9 * d)
-    while True:
-        first, second, third = next(uniforms), next(uniforms), next(uniforms)
-        x = math.sqrt(-2 * math.log(first)) * math.cos(2 * math.pi * second)  # Box and Muller
-        v = (1 + c * x) ** 3
-        if v > 0 and math.log(third) < 0.5 * x * x + d - d * v + d * math.log(v):
-            break
-    log = math.log(d * v)
-    return log if alpha >= 1 else log + math.log(next(uniforms)) / alpha
-
-
-def _uniforms(seed: int, number: int) -> Iterator[float]:
-    """Numbers in (0, 1), as many as are asked for."""
-    source = np.random.PCG64(np.random.SeedSequence((seed, _DRAW, number)))
-    while True:
-        yield ((int(source.random_raw()) >> 11) + 0.5) * 2.0**-53
 
 
 def _of_label(labels: Indices, label: int, seed: int) -> Indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,19 +10,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.composition import DENSE, GATHER, why_not_controlled
+from hetopt.core.comm.composition import GATHER, why_not_controlled
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.run_spec import WEIGHS_WAYS, RunSpec
-from hetopt.core.training_laws import MOST_LOST
+from hetopt.core.run_rules import check_ratio_controller
+from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, GravacSettings, RunSpec, Settings
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
 from hetopt.trainer.comm.network import Network
-from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Averages, Outlook
-from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
+from hetopt.trainer.policies.ratio.accordion import Accordion
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Averages, Outlook, StepTimes
 from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
-from hetopt.trainer.policies.ratio.step_times import StepTimes
+from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
+from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 from hetopt.trainer.steps.traffic import GroupTraffic
 
 LOOKED_STEPS = 3
@@ -251,7 +255,7 @@ class AdaptiveController:
         found = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
-            plain = next(each for each in found if each.option.collective in (GATHER, DENSE))
+            plain = next(each for each in found if each.option.collective == GATHER)
             return replace(plain, compression=plain.compression.model_copy(update=levels))
         if len(found) == 1 or self.network is None:
             return found[0]
@@ -309,3 +313,50 @@ class AdaptiveController:
 def _tells(traffic: GroupTraffic) -> bool:
     """Whether anything was seen of the candidate in use."""
     return traffic.exchanges > 0 and traffic.is_finite
+
+
+def choose_ratio_policy(
+    name: str,
+    *,
+    ratio: float,
+    options: Sequence[Option] = (),
+    coefficient: float = CAUTIOUS_COEFFICIENT,
+    most_lost: float = math.inf,
+    tries_twins: bool = False,
+    settings: Settings | None = None,
+) -> RatioPolicy[Any]:
+    """The policy of that name. What its state is made of, `RatioPolicy.initial` tells.
+
+    Args:
+        name: of the policy.
+        ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
+        options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
+        coefficient: of the law of slowdown, as ``auto`` has it in mind.
+        most_lost: more steps than dense training that ``auto`` may cost.
+        tries_twins: whether ``auto`` may ask for trials.
+        settings: that are not the published ones (`hetopt.core.run_spec`).
+
+    Raises:
+        BadInput: there is no such policy, or the ratio leaves it nothing to decide.
+    """
+    check_ratio_controller(name, ratio)
+    said = settings or {}
+    match name:
+        case "fixed":
+            return ScheduledRatio(ratio=ratio)
+        case "warm_up":
+            return ScheduledRatio(ratio=ratio, schedule=WARM_UP)
+        case "accordion":
+            gentle = AccordionSettings.model_validate(said).gentle or min(1.0, 10 * ratio)
+            return Accordion.model_validate({**said, "gentle": max(ratio, gentle), "strong": ratio})
+        case "gravac":
+            floor = min(GravacSettings.model_validate(said).floor, 1 / ratio)
+            return Gravac.model_validate({**said, "floor": floor, "largest": 1 / ratio})
+        case "threshold":
+            return ThresholdRatio.model_validate({**said, "ratio": ratio})
+        case "scan":
+            return ScanRatio.model_validate({**said, "options": tuple(options)})
+        case _:
+            return AutoRatio(
+                options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins
+            )

@@ -18,10 +18,17 @@ from hetopt.core.comm.options import SELECTOR, Candidates
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.comm.calibration import Hosts, exchange_as_one, measure_inside, measure_network, timed_candidates
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.comm.network import Network, Timed
+from hetopt.trainer.comm.network import (
+    Hosts,
+    Network,
+    Timed,
+    exchange_as_one,
+    measure_inside,
+    measure_network,
+    timed_candidates,
+)
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step_config import ExchangeConfig
 

@@ -293,6 +293,7 @@ class FusedStep:
     Attributes:
         way: as above; it may change between steps, on all workers alike.
         in_buckets: likewise.
+        flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all.
     """
 
     def __init__(
@@ -321,15 +322,13 @@ class FusedStep:
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
-        self._flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
         self._views = [
             view.view_as(parameter)
-            for parameter, view in zip(
-                parameters, torch.split(self._flat, [p.numel() for p in parameters]), strict=True
-            )
+            for parameter, view in zip(parameters, torch.split(self.flat, [p.numel() for p in parameters]), strict=True)
         ]
         self._noise = noise
-        self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
+        self._groups = MicroBatchGroups(self.flat) if noise == "micro-batches" else None
         self._buckets = Buckets(parameters, self._send)
         self._squares: list[Tensor] = []
         self._computed: Mark | None = None
@@ -356,7 +355,7 @@ class FusedStep:
         samples = sum(map(len, parts))
         global_batch_size = max(1, samples) if self._is_alone else global_batch_size
         self._pace.begin(samples)
-        self._flat.zero_()
+        self.flat.zero_()
         self._take_gradients()
         self._squares, self._computed = [], None
         factor = (loss_scale or 1.0) / global_batch_size
@@ -368,7 +367,7 @@ class FusedStep:
         by_samples = 1.0
         if self._local.counted is not None:  # and so nothing is on its way yet
             by_samples = global_batch_size / self._count_all(self._local.counted)
-            self._flat.mul_(by_samples)
+            self.flat.mul_(by_samples)
             loss_sum = loss_sum * by_samples
             weight = self._local.counted * by_samples
         finite, square, stats = True, None, None
@@ -377,17 +376,17 @@ class FusedStep:
             stats = self.in_buckets.wait()
             if loss_scale is not None:
                 # An overflow anywhere is in the sum, which is the same everywhere.
-                finite = bool(torch.isfinite(self._flat).all())
-                self._flat.mul_(1 / loss_scale)
+                finite = bool(torch.isfinite(self.flat).all())
+                self.flat.mul_(1 / loss_scale)
         else:
-            self._note_square(self._flat)
+            self._note_square(self.flat)
             if loss_scale is not None:
                 # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
                 # workers agree before they exchange.
-                self._flat.mul_(1 / loss_scale)
-                finite = all_finite(self._flat)
-            square = energy(self._flat) if self._norms and finite else None
-            stats = self._exchange.run(self._flat, look_at) if finite else None
+                self.flat.mul_(1 / loss_scale)
+                finite = all_finite(self.flat)
+            square = energy(self.flat) if self._norms and finite else None
+            stats = self._exchange.run(self.flat, look_at) if finite else None
         return StepTrace(
             loss_sum=loss_sum,
             start=begun,
@@ -428,7 +427,7 @@ class FusedStep:
                 self._pace.reach(1.0 if is_last else FORWARD + (1 - FORWARD) * part.done)
             if is_last:
                 self._computed = self._stopwatch.mark()
-        buffer = self._flat[part.start : part.stop]
+        buffer = self.flat[part.start : part.stop]
         self._note_square(buffer)
         assert self.in_buckets is not None
         members = self._parameters[part.members.start : part.members.stop]
@@ -469,7 +468,7 @@ class FusedStep:
             groups, weighted = self._groups.count, self._groups.weighted_square_norm * by_samples
         else:
             groups, weighted = 1, weighted_square_norm(torch.stack(self._squares).sum(), factor, weight)
-        return NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self._flat]))
+        return NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self.flat]))
 
 
 def all_finite(flat: Tensor) -> bool:

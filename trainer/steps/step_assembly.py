@@ -14,8 +14,8 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets
-from hetopt.trainer.comm.calibration import Hosts
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.network import Hosts
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch

@@ -1,7 +1,7 @@
-"""The binary form of CIFAR-10 and CIFAR-100 on disk, and its images in memory.
+"""The binary form of CIFAR-10 on disk, and its images in memory.
 
-A record is one or two label bytes (CIFAR-100: coarse, then fine) and 3,072 bytes of pixels: the red, green and blue
-planes of 32x32, row by row (Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html).
+A record is a label byte and 3,072 bytes of pixels: the red, green and blue planes of 32x32, row by row (Krizhevsky
+2009, https://www.cs.toronto.edu/~kriz/cifar.html).
 
 Random crops and flips whose randomness is a function of (seed, epoch, sample), not of who draws first.
 
@@ -13,7 +13,6 @@ change. Here the random bits of a sample are a hash of its coordinates, as in co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -81,62 +80,23 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
+CLASSES = 10
 IMAGE_SHAPE = (3, 32, 32)
-_PIXEL_BYTES = 3 * 32 * 32
-_WEB_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+RECORD_BYTES = 1 + 3 * 32 * 32
+FOLDER = "cifar-10-batches-bin"
+"""That the archive unpacks to."""
 
+TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+EVALUATION_FILE = "test_batch.bin"
+PICKLES = ("data_batch_1", "cifar-10-batches-py")
+"""Files of the Python version, which is not read."""
 
-@dataclass(frozen=True, kw_only=True)
-class CifarFormat:
-    """File names, record layout and pixel statistics of one of the two datasets.
+MEAN, STANDARD_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""Of each colour over the 50,000 training images, in units of the full range 0..1."""
 
-    Attributes:
-        name: what people call the dataset.
-        folder: the folder that its archive unpacks to.
-        pickle_names: files of the Python version, which is not read.
-        label_counts: how many values each label byte of a record can take; the last is the label that is learned.
-        mean, standard_deviation: of each colour over the 50,000 training images, in units of the full range 0..1.
-    """
-
-    name: str
-    folder: str
-    train_files: tuple[str, ...]
-    evaluation_files: tuple[str, ...]
-    pickle_names: tuple[str, ...]
-    label_counts: tuple[int, ...]
-    mean: tuple[float, float, float]
-    standard_deviation: tuple[float, float, float]
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return self.label_counts[-1]
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one image with its labels."""
-        return len(self.label_counts) + _PIXEL_BYTES
-
-
-CIFAR10 = CifarFormat(
-    name="CIFAR-10",
-    folder="cifar-10-batches-bin",
-    train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    evaluation_files=("test_batch.bin",),
-    pickle_names=("data_batch_1", "cifar-10-batches-py"),
-    label_counts=(10,),
-    mean=(0.4914, 0.4822, 0.4465),
-    standard_deviation=(0.2470, 0.2435, 0.2616),
-)
-CIFAR100 = CifarFormat(
-    name="CIFAR-100",
-    folder="cifar-100-binary",
-    train_files=("train.bin",),
-    evaluation_files=("test.bin",),
-    pickle_names=("train", "cifar-100-python"),
-    label_counts=(20, 100),
-    mean=(0.5071, 0.4865, 0.4409),
-    standard_deviation=(0.2673, 0.2564, 0.2762),
+_WHERE = (
+    "Get the binary version of CIFAR-10 from https://www.cs.toronto.edu/~kriz/cifar.html; it holds "
+    f"{', '.join((*TRAIN_FILES, EVALUATION_FILE))} in {FOLDER}/."
 )
 
 
@@ -147,20 +107,12 @@ class ImageDataset:
     apart.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        mean: Sequence[float],
-        standard_deviation: Sequence[float],
-        augment: Augmentation = unchanged,
-    ) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, *, augment: Augmentation = unchanged) -> None:
         """Take uint8 ``images`` [n, channels, height, width] and int64 ``labels`` [n]."""
         self._images = images
         self._labels = labels
-        self._mean = torch.tensor(mean).view(-1, 1, 1) * 255
-        self._scale = 1 / (torch.tensor(standard_deviation).view(-1, 1, 1) * 255)
+        self._mean = torch.tensor(MEAN).view(-1, 1, 1) * 255
+        self._scale = 1 / (torch.tensor(STANDARD_DEVIATION).view(-1, 1, 1) * 255)
         self._augment = augment
         self._epoch = 0
         self._seed = 0
@@ -183,84 +135,67 @@ class ImageDataset:
         return (images.float() - self._mean) * self._scale, self._labels[rows]
 
 
-def load_cifar(layout: CifarFormat, folder: Path | None) -> TaskData:
-    """Open the dataset in ``folder`` or in its archive's subfolder. All training files that are there are used.
+def load_cifar(folder: Path | None) -> TaskData:
+    """Open CIFAR-10 in ``folder`` or in its archive's subfolder. All training files that are there are used.
 
     Raises:
         BadInput: files are missing, truncated, or hold impossible labels.
     """
     if folder is None:
-        raise BadInput(f"{layout.name} needs a data folder.", hint=f"give `data`. {_where(layout)}")
+        raise BadInput("CIFAR-10 needs a data folder.", hint=f"give `data`. {_WHERE}")
     if not folder.is_dir():
-        raise BadInput(f"The data folder {folder} does not exist.", hint=_where(layout))
-    folder = folder / layout.folder if (folder / layout.folder).is_dir() else folder
-    train_files = [folder / name for name in layout.train_files if (folder / name).is_file()]
-    evaluation_files = [folder / name for name in layout.evaluation_files if (folder / name).is_file()]
-    if not train_files or not evaluation_files:
-        raise _missing(layout, folder, train_found=bool(train_files), evaluation_found=bool(evaluation_files))
-    train = _read(layout, train_files, crop_and_flip(padding=4))
-    evaluation = _read(layout, evaluation_files, unchanged)
+        raise BadInput(f"The data folder {folder} does not exist.", hint=_WHERE)
+    folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    train_files = [folder / name for name in TRAIN_FILES if (folder / name).is_file()]
+    if not train_files or not (folder / EVALUATION_FILE).is_file():
+        raise _missing(folder, train_found=bool(train_files))
+    train = _read(train_files, crop_and_flip(padding=4))
+    evaluation = _read([folder / EVALUATION_FILE], unchanged)
     return TaskData(
         train=train,
         evaluation=evaluation,
         description=(
-            f"{layout.name} in {folder}: {len(train):,} training images from {len(train_files)} of "
-            f"{len(layout.train_files)} files, {len(evaluation):,} evaluation images"
+            f"CIFAR-10 in {folder}: {len(train):,} training images from {len(train_files)} of "
+            f"{len(TRAIN_FILES)} files, {len(evaluation):,} evaluation images"
         ),
     )
 
 
-def _read(layout: CifarFormat, paths: Sequence[Path], augment: Augmentation) -> ImageDataset:
-    records = np.concatenate([_read_records(layout, path) for path in paths])
-    label_bytes = len(layout.label_counts)
-    return ImageDataset(
-        torch.from_numpy(records[:, label_bytes:].reshape(-1, *IMAGE_SHAPE).copy()),
-        torch.from_numpy(records[:, label_bytes - 1].astype(np.int64)),
-        mean=layout.mean,
-        standard_deviation=layout.standard_deviation,
-        augment=augment,
-    )
+def _read(paths: Sequence[Path], augment: Augmentation) -> ImageDataset:
+    records = np.concatenate([_read_records(path) for path in paths])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, *IMAGE_SHAPE).copy())
+    return ImageDataset(images, torch.from_numpy(records[:, 0].astype(np.int64)), augment=augment)
 
 
-def _read_records(layout: CifarFormat, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _read_records(path: Path) -> NDArray[np.uint8]:
     try:
         data = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
-    if data.size == 0 or data.size % layout.record_bytes:
+    if data.size == 0 or data.size % RECORD_BYTES:
         raise BadInput(
-            f"{path} is truncated or not {layout.name}: its {data.size:,} bytes are not a whole number of "
-            f"{layout.record_bytes:,}-byte records.",
-            hint=f"Unpack the archive again. {_where(layout)}",
+            f"{path} is truncated or not CIFAR-10: its {data.size:,} bytes are not a whole number of "
+            f"{RECORD_BYTES:,}-byte records.",
+            hint=f"Unpack the archive again. {_WHERE}",
         )
-    records = data.reshape(-1, layout.record_bytes)
-    for column, count in enumerate(layout.label_counts):
-        highest = int(records[:, column].max())
-        if highest >= count:
-            raise BadInput(
-                f"{path} is damaged or not {layout.name}: it has a label {highest}, and labels end at {count - 1}.",
-                hint=_where(layout),
-            )
+    records = data.reshape(-1, RECORD_BYTES)
+    highest = int(records[:, 0].max())
+    if highest >= CLASSES:
+        raise BadInput(
+            f"{path} is damaged or not CIFAR-10: it has a label {highest}, and labels end at {CLASSES - 1}.",
+            hint=_WHERE,
+        )
     return records
 
 
-def _missing(layout: CifarFormat, folder: Path, *, train_found: bool, evaluation_found: bool) -> BadInput:
-    if any((folder / name).exists() for name in layout.pickle_names):
+def _missing(folder: Path, *, train_found: bool) -> BadInput:
+    if any((folder / name).exists() for name in PICKLES):
         return BadInput(
-            f"{folder} holds the Python version of {layout.name}, which is a pickle: loading one can run any code, so "
+            f"{folder} holds the Python version of CIFAR-10, which is a pickle: loading one can run any code, so "
             "hetopt does not.",
-            hint=f"Use the binary version. {_where(layout)}",
+            hint=f"Use the binary version. {_WHERE}",
         )
-    lacking = [
-        " or ".join(names) if len(names) < 3 else f"any of {names[0]} to {names[-1]}"
-        for names, found in ((layout.train_files, train_found), (layout.evaluation_files, evaluation_found))
-        if not found
-    ]
-    return BadInput(f"{layout.name} is not complete in {folder}: missing {' and '.join(lacking)}.", hint=_where(layout))
-
-
-def _where(layout: CifarFormat) -> str:
-    return (
-        f"Get the binary version of {layout.name} from {_WEB_PAGE}; it holds "
-        f"{', '.join((*layout.train_files, *layout.evaluation_files))} in {layout.folder}/."
-    )
+    lacking = [] if train_found else [f"any of {TRAIN_FILES[0]} to {TRAIN_FILES[-1]}"]
+    if not (folder / EVALUATION_FILE).is_file():
+        lacking.append(EVALUATION_FILE)
+    return BadInput(f"CIFAR-10 is not complete in {folder}: missing {' and '.join(lacking)}.", hint=_WHERE)

@@ -274,8 +274,8 @@ def _reaching(interval: Range, on_wall: float, reach: float) -> Range:
     return interval.model_copy(update={"low": shorter * interval.low, "high": reach * interval.high})
 
 
-RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
-"""They choose without looking: of the gradient's energy they keep the ratio."""
+RANDOM = "randomk"
+"""It chooses without looking: of the gradient's energy it keeps the ratio."""
 
 TIMED = "topk"
 """The compressor that profiles time, and whose gain they tell."""
@@ -360,7 +360,7 @@ class Meeting:
         What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
         The smallest gain that was measured counts for ratios below.
         """
-        if compression.name in RANDOM:
+        if compression.name == RANDOM:
             return compression.ratio
         curve = self.model.gain
         if not METHODS[compression.name].by_ratio:

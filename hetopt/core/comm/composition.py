@@ -97,10 +97,6 @@ _THRESHOLD = Method(
     options=(*_IN_LEVELS, "coding", *_MOMENTUM),
 )
 _SELECTION = replace(_THRESHOLD, collectives=(GATHER, AR_TOPK, STAR, VAR), same_size=True)
-_ROUNDED = Method(
-    about="everything, rounded", collectives=(DENSE,), memories=(NONE, FEEDBACK), options=("bits", "levels")
-)
-_ROTATION = replace(_ROUNDED, memories=(FEEDBACK, NONE), by_ratio=True)
 
 _METHODS: dict[str, Method] = {
     # With a memory: what was held back while something else was in use goes out with it.
@@ -123,21 +119,6 @@ _METHODS: dict[str, Method] = {
         memories=(FEEDBACK,),
     ),
     "topk": replace(_SELECTION, about="the largest magnitudes of the whole gradient"),
-    "topk_per_layer": replace(
-        _SELECTION,
-        about="the largest magnitudes of each layer",
-        nested=False,
-        by_shape=True,
-        by_bucket=False,
-        options=("coding", *_MOMENTUM),
-    ),
-    "topk_threshold": replace(
-        _THRESHOLD,
-        about="magnitudes above a threshold that follows the ratio slowly",
-        nested=False,
-        by_bucket=False,
-        options=("coding", *_MOMENTUM),
-    ),
     "mstopk": replace(_SELECTION, about="about the largest magnitudes, by 25 bisections"),
     "dgc": replace(
         _THRESHOLD,
@@ -151,20 +132,13 @@ _METHODS: dict[str, Method] = {
         collectives=(DENSE,),
         memories=(FEEDBACK, NONE),
         by_ratio=True,
-        nested=True,
-        options=_IN_LEVELS,
     ),
-    "qsgd_maxnorm": replace(
-        _ROUNDED,
+    "qsgd_maxnorm": Method(
         about="everything, rounded at random to levels of the largest magnitude",
         collectives=(DENSE, GATHER),
+        memories=(NONE, FEEDBACK),
+        options=("bits", "levels"),
     ),
-    "qsgd_two_scale": replace(_ROUNDED, about="the same, small elements on a finer scale"),
-    "qsgd_multi_scale": replace(_ROUNDED, about="the same with three scales"),
-    "global_randomk_maxnorm": replace(
-        _ROTATION, about="elements in rotation, rounded to levels of the largest magnitude"
-    ),
-    "global_randomk_two_scale": replace(_ROTATION, about="elements in rotation, rounded on two scales"),
     "terngrad": Method(
         about="-1, 0 or 1 times the largest magnitude of each layer",
         collectives=(DENSE, GATHER),

@@ -5,7 +5,10 @@ What an arm is worth is J, the time of one dense step's progress:
 
     J = step_time / (1 / slowdown(gain) - what is held back more at the end / steps left)
 
-- `step_time` has one posterior (`hetopt.trainer.policies.ratio.step_times`).
+- `step_time` is as timed in training (`StepTimes`), or as predicted and corrected by what was timed:
+  computation, and what backward does not hide of (longer x own work, longer x exchange). ``longer`` is by how much
+  others by the same collective took longer than predicted. A way whose steps take another time than they did, twice in
+  a row, shows that something has changed: what was timed before is forgotten.
 - `gain` is what was kept while the option was in use. Before that it is read off the gain curve that one Top-k yields,
   less what thicker options turned out to keep less than that.
 - `slowdown` is the law of `hetopt.core.training_laws`. How much a task minds what comes late is not known: its
@@ -43,7 +46,6 @@ from hetopt.core.comm.options import AVERAGED, Option
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, LEAST_GAIN, MOST_LOST, backlog_after, distance
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, interpolated, percent
-from hetopt.trainer.policies.ratio.step_times import StepTimes
 
 TRIAL_STEPS = 4
 """Of the first period of every option. The row tells of three of them: the median leaves the first, slower one out."""
@@ -54,14 +56,8 @@ UNTRIED = 0.25
 LEAST_SAVING = 0.02
 """Of J, that is worth a change."""
 
-LOOK_EVERY_STEPS = 50
-"""From one gain curve to the next, for looking takes as long as a selection."""
-
-TWINS_AGAIN_AFTER, TWINS_LATER = 50, 4
-"""Steps after which twins that did not keep up are trained again, and how many times as many after each trial."""
-
-ODDS = 0.5
-"""That twins which fell behind keep up the next time, after each trial."""
+TWINS_AGAIN_AFTER = 50
+"""Steps after which twins are trained again where nothing could be said; a run of unknown length lasts as long more."""
 
 RISEN, FOLLOWS = 1.5, 0.5
 """Times the mean loss of the periods before that a loss has risen by, and the weight of the newest in that mean."""
@@ -126,6 +122,85 @@ class PairedTrial:
         return Verdict(ratio=self.ratio, says="undecided") if is_last else None
 
 
+BACKWARD = 2 / 3
+"""Part of a step's computation that makes gradients: backward computes two products for each one forwards."""
+
+ANOTHER, IN_A_ROW = 1.25, 2
+"""Times as long, or as short, and periods in a row that show a change: one may have been disturbed."""
+
+
+class Timing(Record):
+    """Mean seconds of a way's steps, how many say so, and its exchange over what was predicted of it (None: hidden)."""
+
+    collective: str
+    step_s: PositiveFloat
+    steps: NonNegativeFloat
+    longer: PositiveFloat | None
+
+
+class StepTimes(Record):
+    """Timings of ways by key since something last changed, mean seconds of computation, and signs of a change."""
+
+    timings: dict[str, Timing] = Field(default_factory=dict)
+    compute_s: NonNegativeFloat = 0.0
+    steps: NonNegativeFloat = 0.0
+    strikes: NonNegativeInt = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the last period took another time than usual, and only the next will tell whether that stays."""
+        return self.strikes > 0
+
+    def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
+        """Add a period's median step, in seconds, of so many steps."""
+        before = self.timings.get(option.key)
+        # The first step of a way is slower than those that follow, and tells nothing alone.
+        if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):
+            if self.strikes + 1 < IN_A_ROW:
+                return self.model_copy(update={"strikes": self.strikes + 1})
+            return StepTimes().after(option, network, step_s=step_s, compute_s=compute_s, steps=steps)
+        known_s, known = (before.step_s, before.steps) if before is not None else (step_s, 0.0)
+        step_s = known_s + steps / (known + steps) * (step_s - known_s)
+        compute_s = self.compute_s + steps / (self.steps + steps) * (compute_s - self.compute_s)
+        longer = _longer(option, network.exchange_s(option), step_s, compute_s)
+        timing = Timing(collective=option.collective, step_s=step_s, steps=known + steps, longer=longer)
+        timings = {**self.timings, option.key: timing}
+        return StepTimes(timings=timings, compute_s=compute_s, steps=self.steps + steps)
+
+    def step_s(self, option: Option, network: Network) -> float:
+        """Seconds of a step, as timed or else as predicted."""
+        timing = self.timings.get(option.key)
+        if timing is not None:
+            return timing.step_s
+        longer = self._longer(option.collective)
+        return option.step_s(
+            compute_s=self.compute_s,
+            backward_s=BACKWARD * self.compute_s,
+            compress_s=longer * option.compress_s,
+            exchange_s=longer * network.exchange_s(option),
+        )
+
+    def _longer(self, collective: str) -> float:
+        """By the same collective, or by any, which says less."""
+        known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
+        own = [log for name, log in known if name == collective]
+        logs = own or [log for _, log in known]
+        return math.exp(sum(logs) / (len(logs) + (not own))) if logs else 1.0
+
+
+def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
+    """How many times as long as predicted own work and exchange took; None where backward hides them."""
+    predicted_s = option.compress_s + exchange_s
+    took_s = max(step_s - compute_s, 0.01 * step_s)
+    if option.buckets > 1:  # the inverse of `hetopt.core.comm.cost.pipelined_s`
+        backward_s = BACKWARD * compute_s
+        produce_s = backward_s + option.compress_s
+        took_s += backward_s - produce_s / option.buckets
+        if took_s <= produce_s:
+            return None
+    return took_s / predicted_s if predicted_s > 0 else None
+
+
 class AutoState(Record):
     """What was learned, and the account of trials.
 
@@ -133,7 +208,6 @@ class AutoState(Record):
         option: in use.
         times: of steps, by option.
         points: the newest gain curve; empty before the first look.
-        looked: step of the newest look.
         gain: of what is in use.
         kept: gain over what the curve said of it, of ratios that were ever in use.
         backlog: steps' worth of gradient that is held back.
@@ -147,7 +221,6 @@ class AutoState(Record):
     option: str | None = None
     times: StepTimes = StepTimes()
     points: tuple[tuple[float, float], ...] = ()
-    looked: NonNegativeInt | None = None
     gain: PositiveFloat = 1.0
     kept: dict[float, PositiveFloat] = Field(default_factory=dict)
     backlog: NonNegativeFloat = 0.0
@@ -274,7 +347,7 @@ class AutoRatio:
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
         was_tried, state = used.key in state.times.timings, _learned(state, used, observation, network)
-        keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=_is_look_due(state))
+        keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=not state.points)
         if state.times.is_suspect or state.rises == 1:  # disturbed, or changed: the next few steps tell
             return state, replace(keep, look_after_steps=TRIAL_STEPS)
         outlook = Outlook(self, state, network)
@@ -361,16 +434,15 @@ class Outlook:
     def worth_trying(self, best: Judged) -> float | None:
         """The ratio of what would be best if late gradients did no harm, where that would pay for finding out."""
         state, policy = self.state, self.policy
-        due = TWINS_AGAIN_AFTER * TWINS_LATER ** (state.trials - 1) if state.trials else 0
-        if not policy.tries_twins or state.step < due or state.is_harmless or state.sends_all:
+        is_told = state.verdict is not None and state.verdict.says != "undecided"
+        if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
             return None
         judged = [self.judged(option, coefficient=0.0) for option in policy.options]
         chosen = min((one for one in judged if one and one.gain >= policy.least_gain), key=_per_progress_s)
         saving_s = best.per_progress_s - chosen.per_progress_s
         # A run of unknown length is taken to last as long again as it has, and for one more trial.
         steps_left = max(TWINS_AGAIN_AFTER, state.step) if state.steps_left is None else state.steps_left
-        odds = ODDS**state.trials if state.verdict is not None and state.verdict.says == "harmful" else 1.0
-        pays = odds * saving_s * steps_left >= 2 * MOST_STEPS * state.times.compute_s / PART
+        pays = saving_s * steps_left >= 2 * MOST_STEPS * state.times.compute_s / PART
         worth = pays and saving_s >= LEAST_SAVING * best.per_progress_s and chosen.option.gain is None
         return chosen.option.ratio if worth else None
 
@@ -452,16 +524,12 @@ def _learned(state: AutoState, used: Option, observation: RatioObservation, netw
     backlog = backlog_after(state.backlog, gain, observation.steps)
     changes |= {"option": used.key, "gain": gain, "backlog": backlog}
     if observation.gain_curve is not None:
-        changes |= {"points": observation.gain_curve.points(), "looked": observation.step}
+        changes["points"] = observation.gain_curve.points()
     state = state.model_copy(update=changes)
     expected = state.expected_gain(used.ratio) if used.gain is None else None
     if expected is None:
         return state
     return state.model_copy(update={"kept": {**state.kept, used.ratio: max(1e-6, gain / expected)}})
-
-
-def _is_look_due(state: AutoState) -> bool:
-    return state.looked is None or state.step - state.looked >= LOOK_EVERY_STEPS
 
 
 def _per_progress_s(judged: Judged) -> float:
