@@ -121,6 +121,7 @@ def test_gradients_in_messages_add_up_by_their_weights(counts: list[int], leaves
         own.pack(load, float(count))
     for model, own in zip(models, sums, strict=True):
         own.unpack(loads.sum(0), float(sum(counts)), 0.0)
+        own.sum(1.0)
         for at, parameter in enumerate(model.parameters()):
             used = [(w / sum(counts), one[at]) for w, one in zip(counts, local, strict=True) if w]
             expected = [w * one for w, one in used if one is not None]

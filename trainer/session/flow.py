@@ -109,39 +109,39 @@ class BatchFlow:
         for own in named:
             check_parameters(own)
         self.device = check_parameters(self._trained)
-        self._trains_alone = plan.spec.is_local
+        self._trains_alone = plan.spec.is_local and world_size > 1
+        self._is_joint = not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity")
         self._sides = [Side(optimizer=one) for one in optimizer.each]
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
             compression=plan.spec.compression, dense_bytes=sum(one.nbytes for _, one in self._trained)
         )
-        if not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity"):
+        if self._is_joint:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
             overlaps = len(self._sides) == 1 and can_overlap(self.device, world_size)
             for side, own in zip(self._sides, named, strict=True):
                 side.sum = GradientSum(own, self._make_exchange, world_size=world_size, overlaps=overlaps)
             self._exchange = self._exchange_of_all()
+        only = self._sides[0].sum if len(self._sides) == 1 else None
         self._sources: list[SessionLoader | Splits] = []  # of batches, in the order in which the script made them
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
-        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and not self._trains_alone
+        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint
         self._between: Between | None = None  # of workers that train for themselves, from the first batch on
         self._newest: Part | None = None  # of the batch that the script was given last
         self._waiting: deque[Part] = deque()  # batches of a window of accumulation may be asked for at once
-        self._is_computed = True  # whether all batches had a backward pass
         self._part: Part | None = None  # of the batch that was computed last
         self._asked_s: float | None = None  # when the script began to wait for a batch, on the host's clock
-        self._computed_s: float | None = None  # when a backward pass ended, on the host's clock
         self._is_within = False  # whether gradients were made since the last step of an optimizer
-        self._begin_step_of_all()
         self._restored: SharedState | None = None  # until all that gave batches does so again
         self._restored_sources: list[Any] = []
         self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
         self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_epoch_over = False  # while the last batch of it is not computed
         REGISTRY.enter(self)
-        self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=self._room)
+        room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
+        self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
         self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watched)
         if world_size > 1:
             take_parameters(model, optimizer)
@@ -149,12 +149,7 @@ class BatchFlow:
         self._whole = WholeBatch(rank, self._gate.watched, audits=self._audits)
         if synchronizes_norms and world_size > 1:
             self._whole.synchronize(model.modules())
-
-    @property
-    def _room(self) -> int:
-        """Numbers of a message that carries all of a step's gradient, where one message can."""
-        only = self._sides[0].sum if len(self._sides) == 1 else None
-        return 0 if only is None else only.room
+        self._begin_step_of_all()
 
     def _begin_step_of_all(self) -> None:
         """Forget what the step was like that is over."""
@@ -162,7 +157,7 @@ class BatchFlow:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stepped: set[int] = set()  # optimizers
         self._stats: list[ExchangeStats] = []
-        self._waited_s = 0.0  # for others, in backward passes that were not the last
+        self._waited_s = 0.0  # for others, before the last backward pass ended
         self._energy: float | None = None
 
     def close(self) -> None:
@@ -173,11 +168,6 @@ class BatchFlow:
     def shares(self) -> tuple[int, ...]:
         """Samples of a full batch that each worker takes now, in rank order."""
         return self._periods.shares
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether a batch of a stream has to tell whether it is the last."""
-        return self.accumulate > 1
 
     def loader(self, loader: LoaderT) -> LoaderT:
         """The script's training loader, as this worker sees it: its slice of every batch.
@@ -288,7 +278,7 @@ class BatchFlow:
             step=before.step if before is not None else 0 if restored is None else restored.step,
             keep=(size,) if self.world_size == 1 else (),
             audits=Audits(accumulate=self.accumulate, largest=largest) if self._audits else None,
-            synchroniser=self._synchroniser if self._trains_alone and self.world_size > 1 else None,
+            synchroniser=self._synchroniser if self._trains_alone else None,
         )
         engine = self._periods.engine
         assert engine is not None
@@ -356,6 +346,7 @@ class BatchFlow:
                 engine.log.resume()  # what the script did since the last batch is no part of a step
             if not any(self._taken):
                 self._periods.begun = self._periods.stopwatch.mark()
+                self._gate.waited_s = self._whole.waited_s = 0.0
         # Before the first batch of an epoch workers agree on all of them: that is no reading.
         self._asked_s = None if is_first else time.perf_counter()
 
@@ -364,7 +355,6 @@ class BatchFlow:
         self._newest = self._whole.part = part
         if part.is_audit:
             self._drawn_before = Generators.at(self.device)
-        self._is_computed = False
         if self.accumulate == 1:
             self._waiting.clear()
         self._waiting.append(part)
@@ -383,7 +373,7 @@ class BatchFlow:
     def end_data(self) -> None:
         """There are no more batches in this epoch, which is over as soon as its last batch is computed."""
         self._is_epoch_over = self.world_size > 1
-        if self._is_computed:
+        if not self._waiting:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -440,7 +430,6 @@ class BatchFlow:
             if stops and self._extra is None:
                 raise Stopped
             self._random = States.now() if stops else self._random
-        self._computed_s = None
         self._begin_step_of_all()
 
     def _save_before_end(self) -> None:

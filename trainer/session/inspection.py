@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import reduce
 
 import torch.distributed as dist
 from torch import nn
@@ -14,12 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.ddp.shares import rank_holder
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 _SUMS_ITSELF = "sums or shards gradients itself"
 _PLAIN = "a script that uses DistributedDataParallel needs no session: launch it as it is; or give the plain module"
-_REPLICAS = ("num_replicas", "num_processes", "world_size")
-_DEPTH = 5
 
 
 def inspect_model(model: object, world_size: int) -> None:
@@ -40,7 +40,7 @@ def inspect_model(model: object, world_size: int) -> None:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter) or parameter.is_meta:
             raise BadInput(
-                f"Parameter {name} has no values yet ({'a lazy module' if is_lazy(parameter) else 'the meta device'}).",
+                f"Parameter {name} has no values yet.",
                 hint="run one batch through the model, or load its weights, before the optimizer is made",
             )
         if world_size > 1 and _is_a(parameter, "torch.distributed.tensor", "DTensor"):
@@ -110,26 +110,14 @@ def inspect_loader(loader: object, world_size: int) -> None:
             f"The loader is a {type(loader).__name__} with an __iter__ of its own, which the session cannot share out.",
             hint="give a plain DataLoader of the same dataset, and do what it adds in the dataset or the loop",
         )
-    for sampler in _samplers(loader):
-        for attribute in _REPLICAS:
-            replicas = getattr(sampler, attribute, 1)
-            if isinstance(replicas, int) and replicas > 1:
-                raise BadInput(
-                    f"The loader's sampler is a {type(sampler).__name__} with {attribute}={replicas}, so that every "
-                    "worker draws a part of the data, and the session would share out worker 0's part alone.",
-                    hint="leave it out (shuffle=True instead): the session shares out every batch",
-                )
-
-
-def _samplers(loader: DataLoader[object]) -> Iterator[object]:
-    """Yield the loader's samplers, and those inside them."""
-    waiting = [(sampler, 0) for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
-    while waiting:
-        sampler, depth = waiting.pop()
-        yield sampler
-        if depth < _DEPTH:
-            inner = [value for name, value in getattr(sampler, "__dict__", {}).items() if "sampler" in name]
-            waiting.extend((value, depth + 1) for value in inner if hasattr(value, "__iter__"))
+    holder = rank_holder(loader.batch_sampler, world_size)
+    if holder is not None:
+        sampler = reduce(getattr, holder[0], loader.batch_sampler)
+        raise BadInput(
+            f"The loader's sampler is a {type(sampler).__name__} of rank {getattr(sampler, holder[1])}, so that every "
+            "worker draws a part of the data, and the session would share out worker 0's part alone.",
+            hint="leave it out (shuffle=True instead): the session shares out every batch",
+        )
 
 
 def inspect_group(environment: Mapping[str, str]) -> None:

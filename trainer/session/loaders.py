@@ -297,11 +297,11 @@ class SessionLoader:
                 samples = samples_in(batch) or self._loader.batch_size or 1
                 yield self._cut_of(samples).part(samples, number, 0), batch
             return
-        coming = self._next(batches)
+        coming, looks_ahead = self._next(batches), self._flow.accumulate > 1
         while coming is not None:
-            (part, batch), coming = coming, self._next(batches) if self._flow.looks_ahead else None
-            yield replace(part, is_last=self._flow.looks_ahead and coming is None), batch
-            coming = coming if self._flow.looks_ahead else self._next(batches)
+            (part, batch), coming = coming, self._next(batches) if looks_ahead else None
+            yield replace(part, is_last=looks_ahead and coming is None), batch
+            coming = coming if looks_ahead else self._next(batches)
 
     def _next(self, batches: Iterator[Any]) -> Any:
         with self._alike():

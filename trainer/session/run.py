@@ -34,7 +34,7 @@ from hetopt.trainer.checkpoints.state import SharedState, parameters_sha256, run
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
-from hetopt.trainer.session.alike import check_replicas
+from hetopt.trainer.session.alike import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
 from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.session.resuming import Extra, check_extra, own_state, restore, script_state
@@ -290,7 +290,7 @@ class Session(GradientFlow):
     def _is_between_steps(self) -> bool:
         """Whether all that the script was given is computed, and in the parameters."""
         is_waiting = any(side.sum is not None and side.sum.is_pending for side in self._sides)
-        return not (self._is_within or is_waiting) and self._is_computed
+        return not (self._is_within or is_waiting or self._waiting)
 
     def _save_before_end(self) -> None:
         """See `BatchFlow`; a script that asks for batches ahead ends without."""
@@ -328,7 +328,8 @@ class Session(GradientFlow):
             return
         self._shut()
         try:
-            self._gate.take(Deed.CLOSE, self._newest)
+            named = list(self._model.named_parameters())
+            self._gate.take(Deed.CLOSE, self._newest, mark=len(named))
             self._end_epoch()
             if self._periods.saver is not None:
                 self._periods.saver.finish()
@@ -338,7 +339,7 @@ class Session(GradientFlow):
             engine = self._periods.engine
             if engine is not None:
                 self._periods.finish(self._shared.passes)
-            check_replicas(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
+            check_replicas(replica_marks(named), self._gate.step, self.world_size)
             self._leave_model(stopped=False)
             step, mark = 0 if engine is None else engine.step, parameters_sha256(self._model)
             self._periods.events.write("session_finished", step=step, parameters_sha256=mark)

@@ -9,6 +9,7 @@ step has no other message.
 from __future__ import annotations
 
 import datetime
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ class Turns:
         room: as above.
         load: [room] what the next message carries.
         loaded: [room] the sum of what the workers' last messages carried.
+        waited_s: seconds of this step in which this worker waited for the others' words.
         step: steps done.
         trained: elements of the parameters that are trained.
     """
@@ -98,18 +100,14 @@ class Turns:
         self._work: dist.Work | None = None
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = True
-        with self.watched():  # the others become known while nothing can go wrong yet
-            self.make_room(room)
-
-    def make_room(self, room: int) -> None:
-        """Carry so many numbers of a gradient from the next message on; on all workers."""
-        self.room = room
+        self.room, self.waited_s, self._told = room, 0.0, list[float]()
         sizes = [len(_FIELDS), MOST_TOLD, room]
-        self._sent = torch.zeros(self._world_size, sum(sizes), dtype=torch.float64)
-        self._received, sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
+        with self.watched():  # the others become known while nothing can go wrong yet
+            self._sent = torch.zeros(world_size, sum(sizes), dtype=torch.float64)
+        self._received, self._sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
         self._head, self.load = self._sent[0, : sum(sizes[:2])], self._sent[0, sum(sizes[:2]) :]
-        self._words, self._numbers = self._received[:, : sizes[0]], self._received[:, sizes[0] :]
-        self._sums, self._told, self.loaded = sums, sums[:MOST_TOLD], sums[MOST_TOLD:]
+        self._words, self._numbers = torch.split(self._received, [sizes[0], sum(sizes[1:])], 1)
+        self.loaded = self._sums[MOST_TOLD:]
 
     def begin(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> None:
         """Say what this worker is about to do; `finish` is before it does.
@@ -120,41 +118,43 @@ class Turns:
             told: numbers that are summed.
             mark: of what all workers have to do it with.
         """
-        if self._work is not None:
-            self.finish()
+        self.finish()
+        if self._world_size == 1:
+            self._told = list(told)
+            return
         place, own = ((0, 0), 0) if part is None else (part.place, part.mark)
         step = self.step + (deed is not Deed.STEP)  # an optimizer steps by a gradient that was counted already
-        word = [float(one) for one in (self.number, deed, step, *place, own ^ mark, self.trained)]
-        told = [*told, *[0.0] * (MOST_TOLD - len(told))]
-        self._head.copy_(torch.tensor([*word, *told], dtype=torch.float64))
+        word = (self.number, deed, step, *place, own ^ mark, self.trained)
+        rest = [0.0] * (MOST_TOLD - len(told))
+        self._head.copy_(torch.tensor([*word, *told, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
         with self.watched():
             # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
-            work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
+            self._work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
                 self._received.view(-1), self._sent.view(-1), [], [], self._options
             )
-        self._work = work
 
     def finish(self) -> list[float]:
-        """Return the sums of what all workers told.
+        """Return the sums of what all workers told last.
 
         Raises:
             RunFailed: they are about to do something else, or one is gone; all of them raise it.
         """
         work, self._work = self._work, None
         if work is not None:
+            begun_s = time.perf_counter()
             with self.watched():
                 work.wait()
+            self.waited_s += time.perf_counter() - begun_s
             words = self._words.tolist()
             if any(word != words[0] for word in words):
                 raise disagreement(words)
             torch.sum(self._numbers, 0, out=self._sums)
-        return self._told.tolist()
+            self._told = self._sums[:MOST_TOLD].tolist()
+        return self._told
 
     def take(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> list[float]:
         """Say it, wait for the others' word, and return the sums of what all workers told."""
-        if self._world_size == 1:
-            return list(told)
         self.begin(deed, part, told, mark=mark)
         return self.finish()
 

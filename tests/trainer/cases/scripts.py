@@ -1293,8 +1293,8 @@ def group_made_later(open_: Open) -> None:
 REFUSED = {
     wrapped_in_ddp: ("DistributedDataParallel", "takes the plain module"),
     wrapped_inside: ("Module 0 is a DataParallel",),
-    distributed_sampler: ("DistributedSampler with num_replicas=2", "shuffle=True"),
-    distributed_batches: ("DistributedSampler with num_replicas=2",),
+    distributed_sampler: ("DistributedSampler of rank", "shuffle=True"),
+    distributed_batches: ("DistributedSampler of rank",),
     loader_of_its_own: ("Doubling with an __iter__ of its own", "plain DataLoader"),
     group_of_one: ("process group has 1 workers, and torchrun started 2",),
     lbfgs: ("LBFGS", "float64", 'accept_inexact=("rounding",)'),
