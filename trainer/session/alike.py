@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.statistics import CLOSE, options_of, parameters_of, tensors_mark
+from hetopt.trainer.statistics import CLOSE, options_of, tensors_mark
 
 
-def as_one_model(models: Sequence[nn.Module]) -> nn.Module:
-    """Return the only one, or a module of all of them, for what asks for names, parameters and buffers."""
-    return models[0] if len(models) == 1 else nn.ModuleList(models)
-
-
-class Optimizers:
-    """The optimizers of a session, for what compares, counts and saves them.
-
-    Args:
-        each: in the order in which the script gave them.
-
-    Raises:
-        BadInput: two of them have the same parameter.
-    """
-
-    def __init__(self, each: Iterable[Optimizer]) -> None:
-        self.each = tuple(each)
-        owner: dict[int, int] = {}
-        for number, one in enumerate(self.each):
-            for parameter in parameters_of(one):
-                if owner.setdefault(id(parameter), number) != number:
-                    raise BadInput(
-                        f"Optimizers {owner[id(parameter)]} and {number} of the session have a parameter of shape "
-                        f"{tuple(parameter.shape)} in common, and its gradient can be for one step alone.",
-                        hint="give every parameter to one optimizer alone, as groups of different options if need be",
-                    )
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Return those of all of them."""
-        return [group for one in self.each for group in one.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return that of each, by its number."""
-        return {str(number): one.state_dict() for number, one in enumerate(self.each)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what `state_dict` gave."""
-        for number, one in enumerate(self.each):
-            one.load_state_dict(state[str(number)])
-
-
-def take_parameters(model: nn.Module, optimizer: Optimizers) -> None:
-    """Take rank 0's parameters and buffers, also those that only the optimizer knows."""
-    tensors = {id(one): one for one in [*model.parameters(), *model.buffers(), *parameters_of(optimizer)]}
-    for tensor in tensors.values():
+def take_parameters(tensors: Iterable[Tensor]) -> None:
+    """Take rank 0's values of parameters and buffers."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
         own = tensor.detach()
         real = torch.view_as_real(own) if own.is_complex() else own
         staged = real.cpu().contiguous()

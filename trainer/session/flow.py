@@ -31,7 +31,7 @@ from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.generators import Generators
-from hetopt.trainer.session.alike import Optimizers, take_parameters
+from hetopt.trainer.session.alike import take_parameters
 from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
@@ -43,8 +43,9 @@ from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import States, draw_by_rank
 from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.session.resuming import Extra
-from hetopt.trainer.session.turns import Deed, Turns
+from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.session.whole_batch import WholeBatch
+from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
@@ -87,7 +88,7 @@ class BatchFlow:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizers,
+        optimizers: Sequence[Optimizer],
         *,
         plan: SessionPlan,
         rank: int,
@@ -102,16 +103,15 @@ class BatchFlow:
         leave: Callable[[], None],
     ) -> None:
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self._model, self._optimizer, self._plan, self._store = model, optimizer, plan, store
+        self._model, self._plan, self._store = model, plan, store
         self._scaler, self._steps, self._folder, self._leave = scaler, steps, folder, leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        named = [named_parameters(one, self._names) for one in optimizer.each]
-        for own in named:
-            check_parameters(own)
-        self.device = check_parameters(self._trained)
+        self._sides = [Side(optimizer=optimizer) for optimizer in optimizers]
+        named = [named_parameters(optimizer, self._names) for optimizer in optimizers]
+        for parameters in (*named, self._trained):
+            self.device = check_parameters(parameters)
         self._trains_alone = plan.spec.is_local and world_size > 1
         self._is_joint = not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity")
-        self._sides = [Side(optimizer=one) for one in optimizer.each]
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
             compression=plan.spec.compression, dense_bytes=sum(one.nbytes for _, one in self._trained)
@@ -144,7 +144,8 @@ class BatchFlow:
         self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
         self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watched)
         if world_size > 1:
-            take_parameters(model, optimizer)
+            every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+            take_parameters([*model.parameters(), *model.buffers(), *every])
             draw_by_rank(rank)
         self._whole = WholeBatch(rank, self._gate.watched, audits=self._audits)
         if synchronizes_norms and world_size > 1:
@@ -238,7 +239,7 @@ class BatchFlow:
     @contextmanager
     def drawing(self, mark: int = 0) -> Iterator[None]:
         """Let the workers agree on batches inside; on what all of them do that with, there is a mark."""
-        self._gate.take(Deed.DRAW, self._newest, mark=mark)
+        self._gate.take("began to draw batches", self._newest, mark=mark)
         with self._gate.watched():
             yield
 
@@ -298,7 +299,7 @@ class BatchFlow:
                 spec,
                 self._shared,
                 self._model,
-                self._optimizer.each[0],
+                self._sides[0].optimizer,
                 rank=self.rank,
                 device=self.device,
                 stopwatch=stopwatch,
@@ -308,7 +309,7 @@ class BatchFlow:
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [named for one in self._optimizer.each for named in named_parameters(one, self._names)]
+        return [named for side in self._sides for named in named_parameters(side.optimizer, self._names)]
 
     def _exchange_of_all(self) -> ExchangeConfig:
         """How gradients travel: alike for all optimizers."""
@@ -383,7 +384,7 @@ class BatchFlow:
         self._is_epoch_over = False
         if self._between is None and not has_averages(self._model):
             return
-        self._gate.take(Deed.END_EPOCH, self._newest)
+        self._gate.take("came to the end of its data", self._newest)
         if self._between is not None:
             self._end_local_step()
             self._between.pause()
@@ -423,7 +424,7 @@ class BatchFlow:
                     trace,
                     taken,
                     counts=part.shares == self.shares and not part.is_audit,
-                    learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+                    learning_rate=float(self._sides[0].optimizer.param_groups[0]["lr"]),
                     epoch=lambda: self._shared.passes,
                     steps_left=None if self._steps is None else max(1, self._steps - periods.engine.step - 1),
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.ddp.shares import rank_holder
+from hetopt.trainer.statistics import parameters_of
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 _SUMS_ITSELF = "sums or shards gradients itself"
@@ -40,7 +41,7 @@ def inspect_model(model: object, world_size: int) -> None:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter) or parameter.is_meta:
             raise BadInput(
-                f"Parameter {name} has no values yet.",
+                f"Parameter {name} has no values yet ({'a lazy module' if is_lazy(parameter) else 'the meta device'}).",
                 hint="run one batch through the model, or load its weights, before the optimizer is made",
             )
         if world_size > 1 and _is_a(parameter, "torch.distributed.tensor", "DTensor"):
@@ -70,26 +71,35 @@ def inspect_wrappers(model: nn.Module) -> None:
             )
 
 
-def inspect_optimizer(optimizer: object, world_size: int) -> None:
-    """Refuse what is no plain optimizer: a wrapper decides itself when to step, or where gradients come from.
+def inspect_optimizers(optimizers: Sequence[object], world_size: int) -> None:
+    """Refuse what is no plain optimizer (a wrapper decides itself when to step, or where gradients come from).
 
     Args:
-        optimizer: as the script gave it.
+        optimizers: as the script gave them.
         world_size: workers.
 
     Raises:
-        BadInput: with what to give instead.
+        BadInput: with what to give instead; or two optimizers have the same parameter.
     """
-    if not isinstance(optimizer, Optimizer) or "_optimizer_step_pre_hooks" not in vars(optimizer):
-        raise BadInput(
-            f"session(optimizer=) must be a torch.optim.Optimizer, got {type(optimizer).__name__}.",
-            hint="give the optimizer itself, without a wrapper or scheduler around it, or a tuple of several",
-        )
-    if world_size > 1 and _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
-        raise BadInput(
-            "The optimizer is a ZeroRedundancyOptimizer, which steps a part of the parameters on each worker.",
-            hint="give the plain optimizer",
-        )
+    owners: dict[int, int] = {}
+    for number, optimizer in enumerate(optimizers):
+        if not isinstance(optimizer, Optimizer) or "_optimizer_step_pre_hooks" not in vars(optimizer):
+            raise BadInput(
+                f"session(optimizer=) must be a torch.optim.Optimizer, got {type(optimizer).__name__}.",
+                hint="give the optimizer itself, without a wrapper or scheduler around it, or a tuple of several",
+            )
+        if world_size > 1 and _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+            raise BadInput(
+                "The optimizer is a ZeroRedundancyOptimizer, which steps a part of the parameters on each worker.",
+                hint="give the plain optimizer",
+            )
+        for parameter in parameters_of(optimizer):
+            if owners.setdefault(id(parameter), number) != number:
+                raise BadInput(
+                    f"Optimizers {owners[id(parameter)]} and {number} of the session have a parameter of shape "
+                    f"{tuple(parameter.shape)} in common, and its gradient can be for one step alone.",
+                    hint="give every parameter to one optimizer alone, as groups of different options if need be",
+                )
 
 
 def inspect_loader(loader: object, world_size: int) -> None:

@@ -24,6 +24,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
@@ -39,7 +40,7 @@ from hetopt.trainer.session.loaders import Splits
 from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.session.resuming import Extra, check_extra, own_state, restore, script_state
 from hetopt.trainer.session.steps import GradientFlow
-from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
+from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
 
 
 class Session(GradientFlow):
@@ -76,7 +77,7 @@ class Session(GradientFlow):
         if self._between is None:
             yield
             return
-        self._gate.take(Deed.AVERAGE, self._newest)
+        self._gate.take("averaged models", self._newest)
         with self._between.synchroniser.averaged():
             yield
 
@@ -131,7 +132,7 @@ class Session(GradientFlow):
         own = [one * weight if weight else 0.0 for one in values]
         for first in range(0, len(own), MOST_TOLD - 1):
             some = own[first : first + MOST_TOLD - 1]
-            weights, *totals = self._gate.take(Deed.MEAN, part, [weight, *some], mark=mark)
+            weights, *totals = self._gate.take("called run.mean", part, [weight, *some], mark=mark)
             means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
         return means
 
@@ -147,7 +148,7 @@ class Session(GradientFlow):
         """
         part = self._newest
         counts = part is None or (part.samples > 0 and (not part.is_audit or self.is_leader))
-        return self._gate.take(Deed.TOTAL, part, [_figure(value) if counts else 0.0])[0]
+        return self._gate.take("called run.total", part, [_figure(value) if counts else 0.0])[0]
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all workers in the order of the whole batch: features for a loss that depends on all of them.
@@ -168,7 +169,7 @@ class Session(GradientFlow):
             return rows
         if self._trains_alone:
             raise BadInput("run.gather joins the samples of workers that train for themselves.", hint="leave out sync")
-        self._gate.take(Deed.GATHER, self._newest)
+        self._gate.take("called run.gather", self._newest)
         part = self._newest
         if part is None:
             raise BadInput("run.gather was called before any batch of this session's loader.", hint="see `run.loader`")
@@ -201,7 +202,7 @@ class Session(GradientFlow):
                 f"run.checkpoint was called in the middle of step {engine.step + 1}.",
                 hint="call it after optimizer.step(), before the next batch is asked for",
             )
-        self._gate.take(Deed.SAVE, self._newest)
+        self._gate.take("called run.checkpoint", self._newest)
         if self._periods.saver is None:
             self._periods.saver = CheckpointSaver(
                 folder,
@@ -222,7 +223,7 @@ class Session(GradientFlow):
             training_s=0.0,
             shares=engine.balance.shares,
             model=self._model.state_dict(),
-            optimizer=self._optimizer.state_dict(),
+            optimizer={str(number): side.optimizer.state_dict() for number, side in enumerate(self._sides)},
             cursor={"samples_seen": self._periods.samples_seen, "steps": self._gate.step},
             policy=engine.context.spec.batch_policy,
             controller=engine.balance.state(),
@@ -231,7 +232,7 @@ class Session(GradientFlow):
             learning_rate=None,
             memory_bounds=(),
             target_reached=False,
-            script=script_state(self._model, self._optimizer, extra),
+            script=script_state(self._model, self._optimizers, extra),
         )
         memory: State = {}
         for number, exchange in enumerate(self._exchanges):
@@ -266,7 +267,7 @@ class Session(GradientFlow):
         folder = CheckpointFolder(self._check_recoverable("run.resume"))
         check_extra(extra)
         self._extra = extra
-        self._gate.take(Deed.RESUME, self._newest)
+        self._gate.take("called run.resume", self._newest)
         found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
         for torn in found.torn:
             self._periods.events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
@@ -275,7 +276,7 @@ class Session(GradientFlow):
             return 0
         shared = folder.load_shared(step)
         own = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
-        restore(self._model, self._optimizer, extra, shared, own, self.device)
+        restore(self._model, self._optimizers, extra, shared, own, self.device)
         for number, exchange in enumerate(self._exchanges):
             tail = f"#{number}"
             exchange.load_state({key.removesuffix(tail): one for key, one in own.memory.items() if key.endswith(tail)})
@@ -298,6 +299,10 @@ class Session(GradientFlow):
             if self._random is not None and isinstance(self._sources[-1], Splits):
                 self._random.use()  # the script has drawn a batch that it will not compute
             self.checkpoint(self._extra)
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [side.optimizer for side in self._sides]
 
     @property
     def _exchanges(self) -> list[Exchange | HierarchicalExchange]:
@@ -329,7 +334,7 @@ class Session(GradientFlow):
         self._shut()
         try:
             named = list(self._model.named_parameters())
-            self._gate.take(Deed.CLOSE, self._newest, mark=len(named))
+            self._gate.take("ended its session", self._newest, mark=len(named))
             self._end_epoch()
             if self._periods.saver is not None:
                 self._periods.saver.finish()

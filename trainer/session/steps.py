@@ -15,13 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
-from hetopt.trainer.session.alike import Optimizers, check_replicas, replica_marks
+from hetopt.trainer.session.alike import check_replicas, replica_marks
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradients import GradientSum, named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
-from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.steps.slowdown import FORWARD
 
@@ -35,8 +34,8 @@ _RIDES = 1
 class GradientFlow(BatchFlow):
     """Where a session meets backward passes and optimizers."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizers, **options: Any) -> None:
-        super().__init__(model, optimizer, **options)
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> None:
+        super().__init__(model, optimizers, **options)
         self._is_inspected = False
         self._stepping: Optimizer | None = None  # of the session
         # Of the loss that was computed last: what it is of, what those of all workers are, and how much it counts.
@@ -102,7 +101,7 @@ class GradientFlow(BatchFlow):
         rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.is_open
         rides = rides and only is not None and 0 < only.room <= gate.room
         if whole.is_open or (len(sides) == 1 and not rides):
-            gate.begin(Deed.SUM, self._newest, self._own)
+            gate.begin("summed gradients", self._newest, self._own)
         if whole.is_open:
             whole.weight = self._weigh()
         if only is not None and not rides:
@@ -115,10 +114,10 @@ class GradientFlow(BatchFlow):
         begun_s = time.perf_counter()
         if rides and only is not None:
             only.pack(gate.load[: only.room], self._own.own)
-            gate.begin(Deed.SUM, self._newest, self._own, mark=_RIDES)
+            gate.begin("summed gradients", self._newest, self._own, mark=_RIDES)
         elif len(sides) > 1:
             made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in sides]
-            gate.begin(Deed.SUM, self._newest, [*self._own, *made])
+            gate.begin("summed gradients", self._newest, [*self._own, *made])
         own, totals, reached = self._weigh(), self._totals, sides
         if rides and only is not None and not totals.is_mixed:  # else weighed by what all have: their samples
             only.unpack(gate.loaded[: only.room], totals.total, time.perf_counter() - begun_s)
@@ -238,7 +237,7 @@ class GradientFlow(BatchFlow):
         part, own = self._part if len(held) == len(sides) else self._take_part(), 0.0
         if part is not None and self._is_joint:
             self._own = self._counts(part, None, weight)
-            self._gate.begin(Deed.SUM, self._newest, self._own)
+            self._gate.begin("summed gradients", self._newest, self._own)
             own = self._weigh()
         self._sum_sides(sides, own, part, held)
 
@@ -294,7 +293,7 @@ class GradientFlow(BatchFlow):
         is_early = side.steps < CHECKED_STEPS and side.steps & (side.steps - 1) == 0
         if self._is_joint and (is_early or side.steps % CHECKED_STEPS == 0):
             marks = replica_marks(named_parameters(side.optimizer, self._names), side.optimizer)
-            self._gate.take(Deed.STEP, self._newest, mark=len(marks))
+            self._gate.take("called optimizer.step()", self._newest, mark=len(marks))
             check_replicas(marks, self._gate.step, self.world_size)
         return None
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
+from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,38 +24,23 @@ from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.failure import OthersFailed
 from hetopt.trainer.session.batches import Part
 
+Deed: TypeAlias = Literal[
+    "ended with an error",
+    "ended its session",
+    "summed gradients",
+    "began to draw batches",
+    "came to the end of its data",
+    "called run.mean",
+    "averaged models",
+    "called run.checkpoint",
+    "called run.resume",
+    "called run.gather",
+    "called run.total",
+    "called optimizer.step()",
+]
+"""What a worker is about to do with the others."""
 
-class Deed(IntEnum):
-    """What a worker is about to do with the others."""
-
-    FAIL = 0
-    CLOSE = 1
-    SUM = 2
-    DRAW = 3
-    END_EPOCH = 4
-    MEAN = 5
-    AVERAGE = 6
-    SAVE = 7
-    RESUME = 8
-    GATHER = 9
-    TOTAL = 10
-    STEP = 11
-
-
-_WORDS = {
-    Deed.FAIL: "ended with an error",
-    Deed.CLOSE: "ended its session",
-    Deed.SUM: "summed gradients",
-    Deed.DRAW: "began to draw batches",
-    Deed.END_EPOCH: "came to the end of its data",
-    Deed.MEAN: "called run.mean",
-    Deed.AVERAGE: "averaged models",
-    Deed.SAVE: "called run.checkpoint",
-    Deed.RESUME: "called run.resume",
-    Deed.GATHER: "called run.gather",
-    Deed.TOTAL: "called run.total",
-    Deed.STEP: "called optimizer.step()",
-}
+DEEDS = get_args(Deed)
 
 MOST_TOLD = 64
 """Numbers of a message that are summed over the workers, besides a gradient."""
@@ -123,8 +108,10 @@ class Turns:
             self._told = list(told)
             return
         place, own = ((0, 0), 0) if part is None else (part.place, part.mark)
-        step = self.step + (deed is not Deed.STEP)  # an optimizer steps by a gradient that was counted already
-        word = (self.number, deed, step, *place, own ^ mark, self.trained)
+        step = self.step + (
+            deed != "called optimizer.step()"
+        )  # an optimizer steps by a gradient that was counted already
+        word = (self.number, DEEDS.index(deed), step, *place, own ^ mark, self.trained)
         rest = [0.0] * (MOST_TOLD - len(told))
         self._head.copy_(torch.tensor([*word, *told, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
@@ -183,7 +170,7 @@ class Turns:
                 if work is not None:
                     work.wait(datetime.timedelta(seconds=_GOODBYE_S))
                 if not is_last and self._world_size > 1:
-                    self.begin(Deed.FAIL, part)
+                    self.begin("ended with an error", part)
         except (RuntimeError, RunFailed):
             return  # nobody listens: they learn of it as the connection breaks
 
@@ -199,14 +186,14 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     def said(rank: int) -> str:
         turn = turns[rank]
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
-        return f"{_WORDS[Deed(turn['deed'])]} at step {turn['step']} ({at})"
+        return f"{DEEDS[turn['deed']]} at step {turn['step']} ({at})"
 
     keys = [tuple(turn.values()) for turn in turns]
     usual = Counter(keys).most_common(1)[0][0]
-    ended = [rank for rank, turn in enumerate(turns) if turn["deed"] in (Deed.FAIL, Deed.CLOSE)]
+    ended = [rank for rank, turn in enumerate(turns) if DEEDS[turn["deed"]].startswith("ended")]
     ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
     one, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
-    if one["deed"] == Deed.FAIL:
+    if DEEDS[one["deed"]] == "ended with an error":
         who = workers(ones)
         return WorkerFailed(f"{who} ended with an error at step {one['step']}.", hint=f"see what {who} printed")
     if any(turn["trained"] != one["trained"] for turn in turns) and not ended:
