@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
@@ -35,9 +35,8 @@ from hetopt.trainer.session.alike import take_parameters
 from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
-from hetopt.trainer.session.inspection import inspect_loader
+from hetopt.trainer.session.inspection import inspect_loader, inspect_wrappers
 from hetopt.trainer.session.loaders import SessionLoader, Splits
-from hetopt.trainer.session.local import Between, synchroniser_of
 from hetopt.trainer.session.periods import Periods
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import States, draw_by_rank
@@ -49,6 +48,7 @@ from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
@@ -120,7 +120,13 @@ class BatchFlow:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
             overlaps = len(self._sides) == 1 and can_overlap(self.device, world_size)
             for side, own in zip(self._sides, named, strict=True):
-                side.sum = GradientSum(own, self._make_exchange, world_size=world_size, overlaps=overlaps)
+                side.sum = GradientSum(
+                    own,
+                    self._make_exchange,
+                    world_size=world_size,
+                    overlaps=overlaps,
+                    watched=lambda: self._gate.watch(),
+                )
             self._exchange = self._exchange_of_all()
         only = self._sides[0].sum if len(self._sides) == 1 else None
         self._sources: list[SessionLoader | Splits] = []  # of batches, in the order in which the script made them
@@ -128,7 +134,10 @@ class BatchFlow:
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
         self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint
-        self._between: Between | None = None  # of workers that train for themselves, from the first batch on
+        # What brings together workers that train for themselves, from the first batch on; between epochs the model is
+        # the average of all of them.
+        self._between: Synchronizer | None = None
+        self._paused = ExitStack()
         self._newest: Part | None = None  # of the batch that the script was given last
         self._waiting: deque[Part] = deque()  # batches of a window of accumulation may be asked for at once
         self._part: Part | None = None  # of the batch that was computed last
@@ -142,12 +151,12 @@ class BatchFlow:
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
         self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
-        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watched)
+        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watch)
         if world_size > 1:
             every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
             take_parameters([*model.parameters(), *model.buffers(), *every])
             draw_by_rank(rank)
-        self._whole = WholeBatch(rank, self._gate.watched, audits=self._audits)
+        self._whole = WholeBatch(rank, self._gate.watch, audits=self._audits)
         if synchronizes_norms and world_size > 1:
             self._whole.synchronize(model.modules())
         self._begin_step_of_all()
@@ -240,7 +249,7 @@ class BatchFlow:
     def drawing(self, mark: int = 0) -> Iterator[None]:
         """Let the workers agree on batches inside; on what all of them do that with, there is a mark."""
         self._gate.take("began to draw batches", self._newest, mark=mark)
-        with self._gate.watched():
+        with self._gate.watch():
             yield
 
     def _add(self, source: SessionLoader | Splits) -> None:
@@ -268,6 +277,8 @@ class BatchFlow:
             entries: of the shares that a checkpoint had; None: none.
             varies: whether the size is only that of the first.
         """
+        if self.world_size > 1:
+            inspect_wrappers(self._model)
         self._varies, self._shared = varies, source
         before, restored = self._periods.engine, self._restored
         largest = self._plan.spec.workers[0].max_local_batch_size
@@ -294,18 +305,30 @@ class BatchFlow:
         return table
 
     def _synchroniser(self, spec: RunSpec, stopwatch: Stopwatch) -> Synchronizer:
-        if self._between is None:
-            synchroniser = synchroniser_of(
-                spec,
-                self._shared,
-                self._model,
-                self._sides[0].optimizer,
-                rank=self.rank,
-                device=self.device,
-                stopwatch=stopwatch,
+        """Return what brings together the models of workers that train for themselves.
+
+        Raises:
+            BadInput: rounds are counted in epochs, and nobody knows how long those are.
+        """
+        dataset: Any = self._shared.dataset
+        is_stream = isinstance(dataset, IterableDataset)
+        if is_stream and spec.sync.name == "fedavg":
+            raise BadInput(
+                "The rounds of fedavg are counted in passes over the data, and a stream does not say how long one is.",
+                hint="use sync='local-sgd(8)', which counts steps",
             )
-            self._between = Between(synchroniser, self._model)
-        return self._between.synchroniser
+        self._between = self._between or make_synchroniser(
+            spec,
+            self._model,
+            self._sides[0].optimizer,
+            rank=self.rank,
+            device=self.device,
+            clock=time.perf_counter,
+            stopwatch=stopwatch,
+            dataset_size=1 if is_stream else len(dataset),
+        )
+        assert self._between is not None
+        return self._between
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -341,7 +364,7 @@ class BatchFlow:
             if is_first or self._batches >= self.accumulate:
                 self._end_local_step()
             if is_first:
-                self._between.resume()
+                self._paused.close()
         if engine is not None:
             if is_first:
                 engine.log.resume()  # what the script did since the last batch is no part of a step
@@ -387,7 +410,7 @@ class BatchFlow:
         self._gate.take("came to the end of its data", self._newest)
         if self._between is not None:
             self._end_local_step()
-            self._between.pause()
+            self._paused.enter_context(self._between.averaged())
         else:
             average_buffers(self._model, self.shares[self.rank] / sum(self.shares), self.world_size)
 
@@ -418,7 +441,7 @@ class BatchFlow:
             if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
                 check_batch(self._plan.spec, sum(taken))
             periods.samples_seen += sum(taken)
-            with self._gate.watched():
+            with self._gate.watch():
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
                 stops = periods.after(
                     trace,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -31,6 +32,8 @@ Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
 MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
 """Returns the exchange of a gradient, given the shapes of its parameters."""
 
+Watched: TypeAlias = Callable[[], AbstractContextManager[None]]
+
 MOST_NAMED = 3
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -49,6 +52,7 @@ class GradientSum:
         make_exchange: returns what sums them.
         world_size: workers.
         overlaps: whether all workers can sum a dense gradient while backward makes it.
+        watched: around what all workers do together.
 
     Attributes:
         exchange: how gradients travel.
@@ -60,8 +64,17 @@ class GradientSum:
         is_pending: whether ``.grad`` holds this worker's own gradient of backward passes that are not summed yet.
     """
 
-    def __init__(self, named: Named, make_exchange: MakeExchange, *, world_size: int, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        named: Named,
+        make_exchange: MakeExchange,
+        *,
+        world_size: int,
+        overlaps: bool = False,
+        watched: Watched = nullcontext,
+    ) -> None:
         self._make_exchange, self._world_size, self._overlaps = make_exchange, world_size, overlaps
+        self._watched = watched
         self._sharers = world_size  # of a gradient of all workers that is there already
         self._buckets: Buckets | None = None
         self.is_pending = self.was_hidden = self.has_arrived = False
@@ -222,29 +235,34 @@ class GradientSum:
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
             look_at: ratios to tell the kept energy at.
         """
-        buckets = self._buckets
-        self.was_hidden = buckets is not None and buckets.is_armed
-        if buckets is not None and buckets.is_armed:
-            is_repeated = buckets.is_repeated
-            buckets.finish()
-            self._mark(spoilt=is_repeated)
-            self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
-            for sent in self._sent:
-                sent.wait()
-            self.stats = self._sent_dense()
-            if self._marks[-1]:  # on some worker: all of them sum anew, and from now on after backward
-                self._overlaps = False
-                self.close()
-                self._put(weight)
-                dist.all_reduce(self._flat)
-        elif not self.has_arrived:
-            self._put(weight)
-            self._mark()
-            work = dist.all_reduce(self._marks, async_op=True) if self._world_size > 1 else None
-            self._sum_flat(scaler, look_at)
-            if work is not None:
-                work.wait()
+        self.was_hidden = self._buckets is not None and self._buckets.is_armed
+        if not self.has_arrived:
+            with self._watched():
+                if self._buckets is not None and self.was_hidden:
+                    self._sum_in_buckets(self._buckets, weight)
+                else:
+                    self._put(weight)
+                    self._mark()
+                    work = dist.all_reduce(self._marks, async_op=True) if self._world_size > 1 else None
+                    self._sum_flat(scaler, look_at)
+                    if work is not None:
+                        work.wait()
         self._give()
+
+    def _sum_in_buckets(self, buckets: Buckets, weight: float) -> None:
+        """Wait for the parts that are on their way; where a gradient was made twice on some worker, sum all anew."""
+        is_repeated = buckets.is_repeated
+        buckets.finish()
+        self._mark(spoilt=is_repeated)
+        self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
+        for sent in self._sent:
+            sent.wait()
+        self.stats = self._sent_dense()
+        if self._marks[-1]:  # from now on after backward
+            self._overlaps = False
+            self.close()
+            self._put(weight)
+            dist.all_reduce(self._flat)
 
     def _mark(self, *, spoilt: bool = False) -> None:
         self._marks.copy_(torch.tensor([*self._used, spoilt]))

@@ -56,7 +56,7 @@ def inspect_model(model: object, world_size: int) -> None:
 
 
 def inspect_wrappers(model: nn.Module) -> None:
-    """Refuse a wrapper that was put around the model since the session began; looked for once, at the first gradient.
+    """Refuse a wrapper that was put around the model since the session began; looked for as batches are shared out.
 
     Raises:
         BadInput: there is one.

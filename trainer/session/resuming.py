@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.session.random_state import States
 from hetopt.trainer.statistics import parameters_of
 
@@ -54,13 +52,6 @@ def script_state(model: nn.Module, optimizers: Sequence[Optimizer], extra: Extra
                 hint="leave it out of `extra`, or give its state_dict numbers, texts, lists and tensors",
             )
     return {"extra": states, "others": [one.detach() for one in _others(model, optimizers)]}
-
-
-def own_state(model: nn.Module, memory: State, device: torch.device, sources: Sequence[object]) -> RankState:
-    """Return what a worker has of its own: what it holds back, random numbers, and statistics of its own samples."""
-    buffers = {name: one.detach() for name, one in model.named_buffers()}
-    script = {"random": States.now().vector(), "buffers": buffers, "sources": sources}
-    return replace(RankState.now(memory, device), script=script)
 
 
 def restore(

@@ -19,6 +19,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -31,16 +32,17 @@ from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
-from hetopt.trainer.checkpoints.state import SharedState, parameters_sha256, run_digest
-from hetopt.trainer.comm.compressor import State
+from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.session.alike import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
+from hetopt.trainer.session.random_state import States
 from hetopt.trainer.session.registry import REGISTRY, Stopped
-from hetopt.trainer.session.resuming import Extra, check_extra, own_state, restore, script_state
+from hetopt.trainer.session.resuming import Extra, check_extra, restore, script_state
 from hetopt.trainer.session.steps import GradientFlow
 from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
+from hetopt.trainer.sync.model_vector import ModelVector
 
 
 class Session(GradientFlow):
@@ -78,7 +80,7 @@ class Session(GradientFlow):
             yield
             return
         self._gate.take("averaged models", self._newest)
-        with self._between.synchroniser.averaged():
+        with self._between.averaged():
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
@@ -215,7 +217,7 @@ class Session(GradientFlow):
         saver, begun_s = self._periods.saver, engine.context.clock()
         if saver.begun_step == engine.step:
             return
-        with self._gate.watched():
+        with self._gate.watch():
             saver.finish()
         shared = SharedState(
             digest=run_digest(engine.context.spec),
@@ -234,10 +236,17 @@ class Session(GradientFlow):
             target_reached=False,
             script=script_state(self._model, self._optimizers, extra),
         )
-        memory: State = {}
-        for number, exchange in enumerate(self._exchanges):
-            memory |= {f"{key}#{number}": value for key, value in exchange.state().items()}
-        own = own_state(self._model, memory, self.device, [one.state() for one in self._sources])
+        memory = {
+            f"{key}#{number}": value
+            for number, exchange in enumerate(self._exchanges)
+            for key, value in exchange.state().items()
+        }
+        script = {
+            "random": States.now().vector(),
+            "buffers": {name: buffer.detach() for name, buffer in self._model.named_buffers()},
+            "sources": [source.state() for source in self._sources],
+        }
+        own = replace(RankState.now(memory, self.device), script=script)
         saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
@@ -340,7 +349,11 @@ class Session(GradientFlow):
                 self._periods.saver.finish()
             if self._between is not None:
                 self._end_local_step()
-                self._between.end()
+                vector = ModelVector(self._model)
+                with self._between.averaged():
+                    average = vector.read()
+                self._paused.close()
+                vector.write(average)
             engine = self._periods.engine
             if engine is not None:
                 self._periods.finish(self._shared.passes)

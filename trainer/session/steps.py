@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.session.alike import check_replicas, replica_marks
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradients import GradientSum, named_parameters
-from hetopt.trainer.session.inspection import inspect_wrappers
-from hetopt.trainer.session.local import gradient_energy
 from hetopt.trainer.session.weights import Counts, Weight
+from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.slowdown import FORWARD
 
 CHECKED_STEPS = 20
@@ -36,7 +35,6 @@ class GradientFlow(BatchFlow):
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> None:
         super().__init__(model, optimizers, **options)
-        self._is_inspected = False
         self._stepping: Optimizer | None = None  # of the session
         # Of the loss that was computed last: what it is of, what those of all workers are, and how much it counts.
         self._own, self._totals, self._weight = Counts(), Counts(), 1.0
@@ -72,9 +70,6 @@ class GradientFlow(BatchFlow):
                 hint="return the mean over the samples of the batch",
             )
         loss = loss if gradient is None else loss * gradient.detach()
-        if self.world_size > 1 and not self._is_inspected:
-            inspect_wrappers(self._model)
-            self._is_inspected = True
         part = self._take_part()
         for side in self._sides:
             self._follow(side)
@@ -164,25 +159,24 @@ class GradientFlow(BatchFlow):
         if self._periods.computed is None and engine is not None:
             self._periods.computed = self._periods.stopwatch.mark()
         look_at = () if engine is None else engine.look_at
-        has_arrived = all(side.sum is None or side.sum.has_arrived for side in sides)
-        with nullcontext() if has_arrived else self._gate.watched():
-            for side in sides:
-                side.is_summed = True
-                if side.sum is None:
-                    continue
-                if side in held:
-                    side.sum.begin()
-                if part is not None and part.is_audit:
-                    self._audit_step(side.sum, own)
-                else:
-                    side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
-                self._stats += [] if side.sum.stats is None else [side.sum.stats]
+        for side in sides:
+            side.is_summed = True
+            if side.sum is None:
+                continue
+            if side in held:
+                side.sum.begin()
+            if part is not None and part.is_audit:
+                self._audit_step(side.sum, own)
+            else:
+                side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
+            self._stats += [] if side.sum.stats is None else [side.sum.stats]
         self._end_sum()
 
     def _audit_step(self, gradient: GradientSum, own: float) -> None:
         """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
         step, events = self._gate.step + 1, self._periods.events
-        found = gradient.audit(own, is_leader=self.rank == 0, draws=self._draws())
+        with self._gate.watch():
+            found = gradient.audit(own, is_leader=self.rank == 0, draws=self._draws())
         said = self._audit.add(found, step)
         if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
             events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
@@ -247,7 +241,8 @@ class GradientFlow(BatchFlow):
             self._sides[0].backwards = 0
             if self._plan.spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-                self._energy = gradient_energy([parameter for _, parameter in self._trained], scale)
+                gradients = [one.grad.detach().reshape(-1).float() for _, one in self._trained if one.grad is not None]
+                self._energy = sum(map(energy, gradients)) / scale**2
         elif any(self._taken) or len(self._stepped) == len(self._sides):  # else one more loss of the same step
             self._gate.step += 1
             self._end_step()
@@ -283,11 +278,9 @@ class GradientFlow(BatchFlow):
             self._before_inner_step(optimizer)
             return None
         self._stepping = optimizer
-        if self._is_joint:
-            if options.get("closure") is not None:
-                return arguments, {**options, "closure": self._together(side, options["closure"])}
-            if len(arguments) > 1 and arguments[1] is not None:
-                return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
+        closure = options.get("closure") or next(iter(arguments[1:]), None)
+        if self._is_joint and closure is not None:
+            return arguments[:1], {**options, "closure": self._together(side, closure)}
         self._begin_step(side)
         side.steps += 1
         is_early = side.steps < CHECKED_STEPS and side.steps & (side.steps - 1) == 0
@@ -301,15 +294,14 @@ class GradientFlow(BatchFlow):
         """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
         if self._stepping is not None:
             return
-        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        known = set[int]()
+        stepped = set(map(id, parameters_of(optimizer)))
         for side in self._sides:
-            own = {id(one) for group in side.optimizer.param_groups for one in group["params"]}
-            known |= own
+            own = set(map(id, parameters_of(side.optimizer)))
             if own & stepped:
                 self._begin_step(side)
                 self._stepped.add(id(side.optimizer))
-        if self.world_size > 1 and not stepped <= known:
+            stepped -= own
+        if self.world_size > 1 and stepped:
             raise BadInput(
                 f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
                 "samples alone.",

@@ -11,8 +11,8 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -59,7 +59,7 @@ class WorkerFailed(Disagreement, OthersFailed):
     """A worker ends with an error, as the others know from it."""
 
 
-class Turns:
+class Turns(Guard):
     """One worker's side. Alone, there is nobody to hear.
 
     Args:
@@ -81,13 +81,13 @@ class Turns:
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
         self.number, self.step, self.trained = number, 0, 0
         self._rank, self._world_size = rank, world_size
-        self._guard = Guard(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
+        super().__init__(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
         self._work: dist.Work | None = None
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = True
         self.room, self.waited_s, self._told = room, 0.0, list[float]()
         sizes = [len(_FIELDS), MOST_TOLD, room]
-        with self.watched():  # the others become known while nothing can go wrong yet
+        with self.watch():  # the others become known while nothing can go wrong yet
             self._sent = torch.zeros(world_size, sum(sizes), dtype=torch.float64)
         self._received, self._sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
         self._head, self.load = self._sent[0, : sum(sizes[:2])], self._sent[0, sum(sizes[:2]) :]
@@ -115,7 +115,7 @@ class Turns:
         rest = [0.0] * (MOST_TOLD - len(told))
         self._head.copy_(torch.tensor([*word, *told, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
-        with self.watched():
+        with self.watch():
             # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
             self._work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
                 self._received.view(-1), self._sent.view(-1), [], [], self._options
@@ -130,7 +130,7 @@ class Turns:
         work, self._work = self._work, None
         if work is not None:
             begun_s = time.perf_counter()
-            with self.watched():
+            with self.watch():
                 work.wait()
             self.waited_s += time.perf_counter() - begun_s
             words = self._words.tolist()
@@ -145,22 +145,15 @@ class Turns:
         self.begin(deed, part, told, mark=mark)
         return self.finish()
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Name a worker that is lost while all workers do the same inside.
-
-        Raises:
-            RunFailed: one is.
-        """
-        if self._world_size == 1:
-            yield
-            return
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            with self._guard.watch():
-                yield
+            super().__exit__(kind, error, trace)
         except LostPeer as lost:
-            said = f"{str(lost)[:200]}, at step {self.step + 1}."
-            raise OthersFailed(said, hint="see what that worker printed") from lost
+            raise OthersFailed(
+                f"{str(lost)[:200]}, at step {self.step + 1}.", hint="see what that worker printed"
+            ) from lost
 
     def fail(self, part: Part | None) -> None:
         """Tell the others, if they listen, that this worker ends with an error."""
