@@ -18,7 +18,7 @@ from torch import nn
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
-from hetopt.trainer.loss_test import RandomRows, probe_loss
+from hetopt.trainer.loss_test import NoNoise, probe_loss
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.task import Task, TaskData, is_judged_by_loss, make_model, make_optimizer, mean_of
 from hetopt.trainer.tasks.load import load_task
@@ -185,7 +185,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
 
     def sums(indices: list[int]) -> dict[str, float]:
         batch = fetch(dataset, indices)
-        with torch.no_grad(), RandomRows(0, len(indices), len(few)):
+        with torch.no_grad(), NoNoise():
             told = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
         if not isinstance(told, Mapping) or not told:
             said = "no sums" if isinstance(told, Mapping) else f"a {type(told).__name__}, not a dictionary of sums"

@@ -1,9 +1,7 @@
 """Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
 
-One worker computes its first batch whole, and then in two unequal parts, with the same random numbers for the same
-sample. What differs by more than rounding would differ between the workers of a run, too.
-
-Random numbers that belong to samples: a sample draws the same ones in a batch and in a part of it.
+One worker computes its first batch whole, and then in two unequal parts, without noise. What differs by more than
+rounding would differ between the workers of a run, too.
 """
 
 from __future__ import annotations
@@ -23,71 +21,27 @@ from hetopt.trainer.data.fetch import Batch, rows_of, same_batch, samples_in
 from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.task import Loss, mean_of
 
-_DRAW = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
-         "random_", "bernoulli", "bernoulli_", "native_dropout", "exponential_", "geometric_", "cauchy_", "log_normal_",
-         "multinomial", "poisson", "rrelu_with_noise", "randperm"}  # fmt: skip
-"""Operators of torch that draw."""
+_DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
+          "random_", "bernoulli", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_", "multinomial",
+          "poisson"}  # fmt: skip
+"""Operators of torch that draw for each sample."""
 
 _SEED = 1_000_003
 
 
-class RandomRows(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Inside, whatever is drawn for a batch is drawn sample by sample, from a sequence of the draw and the sample.
-
-    Args:
-        first: place of the batch's first sample in the whole batch.
-        samples: of the batch.
-        whole: samples of the whole batch, after which they repeat; None: they do not.
-    """
-
-    def __init__(self, first: int, samples: int, whole: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self._first = first
-        self._samples = samples
-        self._whole = whole or first + samples
-        self._draws = 0
+class NoNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Inside, all that torch draws in a call is one number, so that no sample's noise depends on its batch."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a torch operator; one that draws random numbers draws them sample by sample."""
-        kwargs = kwargs or {}
-        if func.overloadpacket.__name__ not in _DRAW:
-            return func(*args, **kwargs)
-        self._draws += 1
-        return self._draw(func, args, kwargs)
-
-    def _draw(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        at, rows = _where(args)
-        if at is None or rows == 0 or rows % self._samples:
-            torch.manual_seed(_SEED * self._draws)
-            return func(*args, **kwargs)
-        each = rows // self._samples
-        drawn = []
-        for sample in range(self._samples):
-            torch.manual_seed(_SEED * self._draws + 1 + (self._first + sample) % self._whole)
-            own = list(args)
-            given = own[at]
-            if isinstance(given, Tensor):
-                own[at] = given[sample * each : (sample + 1) * each]
-            else:
-                own[at] = [each, *given[1:]]
-            drawn.append(func(*own, **kwargs))
-        if isinstance(args[at], Tensor) and func.__name__.split(".")[0].endswith("_"):
-            return args[at]  # in place, row by row
-        if isinstance(drawn[0], tuple):
-            return tuple(torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return torch.cat(drawn)
-
-
-def _where(args: Sequence[Any]) -> tuple[int | None, int]:
-    """Which argument has the rows, a tensor or a size, and how many those are."""
-    for at, one in enumerate(args):
-        if isinstance(one, Tensor):
-            return (at, one.shape[0]) if one.dim() else (None, 0)
-        if isinstance(one, (list, tuple)) and one and all(isinstance(size, int) for size in one):
-            return at, one[0]
-    return None, 0
+        """Call a torch operator; what it draws becomes one half, or one whole number that it may draw."""
+        if func.overloadpacket.__name__ not in _DRAWS:
+            return func(*args, **(kwargs or {}))
+        torch.manual_seed(_SEED)
+        drawn = func(*args, **(kwargs or {}))
+        is_whole = not drawn.is_floating_point() and drawn.numel()
+        return drawn.fill_(drawn.reshape(-1)[0] if is_whole else 0.5)
 
 
 Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
@@ -181,10 +135,10 @@ def probe_loss(
     batches = _batches(read, samples, first)
     if batches is None:
         return LossTest()
-    places = ((0, samples), (0, first), (first, samples - first))
+    sizes = (samples, first, samples - first)
 
     def computed() -> list[_Computed]:
-        return [_compute(model, loss, batch, *place) for batch, place in zip(batches, places, strict=True)]
+        return [_compute(model, loss, batch, size) for batch, size in zip(batches, sizes, strict=True)]
 
     with _as_before(model):
         model.eval()  # what a loss is a mean over does not depend on how layers normalise
@@ -211,10 +165,8 @@ class _Computed:
         return float(self.samples) if by != "counted" else self.targets if self.count is None else self.count
 
 
-def _compute(
-    model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, begin: int, samples: int
-) -> _Computed:
-    with RandomRows(begin, samples):
+def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
+    with NoNoise():
         returned = loss(model, batch)
     count = float(returned[1]) if isinstance(returned, tuple) else None
     mean = mean_of(returned)

@@ -19,7 +19,6 @@ import ast
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from hetopt.api.script_text import SourceFile, called, read_script, several_workers
@@ -159,8 +158,7 @@ class _Conversion:
         for backward, way in zip(backwards, ways, strict=True):
             if self._start(way[-1]) is not start or way[-1].loader != begin.loader:
                 raise self._not_plain(backward, f"is of another loop than that of line {backwards[0].lineno}")
-        accumulate = self._accumulation(ways[0], start)
-        text = self._with_session(backwards, ways, start, accumulate)
+        text = self._with_session(backwards, ways, start)
         try:
             ast.parse(text)
         except SyntaxError as error:
@@ -349,24 +347,11 @@ class _Conversion:
         for loop in self._loops(node):
             if isinstance(loop, ast.While):
                 continue
-            read: ast.expr = self._inside(loop.iter)
-            bar = self._bar(read, loop)
-            read = read if bar is None else self._inside(bar)
+            read = self._inside(loop.iter)
             is_item = isinstance(read, ast.Subscript) and isinstance(read.slice, ast.Constant)
             if isinstance(read, (ast.Name, ast.Attribute)) or is_item:
                 return ast.unparse(read)
         return None
-
-    def _bar(self, read: ast.expr, loop: ast.AST) -> ast.expr | None:
-        """Return the call around a loader that got a name before its loop: ``bar = tqdm(loader)``."""
-        name = ast.unparse(read)
-        home = self._function_of(loop)
-        bars = [
-            bound.value
-            for bound in self._bound
-            if bound.name == name and bound.function is home and self._inside(bound.value) is not bound.value
-        ]
-        return bars[0] if len(bars) == 1 else None
 
     @staticmethod
     def _inside(shown: ast.expr) -> ast.expr:
@@ -412,39 +397,14 @@ class _Conversion:
         around = (outer for outer in (begin.node, *self._file.around(begin.node)) if isinstance(outer, ast.stmt))
         start: ast.stmt = loops[-1] if loops else next(around)
         for bound in self._bound:
-            shown = self._inside(bound.value)
-            is_bar = shown is not bound.value and ast.unparse(shown) == begin.loader
-            if bound.function is not begin.function or not (is_bar or bound.name == begin.loader):
-                continue
-            if _is_within(bound.value, start) is not is_bar:
-                when = "before the loop" if is_bar else "anew each time"
-                raise NotPlain(f"{self._file.where(bound.value)}: {bound.name} is made {when}.")
+            is_loader = bound.function is begin.function and bound.name == begin.loader
+            if is_loader and _is_within(bound.value, start):
+                raise NotPlain(f"{self._file.where(bound.value)}: {bound.name} is made anew each time.")
         return start
-
-    def _accumulation(self, way: list[_Frame], start: ast.stmt) -> str:
-        """Return the backward passes of a step, as in ``if (i + 1) % k == 0: optimizer.step()``.
-
-        Empty: not said so plainly; gradients are then exchanged at every backward pass, to the same end.
-        """
-        (optimizer,) = self._optimizers if len(self._optimizers) == 1 else ("",)
-        steps = [call for call, names in self._steps() if _last(optimizer) in names]
-        tests = [outer for step in steps for outer in self._file.around(step) if isinstance(outer, ast.If)]
-        for every in (node for test in tests if not _is_within(way[0].node, test) for node in ast.walk(test.test)):
-            if isinstance(every, ast.BinOp) and isinstance(every.op, ast.Mod):
-                number = ast.unparse(every.right) if isinstance(every.right, (ast.Name, ast.Attribute)) else None
-                for frame, outer in pairwise(way):
-                    if number and frame.function and isinstance(outer.node, ast.Call):
-                        number = self._outside(number, frame.function, outer.node)
-                if any(bound.name == number and _is_within(bound.value, start) for bound in self._bound):
-                    return ""
-                return ast.unparse(every.right) if isinstance(every.right, ast.Constant) else number or ""
-        return ""
 
     # What is written
 
-    def _with_session(
-        self, backwards: list[ast.Call], ways: list[list[_Frame]], start: ast.stmt, accumulate: str
-    ) -> str:
+    def _with_session(self, backwards: list[ast.Call], ways: list[list[_Frame]], start: ast.stmt) -> str:
         begin = ways[0][-1]
         assert begin.loader is not None
         text = self._file.text.encode()  # columns of the tree count bytes
@@ -460,8 +420,7 @@ class _Conversion:
         shared: set[str] = set()
         for backward, way in zip(backwards, ways, strict=True):
             handle = self._handle(way)
-            is_inside = begin.function in (None, *self._file.around(backward))
-            if handle == self._run and not is_inside:
+            if handle == self._run and begin.function not in (None, *self._file.around(backward)):
                 shared.add(self._run)
             edits += _replaced(backward, handle, text, starts)
         if begin.function is not None and self._is_of_file(begin.loader, begin.function):
@@ -476,8 +435,7 @@ class _Conversion:
             edits.append((place, place, f"{inner}global {', '.join(sorted(shared))}\n"))
         place = starts[start.lineno - 1]
         given = (_tuple(self._model_names(begin)), _tuple(list(self._optimizers)))
-        options = f", accumulate={accumulate}" if accumulate else ""
-        head = f"{margin}with {self._session}({', '.join(given)}{options}) as {self._run}:\n"
+        head = f"{margin}with {self._session}({', '.join(given)}) as {self._run}:\n"
         edits.append((place, place, f"{head}{margin}{unit}{begin.loader} = {self._run}.loader({begin.loader})\n"))
         inside_strings = {
             number

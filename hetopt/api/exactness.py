@@ -48,7 +48,8 @@ class ShareCheck:
     Attributes:
         shares: relative difference where they share batches 3 to 1, by step.
         equal: the same in equal shares, as DistributedDataParallel has them.
-        rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares.
+        rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares;
+            of a schedule also at steps 10 and 1,000.
         is_ddp: whether the script uses DistributedDataParallel; else it has a session.
         normalises: whether the model has BatchNorm in training mode.
     """
@@ -150,7 +151,7 @@ def check_script(
         alone, told_alone = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = told_equal if told_shared.way == "ddp" else told_alone
-        other_rate = _other_rate(right.rates, told_shared.rates)
+        other_rate = _other_rate(right.rates, told_shared.rates) or _other_rate(right.schedules, told_shared.schedules)
         # Behind another rate, gradients are of other parameters.
         first = (_other_rate(told_alone.rates, told.rates) for told in (told_shared, told_equal))
         steps = min((found[0] for found in first if found is not None), default=STEPS)
@@ -185,7 +186,7 @@ _NO_STEP_HINT = "give it arguments with which it trains"
 
 
 def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> tuple[int, float, float] | None:
-    """Return the first step, from 1, at which learning rates differ, and both; None: all are the same."""
+    """Return the first place, from 1, at which learning rates differ, and both; None: all are the same."""
     different = [
         (step, rate, another)
         for own, its in zip(right, other, strict=False)

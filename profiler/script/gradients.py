@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -39,6 +40,9 @@ from hetopt.trainer.session.registry import REGISTRY
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
+
+LATER = (10, 1000)
+"""Steps of a schedule at which its learning rate is kept."""
 
 FILE = "{name}-{rank}.pt"
 TOLD_FILE = "{name}-{rank}.json"
@@ -64,6 +68,8 @@ class Told(Record):
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
+    schedules: tuple[tuple[float, ...], ...] = ()
+    """[schedules][of `LATER`] learning rate that a schedule comes to, without training so long."""
     way: Way = ""
 
 
@@ -79,7 +85,29 @@ class GradientRecorder:
         self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
+        self._schedules: list[LRScheduler] = []
         self.uses_ddp: Callable[[], object] = lambda: None
+
+    def keep_schedules(self) -> None:
+        """Note every schedule that the script makes."""
+        init = LRScheduler.__init__
+
+        @wraps(init)
+        def made(schedule: LRScheduler, *given: Any, **named: Any) -> None:
+            init(schedule, *given, **named)
+            self._schedules.append(schedule)
+
+        LRScheduler.__init__ = made  # type: ignore[method-assign]  # as said at the top
+
+    def _later_rates(self, schedule: LRScheduler) -> tuple[float, ...]:
+        """Return the learning rates that a schedule comes to; that of its end where it ends before."""
+        rates = []
+        for step in LATER:
+            with suppress(ValueError):  # OneCycleLR goes no further than it was made for
+                for _ in range(step - schedule.last_epoch):
+                    schedule.step()
+            rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
+        return tuple(rates)
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """One more step."""
@@ -104,7 +132,8 @@ class GradientRecorder:
         """Write, wait until the others have, and leave without another word of the script."""
         if code == 0:
             way: Way = "session" if REGISTRY.begun else "ddp" if self.uses_ddp() is not None else ""
-            told = Told(rates=tuple(map(tuple, self._rates.values())), way=way)
+            schedules = tuple(map(self._later_rates, self._schedules))
+            told = Told(rates=tuple(map(tuple, self._rates.values())), schedules=schedules, way=way)
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -123,6 +152,7 @@ def main(arguments: list[str]) -> None:
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
+    recorder.keep_schedules()
 
     def notice(module: nn.Module, inputs: Any) -> None:
         if normalises(module):

@@ -549,6 +549,7 @@ BY_HAND = {
     "phases": "line 37: the backward pass is in no `for` loop over a loader that has a name",
     "a closure": "line 32: the backward pass is in closure, which is called in 0 places",
     "batches of a function": "is in no `for` loop over a loader that has a name",
+    "two networks of a class, and noise": "bar is made anew each time",
     "two loops": "line 30: the backward pass is of another loop than that of line 27",
     "two loaders side by side": "is in no `for` loop over a loader that has a name",
     "a loader for each epoch": "loader is made anew each time",

@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.statistics import CLOSE, options_of, parameters_of, tensors_mark
+from hetopt.trainer.statistics import CLOSE, options_of, tensors_mark
 
 
-def as_one_model(models: Sequence[nn.Module]) -> nn.Module:
-    """Return the only one, or a module of all of them, for what asks for names, parameters and buffers."""
-    return models[0] if len(models) == 1 else nn.ModuleList(models)
-
-
-class Optimizers:
-    """The optimizers of a session, for what compares, counts and saves them.
-
-    Args:
-        each: in the order in which the script gave them.
-
-    Raises:
-        BadInput: two of them have the same parameter.
-    """
-
-    def __init__(self, each: Iterable[Optimizer]) -> None:
-        self.each = tuple(each)
-        owner: dict[int, int] = {}
-        for number, one in enumerate(self.each):
-            for parameter in parameters_of(one):
-                if owner.setdefault(id(parameter), number) != number:
-                    raise BadInput(
-                        f"Optimizers {owner[id(parameter)]} and {number} of the session have a parameter of shape "
-                        f"{tuple(parameter.shape)} in common, and its gradient can be for one step alone.",
-                        hint="give every parameter to one optimizer alone, as groups of different options if need be",
-                    )
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Return those of all of them."""
-        return [group for one in self.each for group in one.param_groups]
-
-    def state_of(self, parameter: nn.Parameter) -> Mapping[str, Any]:
-        """Return what the optimizer that has a parameter remembers of it."""
-        return next((one.state[parameter] for one in self.each if parameter in one.state), {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return that of each, by its number."""
-        return {str(number): one.state_dict() for number, one in enumerate(self.each)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what `state_dict` gave."""
-        for number, one in enumerate(self.each):
-            one.load_state_dict(state[str(number)])
-
-
-def take_parameters(model: nn.Module, optimizer: Optimizers) -> None:
-    """Take rank 0's parameters and buffers, also those that only the optimizer knows."""
-    tensors = {id(one): one for one in [*model.parameters(), *model.buffers(), *parameters_of(optimizer)]}
-    for tensor in tensors.values():
+def take_parameters(tensors: Iterable[Tensor]) -> None:
+    """Take rank 0's values of parameters and buffers."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
         own = tensor.detach()
         real = torch.view_as_real(own) if own.is_complex() else own
         staged = real.cpu().contiguous()
@@ -74,39 +27,42 @@ def take_parameters(model: nn.Module, optimizer: Optimizers) -> None:
         real.copy_(staged)
 
 
-def check_replicas(
-    named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizers | None, step: int, world_size: int
-) -> None:
-    """Compare parameters, gradients, and the optimizer's state and options with the other workers, bit by bit.
+Mark: TypeAlias = tuple[str, float, float]
+"""What a number is of, the number, and the relative distance at which another worker's counts as equal."""
+
+
+def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer | None = None) -> list[Mark]:
+    """Return checksums of parameters, their gradients, and an optimizer's state, and the optimizer's options.
 
     Args:
         named: the parameters.
-        optimizer: about to step by the gradients; None: none is, and only parameters count.
+        optimizer: about to step by their gradients; None: none is, and only parameters count.
+    """
+    tensors = [(f"parameter {name}", [parameter.detach()]) for name, parameter in named]
+    if optimizer is None:
+        return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors]
+    for name, parameter in named:
+        state = optimizer.state.get(parameter, {})
+        values = [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+        tensors += [(f"the gradient of {name}", _dense(parameter.grad)), (f"the optimizer's state of {name}", values)]
+    options = [(what, value, CLOSE) for what, value in options_of(optimizer)]
+    return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors] + options
+
+
+def check_replicas(marks: Sequence[Mark], step: int, world_size: int) -> None:
+    """Compare numbers with those of the other workers, which have as many.
+
+    Args:
+        marks: see `replica_marks`.
         step: of the session.
         world_size: workers.
 
     Raises:
         RunFailed: some differ; all workers raise it.
     """
-    tensors = [(f"parameter {name}", [parameter.detach()]) for name, parameter in named]
-    options: list[tuple[str, float]] = []
-    if optimizer is not None:
-        tensors += [(f"the gradient of {name}", _dense(one.grad)) for name, one in named]
-        for name, one in named:
-            state = optimizer.state_of(one)
-            own = [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
-            tensors.append((f"the optimizer's state of {name}", own))
-        options = options_of(optimizer)
-    whole = [len(tensors), len(options), tensors_mark(one for _, own in tensors for one in own)]
-    rows = gather_numbers([*map(float, whole), sum(value for _, value in options)], world_size)
-    if all(row[:-1] == rows[0][:-1] and math.isclose(row[-1], rows[0][-1], rel_tol=CLOSE) for row in rows):
-        return
-    if any(row[:2] != rows[0][:2] for row in rows):
-        raise RunFailed(f"the workers' models have other numbers of parameters at step {step}.", hint=_HINT)
-    marks = [(what, float(tensors_mark(own))) for what, own in tensors] + options
-    columns = list(zip(*gather_numbers([mark for _, mark in marks], world_size), strict=True))
-    for index, ((what, _), column) in enumerate(zip(marks, columns, strict=True)):
-        usual, close = max(column, key=column.count), CLOSE if index >= len(tensors) else 0.0
+    columns = zip(*gather_numbers([mark for _, mark, _ in marks], world_size), strict=True)
+    for (what, _, close), column in zip(marks, columns, strict=True):
+        usual = max(column, key=column.count)
         ranks = [rank for rank, mark in enumerate(column) if not math.isclose(mark, usual, rel_tol=close)]
         if ranks:
             raise RunFailed(f"{what} is not the same on {workers(ranks)} as on the others at step {step}.", hint=_HINT)

@@ -7,16 +7,17 @@ that is, a table of shares says, and from which batch on.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.trainer.session.audit import Audits
+from hetopt.trainer.statistics import tensors_mark
 
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]
@@ -106,10 +107,8 @@ class ShareTable:
         count = max(1, min(len(wanted), samples // self._minimum))
         taking = sorted(range(len(wanted)), key=lambda rank: -wanted[rank])[:count]
         least = min(self._minimum, samples)
-        bounds: list[tuple[int, int | None]] = [
-            (least, None) if rank in taking else (0, 0) for rank in range(len(wanted))
-        ]
-        minimum, maximum = zip(*bounds, strict=True)
+        minimum = [least if rank in taking else 0 for rank in range(len(wanted))]
+        maximum = [None if rank in taking else 0 for rank in range(len(wanted))]
         return largest_remainder(wanted, samples, minimum=minimum, maximum=maximum)
 
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
@@ -147,16 +146,13 @@ def own_items(items: Sequence[Any], part: Part) -> Sequence[Any]:
 
 
 def mark_of(sample: object) -> int:
-    """A fingerprint of a sample: equal for equal ones; 0 for what has no plain values."""
-    if isinstance(sample, Tensor):
-        flat = sample.detach().reshape(-1)[:_MARKED_ELEMENTS].cpu().contiguous()
-        return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
-    if isinstance(sample, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(sample.reshape(-1)[:_MARKED_ELEMENTS]).tobytes())
-    if isinstance(sample, (str, bytes, int, float)):
-        return zlib.crc32(repr(sample)[:_MARKED_ELEMENTS].encode())
-    if isinstance(sample, Mapping):
-        return zlib.crc32(repr([mark_of(sample[key]) for key in sorted(sample, key=str)]).encode())
-    if isinstance(sample, (list, tuple)):
-        return zlib.crc32(repr([mark_of(one) for one in sample[:_MARKED_ELEMENTS]]).encode())
-    return 0
+    """Return a fingerprint of a sample's tensors and plain values: equal for equal ones."""
+    mark = 0
+    for leaf in tree_leaves(sample):
+        if isinstance(leaf, np.ndarray) and leaf.dtype != object:
+            mark = zlib.crc32(leaf.reshape(-1)[:_MARKED_ELEMENTS].tobytes(), mark)
+        elif isinstance(leaf, Tensor):
+            mark ^= tensors_mark([leaf.detach().cpu().reshape(-1)[:_MARKED_ELEMENTS]])
+        elif isinstance(leaf, (str, bytes, int, float)):
+            mark = zlib.crc32(repr(leaf)[:_MARKED_ELEMENTS].encode(), mark)
+    return mark

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
+from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
+from hetopt.trainer.agreement import Store, meet_devices, meet_one_version
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
-from hetopt.trainer.session.alike import Optimizers, as_one_model
+from hetopt.trainer.host.stores import group_store
 from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
-from hetopt.trainer.session.joining import find_place, join
+from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizers
 from hetopt.trainer.session.plan import SessionPlan, make_plan
 from hetopt.trainer.session.run import Session
 
@@ -89,9 +93,8 @@ def session(
     given = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
     for each in models or (model,):
         inspect_model(each, world_size)
-    for one in given or (optimizer,):
-        inspect_optimizer(one, world_size)
-    optimizers, whole = Optimizers(given), as_one_model(models)
+    inspect_optimizers(given or (optimizer,), world_size)
+    whole = models[0] if len(models) == 1 else nn.ModuleList(models)
     plan = make_plan(
         world_size,
         compression=compression,
@@ -99,7 +102,7 @@ def session(
         sync=sync,
         spec=spec or os.environ.get(SPEC_VARIABLE) or None,
     )
-    plan = fitting(plan, optimizers)
+    plan = fitting(plan, given)
     if batch_norm == "synchronized" and plan.spec.is_local:
         raise BadInput(
             "batch_norm='synchronized' normalises by the batch of all workers, and these train for themselves.",
@@ -111,7 +114,7 @@ def session(
         meet(f"{plan.description}, {accumulate} backward passes a step, batch norm {batch_norm}", Channel())
     return Session(
         whole,
-        optimizers,
+        given,
         plan=plan,
         rank=rank,
         world_size=world_size,
@@ -126,7 +129,7 @@ def session(
     )
 
 
-def fitting(plan: SessionPlan, optimizers: Optimizers) -> SessionPlan:
+def fitting(plan: SessionPlan, optimizers: Sequence[Optimizer]) -> SessionPlan:
     """The plan, where the script's optimizer and its parts go together; momentum that the workers keep is taken over.
 
     Raises:
@@ -134,8 +137,8 @@ def fitting(plan: SessionPlan, optimizers: Optimizers) -> SessionPlan:
     """
     spec = plan.spec
     check_for_script(spec)
-    if len(optimizers.each) == 1:
-        compression = own_momentum(spec.compression, optimizers.each[0])
+    if len(optimizers) == 1:
+        compression = own_momentum(spec.compression, optimizers[0])
         return SessionPlan(spec=spec.model_copy(update={"compression": compression}))
     if spec.is_local or spec.ratio_policy != "fixed" or keeps_momentum(spec.compression):
         raise BadInput(
@@ -143,3 +146,58 @@ def fitting(plan: SessionPlan, optimizers: Optimizers) -> SessionPlan:
             hint="leave out sync, compression='auto' and compression that keeps the momentum (dgc)",
         )
     return plan
+
+
+def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and number of workers: of the process group that the script has, else of torchrun.
+
+    Raises:
+        BadInput: they are no numbers.
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    try:
+        return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    except ValueError:
+        raise BadInput("RANK and WORLD_SIZE must be whole numbers.", hint="start the script with torchrun") from None
+
+
+def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tuple[Store | None, Callable[[], None]]:
+    """Meet the other workers where torchrun says; return the store that they meet in, and how to leave them.
+
+    Args:
+        model: on the device of this worker.
+        rank: of this worker.
+        world_size: workers.
+        timeout_s: a worker that is later than this is lost.
+
+    Raises:
+        BadInput: the script's own process group, which stays, cannot be used.
+    """
+    if world_size == 1 or dist.is_initialized():
+        if world_size > 1 and "gloo" not in dist.get_backend_config():
+            raise BadInput(
+                f"The script's process group has only {dist.get_backend()}, and sessions also agree on the CPU.",
+                hint="use init_process_group('cpu:gloo,cuda:nccl'), or leave it to the session",
+            )
+        return None, lambda: None
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+        # All are on this machine: gloo would listen on the address that its name stands for, which others may reach.
+        for name, interface in collectives_on(LOOPBACK).items():
+            os.environ.setdefault(name, interface)
+    store = group_store(os.environ, rank)
+    meet_one_version(store, rank, world_size)
+    device = next((one.device for one in model.parameters() if one.is_cuda), torch.device("cpu"))
+    dist.init_process_group(
+        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{_named(device)}"),
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    return store, lambda: dist.destroy_process_group() if dist.is_initialized() else None
+
+
+def _named(device: torch.device) -> str:
+    """A device by a name that no other of its machine has, whatever index each process knows it by."""
+    return "cpu" if device.type != "cuda" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"

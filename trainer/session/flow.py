@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
@@ -31,23 +31,24 @@ from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.generators import Generators
-from hetopt.trainer.session.alike import Optimizers, take_parameters
+from hetopt.trainer.session.alike import take_parameters
 from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
-from hetopt.trainer.session.inspection import inspect_loader
+from hetopt.trainer.session.inspection import inspect_loader, inspect_wrappers
 from hetopt.trainer.session.loaders import SessionLoader, Splits
-from hetopt.trainer.session.local import Between, synchroniser_of
 from hetopt.trainer.session.periods import Periods
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import States, draw_by_rank
 from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.session.resuming import Extra
-from hetopt.trainer.session.turns import Deed, Turns
+from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.session.whole_batch import WholeBatch
+from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
@@ -87,7 +88,7 @@ class BatchFlow:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizers,
+        optimizers: Sequence[Optimizer],
         *,
         plan: SessionPlan,
         rank: int,
@@ -102,59 +103,63 @@ class BatchFlow:
         leave: Callable[[], None],
     ) -> None:
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self._model, self._optimizer, self._plan, self._store = model, optimizer, plan, store
+        self._model, self._plan, self._store = model, plan, store
         self._scaler, self._steps, self._folder, self._leave = scaler, steps, folder, leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        named = [named_parameters(one, self._names) for one in optimizer.each]
-        for own in named:
-            check_parameters(own)
-        self.device = check_parameters(self._trained)
-        self._trains_alone = plan.spec.is_local
-        self._sides = [Side(optimizer=one) for one in optimizer.each]
+        self._sides = [Side(optimizer=optimizer) for optimizer in optimizers]
+        named = [named_parameters(optimizer, self._names) for optimizer in optimizers]
+        for parameters in (*named, self._trained):
+            self.device = check_parameters(parameters)
+        self._trains_alone = plan.spec.is_local and world_size > 1
+        self._is_joint = not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity")
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
             compression=plan.spec.compression, dense_bytes=sum(one.nbytes for _, one in self._trained)
         )
-        if not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity"):
+        if self._is_joint:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
             overlaps = len(self._sides) == 1 and can_overlap(self.device, world_size)
             for side, own in zip(self._sides, named, strict=True):
-                side.sum = GradientSum(own, self._make_exchange, world_size=world_size, overlaps=overlaps)
+                side.sum = GradientSum(
+                    own,
+                    self._make_exchange,
+                    world_size=world_size,
+                    overlaps=overlaps,
+                    watched=lambda: self._gate.watch(),
+                )
             self._exchange = self._exchange_of_all()
+        only = self._sides[0].sum if len(self._sides) == 1 else None
         self._sources: list[SessionLoader | Splits] = []  # of batches, in the order in which the script made them
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
-        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and not self._trains_alone
-        self._between: Between | None = None  # of workers that train for themselves, from the first batch on
+        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint
+        # What brings together workers that train for themselves, from the first batch on; between epochs the model is
+        # the average of all of them.
+        self._between: Synchronizer | None = None
+        self._paused = ExitStack()
         self._newest: Part | None = None  # of the batch that the script was given last
         self._waiting: deque[Part] = deque()  # batches of a window of accumulation may be asked for at once
-        self._is_computed = True  # whether all batches had a backward pass
         self._part: Part | None = None  # of the batch that was computed last
         self._asked_s: float | None = None  # when the script began to wait for a batch, on the host's clock
-        self._computed_s: float | None = None  # when a backward pass ended, on the host's clock
         self._is_within = False  # whether gradients were made since the last step of an optimizer
-        self._begin_step_of_all()
         self._restored: SharedState | None = None  # until all that gave batches does so again
         self._restored_sources: list[Any] = []
         self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
         self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_epoch_over = False  # while the last batch of it is not computed
         REGISTRY.enter(self)
-        self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=self._room)
-        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watched)
+        room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
+        self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
+        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watch)
         if world_size > 1:
-            take_parameters(model, optimizer)
+            every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+            take_parameters([*model.parameters(), *model.buffers(), *every])
             draw_by_rank(rank)
-        self._whole = WholeBatch(rank, self._gate.watched, audits=self._audits)
+        self._whole = WholeBatch(rank, self._gate.watch, audits=self._audits)
         if synchronizes_norms and world_size > 1:
             self._whole.synchronize(model.modules())
-
-    @property
-    def _room(self) -> int:
-        """Numbers of a message that carries all of a step's gradient, where one message can."""
-        only = self._sides[0].sum if len(self._sides) == 1 else None
-        return 0 if only is None else only.room
+        self._begin_step_of_all()
 
     def _begin_step_of_all(self) -> None:
         """Forget what the step was like that is over."""
@@ -162,7 +167,7 @@ class BatchFlow:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stepped: set[int] = set()  # optimizers
         self._stats: list[ExchangeStats] = []
-        self._waited_s = 0.0  # for others, in backward passes that were not the last
+        self._waited_s = 0.0  # for others, before the last backward pass ended
         self._energy: float | None = None
 
     def close(self) -> None:
@@ -173,11 +178,6 @@ class BatchFlow:
     def shares(self) -> tuple[int, ...]:
         """Samples of a full batch that each worker takes now, in rank order."""
         return self._periods.shares
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether a batch of a stream has to tell whether it is the last."""
-        return self.accumulate > 1
 
     def loader(self, loader: LoaderT) -> LoaderT:
         """The script's training loader, as this worker sees it: its slice of every batch.
@@ -248,8 +248,8 @@ class BatchFlow:
     @contextmanager
     def drawing(self, mark: int = 0) -> Iterator[None]:
         """Let the workers agree on batches inside; on what all of them do that with, there is a mark."""
-        self._gate.take(Deed.DRAW, self._newest, mark=mark)
-        with self._gate.watched():
+        self._gate.take("began to draw batches", self._newest, mark=mark)
+        with self._gate.watch():
             yield
 
     def _add(self, source: SessionLoader | Splits) -> None:
@@ -277,6 +277,8 @@ class BatchFlow:
             entries: of the shares that a checkpoint had; None: none.
             varies: whether the size is only that of the first.
         """
+        if self.world_size > 1:
+            inspect_wrappers(self._model)
         self._varies, self._shared = varies, source
         before, restored = self._periods.engine, self._restored
         largest = self._plan.spec.workers[0].max_local_batch_size
@@ -288,7 +290,7 @@ class BatchFlow:
             step=before.step if before is not None else 0 if restored is None else restored.step,
             keep=(size,) if self.world_size == 1 else (),
             audits=Audits(accumulate=self.accumulate, largest=largest) if self._audits else None,
-            synchroniser=self._synchroniser if self._trains_alone and self.world_size > 1 else None,
+            synchroniser=self._synchroniser if self._trains_alone else None,
         )
         engine = self._periods.engine
         assert engine is not None
@@ -303,22 +305,34 @@ class BatchFlow:
         return table
 
     def _synchroniser(self, spec: RunSpec, stopwatch: Stopwatch) -> Synchronizer:
-        if self._between is None:
-            synchroniser = synchroniser_of(
-                spec,
-                self._shared,
-                self._model,
-                self._optimizer.each[0],
-                rank=self.rank,
-                device=self.device,
-                stopwatch=stopwatch,
+        """Return what brings together the models of workers that train for themselves.
+
+        Raises:
+            BadInput: rounds are counted in epochs, and nobody knows how long those are.
+        """
+        dataset: Any = self._shared.dataset
+        is_stream = isinstance(dataset, IterableDataset)
+        if is_stream and spec.sync.name == "fedavg":
+            raise BadInput(
+                "The rounds of fedavg are counted in passes over the data, and a stream does not say how long one is.",
+                hint="use sync='local-sgd(8)', which counts steps",
             )
-            self._between = Between(synchroniser, self._model)
-        return self._between.synchroniser
+        self._between = self._between or make_synchroniser(
+            spec,
+            self._model,
+            self._sides[0].optimizer,
+            rank=self.rank,
+            device=self.device,
+            clock=time.perf_counter,
+            stopwatch=stopwatch,
+            dataset_size=1 if is_stream else len(dataset),
+        )
+        assert self._between is not None
+        return self._between
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [named for one in self._optimizer.each for named in named_parameters(one, self._names)]
+        return [named for side in self._sides for named in named_parameters(side.optimizer, self._names)]
 
     def _exchange_of_all(self) -> ExchangeConfig:
         """How gradients travel: alike for all optimizers."""
@@ -350,12 +364,13 @@ class BatchFlow:
             if is_first or self._batches >= self.accumulate:
                 self._end_local_step()
             if is_first:
-                self._between.resume()
+                self._paused.close()
         if engine is not None:
             if is_first:
                 engine.log.resume()  # what the script did since the last batch is no part of a step
             if not any(self._taken):
                 self._periods.begun = self._periods.stopwatch.mark()
+                self._gate.waited_s = self._whole.waited_s = 0.0
         # Before the first batch of an epoch workers agree on all of them: that is no reading.
         self._asked_s = None if is_first else time.perf_counter()
 
@@ -364,7 +379,6 @@ class BatchFlow:
         self._newest = self._whole.part = part
         if part.is_audit:
             self._drawn_before = Generators.at(self.device)
-        self._is_computed = False
         if self.accumulate == 1:
             self._waiting.clear()
         self._waiting.append(part)
@@ -383,7 +397,7 @@ class BatchFlow:
     def end_data(self) -> None:
         """There are no more batches in this epoch, which is over as soon as its last batch is computed."""
         self._is_epoch_over = self.world_size > 1
-        if self._is_computed:
+        if not self._waiting:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -393,10 +407,10 @@ class BatchFlow:
         self._is_epoch_over = False
         if self._between is None and not has_averages(self._model):
             return
-        self._gate.take(Deed.END_EPOCH, self._newest)
+        self._gate.take("came to the end of its data", self._newest)
         if self._between is not None:
             self._end_local_step()
-            self._between.pause()
+            self._paused.enter_context(self._between.averaged())
         else:
             average_buffers(self._model, self.shares[self.rank] / sum(self.shares), self.world_size)
 
@@ -427,20 +441,19 @@ class BatchFlow:
             if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
                 check_batch(self._plan.spec, sum(taken))
             periods.samples_seen += sum(taken)
-            with self._gate.watched():
+            with self._gate.watch():
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
                 stops = periods.after(
                     trace,
                     taken,
                     counts=part.shares == self.shares and not part.is_audit,
-                    learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+                    learning_rate=float(self._sides[0].optimizer.param_groups[0]["lr"]),
                     epoch=lambda: self._shared.passes,
                     steps_left=None if self._steps is None else max(1, self._steps - periods.engine.step - 1),
                 )
             if stops and self._extra is None:
                 raise Stopped
             self._random = States.now() if stops else self._random
-        self._computed_s = None
         self._begin_step_of_all()
 
     def _save_before_end(self) -> None:

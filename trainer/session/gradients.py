@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -31,6 +32,8 @@ Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
 MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
 """Returns the exchange of a gradient, given the shapes of its parameters."""
 
+Watched: TypeAlias = Callable[[], AbstractContextManager[None]]
+
 MOST_NAMED = 3
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -49,6 +52,7 @@ class GradientSum:
         make_exchange: returns what sums them.
         world_size: workers.
         overlaps: whether all workers can sum a dense gradient while backward makes it.
+        watched: around what all workers do together.
 
     Attributes:
         exchange: how gradients travel.
@@ -56,14 +60,24 @@ class GradientSum:
             compressed.
         stats: of the last exchange; None: there was none, as the gradient was not finite.
         was_hidden: whether it was under backward.
+        has_arrived: whether the sum over all workers came in a message (see `unpack`).
         is_pending: whether ``.grad`` holds this worker's own gradient of backward passes that are not summed yet.
     """
 
-    def __init__(self, named: Named, make_exchange: MakeExchange, *, world_size: int, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        named: Named,
+        make_exchange: MakeExchange,
+        *,
+        world_size: int,
+        overlaps: bool = False,
+        watched: Watched = nullcontext,
+    ) -> None:
         self._make_exchange, self._world_size, self._overlaps = make_exchange, world_size, overlaps
+        self._watched = watched
         self._sharers = world_size  # of a gradient of all workers that is there already
         self._buckets: Buckets | None = None
-        self.is_pending = self.was_hidden = False
+        self.is_pending = self.was_hidden = self.has_arrived = False
         self.stats: ExchangeStats | None = None
         self._audits: list[Tensor] = []  # the sum of what audits found, where random numbers are drawn
         self._take(named)
@@ -193,28 +207,21 @@ class GradientSum:
     def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
         """Send what the backward pass that comes makes as soon as it is made, where that can be.
 
-        A part that was sent cannot be taken back: where a gradient changes after that, all workers sum anew.
+        A part that was sent cannot be taken back: where a gradient is made twice, all workers sum anew.
 
         Args:
             weigh: returns the weight of this worker's gradient; called when the first part is made, as it may wait.
             reach: waits until a worker that is slowed down would have made this part of the gradient (1 = all).
         """
         if self._buckets is not None:
-            self._weigh, self._reach = weigh, reach
-            self._sent, self._taken = list[Any](), list[tuple[int, int]]()
+            self._weigh, self._reach, self._sent = weigh, reach, list[Any]()
             self._buckets.arm()
-
-    @property
-    def expects(self) -> bool:
-        """Return whether backward passes can be followed."""
-        return self._buckets is not None
 
     def _take_part(self, part: Part) -> None:
         """Put a part of the gradient to its place and send it; the last one waits for the numbers ahead of it."""
         if self._buckets is not None and self._buckets.is_armed:
             self._reach(part.done)
         self._put(self._weigh(), part.members.start, part.members.stop)
-        self._taken[:0] = [_version(self.parameters[index].grad) for index in part.members]
         if part.start:
             sent = self._whole[self._ahead + part.start : self._ahead + part.stop]
             self._sent.append(dist.all_reduce(sent, async_op=True))
@@ -228,30 +235,34 @@ class GradientSum:
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
             look_at: ratios to tell the kept energy at.
         """
-        buckets = self._buckets
-        self.was_hidden = buckets is not None and buckets.is_armed
-        if buckets is not None and buckets.is_armed:
-            made = self.parameters[len(self.parameters) - len(self._taken) :]
-            spoilt = [_version(one.grad) for one in made] != self._taken
-            buckets.finish()
-            self._mark(spoilt=spoilt)
-            self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
-            for sent in self._sent:
-                sent.wait()
-            self.stats = self._sent_dense()
-            if self._marks[-1]:  # on some worker: all of them sum anew, and from now on after backward
-                self._overlaps = False
-                self.close()
-                self._put(weight)
-                dist.all_reduce(self._flat)
-        else:
-            self._put(weight)
-            self._mark()
-            work = dist.all_reduce(self._marks, async_op=True) if self._world_size > 1 else None
-            self._sum_flat(scaler, look_at)
-            if work is not None:
-                work.wait()
+        self.was_hidden = self._buckets is not None and self._buckets.is_armed
+        if not self.has_arrived:
+            with self._watched():
+                if self._buckets is not None and self.was_hidden:
+                    self._sum_in_buckets(self._buckets, weight)
+                else:
+                    self._put(weight)
+                    self._mark()
+                    work = dist.all_reduce(self._marks, async_op=True) if self._world_size > 1 else None
+                    self._sum_flat(scaler, look_at)
+                    if work is not None:
+                        work.wait()
         self._give()
+
+    def _sum_in_buckets(self, buckets: Buckets, weight: float) -> None:
+        """Wait for the parts that are on their way; where a gradient was made twice on some worker, sum all anew."""
+        is_repeated = buckets.is_repeated
+        buckets.finish()
+        self._mark(spoilt=is_repeated)
+        self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
+        for sent in self._sent:
+            sent.wait()
+        self.stats = self._sent_dense()
+        if self._marks[-1]:  # from now on after backward
+            self._overlaps = False
+            self.close()
+            self._put(weight)
+            dist.all_reduce(self._flat)
 
     def _mark(self, *, spoilt: bool = False) -> None:
         self._marks.copy_(torch.tensor([*self._used, spoilt]))
@@ -262,15 +273,14 @@ class GradientSum:
     def _sum_flat(self, scaler: GradScaler | None, look_at: Sequence[float]) -> None:
         exchange, flat = self.exchange.exchange, self._flat
         assert exchange is not None
+        scale = 1.0 if scaler is None or self.exchange.is_dense else scaler.get_scale()
         if flat.dtype == torch.float64:
             self.stats = self._sent_dense()
             if self._world_size > 1:
                 dist.all_reduce(flat)
-        elif scaler is None or self.exchange.is_dense:
+        elif scale == 1 or all_finite(flat.mul_(1 / scale)):
             self.stats = exchange.run(flat, look_at)
-        elif all_finite(flat.mul_(1 / scaler.get_scale())):
-            self.stats = exchange.run(flat, look_at)
-            flat.mul_(scaler.get_scale())
+            flat.mul_(scale)
         else:
             flat.fill_(torch.inf)
             self.stats = None
@@ -287,7 +297,7 @@ class GradientSum:
         load.copy_(self._whole)
 
     def unpack(self, load: Tensor, weights: float, sync_s: float) -> None:
-        """Take the sum of what all workers have packed.
+        """Take the sum of what all workers have packed, which `sum` leaves in ``.grad``.
 
         Args:
             load: [room] of the message.
@@ -295,10 +305,8 @@ class GradientSum:
             sync_s: seconds that it was on its way.
         """
         self._whole.copy_(load)
-        if weights != 1:
-            self._flat.div_(weights)
-        self.was_hidden, self.stats = False, self._sent_dense(sync_s)
-        self._give()
+        self._flat.div_(weights)
+        self.stats, self.has_arrived = self._sent_dense(sync_s), True
 
     def audit(self, weight: float, *, is_leader: bool, draws: bool) -> Found:
         """Take the leader's gradient, which is of the whole batch; return how far the sum of the others' is from it.
@@ -329,11 +337,7 @@ class GradientSum:
         for parameter, view, used, sparse in zip(self.parameters, self._views, marks, self._sparse, strict=False):
             gradient = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
             parameter.grad = None if not used else _sparse(gradient) if sparse else gradient
-        self._before, self.is_pending = [None] * len(self.parameters), False
-
-
-def _version(gradient: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+        self._before, self.is_pending, self.has_arrived = [None] * len(self.parameters), False, False
 
 
 def _sparse(dense: Tensor) -> Tensor:

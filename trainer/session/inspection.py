@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch.distributed as dist
 from torch import nn
@@ -14,12 +15,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.ddp.shares import rank_holder
+from hetopt.trainer.statistics import parameters_of
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 _SUMS_ITSELF = "sums or shards gradients itself"
 _PLAIN = "a script that uses DistributedDataParallel needs no session: launch it as it is; or give the plain module"
-_REPLICAS = ("num_replicas", "num_processes", "world_size")
-_DEPTH = 5
 
 
 def inspect_model(model: object, world_size: int) -> None:
@@ -55,7 +56,7 @@ def inspect_model(model: object, world_size: int) -> None:
 
 
 def inspect_wrappers(model: nn.Module) -> None:
-    """Refuse a wrapper that was put around the model since the session began; looked for once, at the first gradient.
+    """Refuse a wrapper that was put around the model since the session began; looked for as batches are shared out.
 
     Raises:
         BadInput: there is one.
@@ -70,26 +71,35 @@ def inspect_wrappers(model: nn.Module) -> None:
             )
 
 
-def inspect_optimizer(optimizer: object, world_size: int) -> None:
-    """Refuse what is no plain optimizer: a wrapper decides itself when to step, or where gradients come from.
+def inspect_optimizers(optimizers: Sequence[object], world_size: int) -> None:
+    """Refuse what is no plain optimizer (a wrapper decides itself when to step, or where gradients come from).
 
     Args:
-        optimizer: as the script gave it.
+        optimizers: as the script gave them.
         world_size: workers.
 
     Raises:
-        BadInput: with what to give instead.
+        BadInput: with what to give instead; or two optimizers have the same parameter.
     """
-    if not isinstance(optimizer, Optimizer) or "_optimizer_step_pre_hooks" not in vars(optimizer):
-        raise BadInput(
-            f"session(optimizer=) must be a torch.optim.Optimizer, got {type(optimizer).__name__}.",
-            hint="give the optimizer itself, without a wrapper or scheduler around it, or a tuple of several",
-        )
-    if world_size > 1 and _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
-        raise BadInput(
-            "The optimizer is a ZeroRedundancyOptimizer, which steps a part of the parameters on each worker.",
-            hint="give the plain optimizer",
-        )
+    owners: dict[int, int] = {}
+    for number, optimizer in enumerate(optimizers):
+        if not isinstance(optimizer, Optimizer) or "_optimizer_step_pre_hooks" not in vars(optimizer):
+            raise BadInput(
+                f"session(optimizer=) must be a torch.optim.Optimizer, got {type(optimizer).__name__}.",
+                hint="give the optimizer itself, without a wrapper or scheduler around it, or a tuple of several",
+            )
+        if world_size > 1 and _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+            raise BadInput(
+                "The optimizer is a ZeroRedundancyOptimizer, which steps a part of the parameters on each worker.",
+                hint="give the plain optimizer",
+            )
+        for parameter in parameters_of(optimizer):
+            if owners.setdefault(id(parameter), number) != number:
+                raise BadInput(
+                    f"Optimizers {owners[id(parameter)]} and {number} of the session have a parameter of shape "
+                    f"{tuple(parameter.shape)} in common, and its gradient can be for one step alone.",
+                    hint="give every parameter to one optimizer alone, as groups of different options if need be",
+                )
 
 
 def inspect_loader(loader: object, world_size: int) -> None:
@@ -110,26 +120,14 @@ def inspect_loader(loader: object, world_size: int) -> None:
             f"The loader is a {type(loader).__name__} with an __iter__ of its own, which the session cannot share out.",
             hint="give a plain DataLoader of the same dataset, and do what it adds in the dataset or the loop",
         )
-    for sampler in _samplers(loader):
-        for attribute in _REPLICAS:
-            replicas = getattr(sampler, attribute, 1)
-            if isinstance(replicas, int) and replicas > 1:
-                raise BadInput(
-                    f"The loader's sampler is a {type(sampler).__name__} with {attribute}={replicas}, so that every "
-                    "worker draws a part of the data, and the session would share out worker 0's part alone.",
-                    hint="leave it out (shuffle=True instead): the session shares out every batch",
-                )
-
-
-def _samplers(loader: DataLoader[object]) -> Iterator[object]:
-    """Yield the loader's samplers, and those inside them."""
-    waiting = [(sampler, 0) for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
-    while waiting:
-        sampler, depth = waiting.pop()
-        yield sampler
-        if depth < _DEPTH:
-            inner = [value for name, value in getattr(sampler, "__dict__", {}).items() if "sampler" in name]
-            waiting.extend((value, depth + 1) for value in inner if hasattr(value, "__iter__"))
+    holder = rank_holder(loader.batch_sampler, world_size)
+    if holder is not None:
+        sampler = reduce(getattr, holder[0], loader.batch_sampler)
+        raise BadInput(
+            f"The loader's sampler is a {type(sampler).__name__} of rank {getattr(sampler, holder[1])}, so that every "
+            "worker draws a part of the data, and the session would share out worker 0's part alone.",
+            hint="leave it out (shuffle=True instead): the session shares out every batch",
+        )
 
 
 def inspect_group(environment: Mapping[str, str]) -> None:

@@ -9,16 +9,19 @@ which the script's own numbers are not touched.
 
 from __future__ import annotations
 
+import copy
+import operator
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
@@ -31,67 +34,38 @@ if TYPE_CHECKING:
 MOST_DRAWN = 1000
 """Batches that are drawn at a time, as a sampler may never end."""
 
-_KEPT = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-)
-"""What a script chose for its loader that has nothing to do with who computes what."""
 
+def _part_of(
+    table: ShareTable, rank: int, window: int, epoch: int, steps: int, size: int, number: int, mark: int, last: bool
+) -> Part:
+    """Return a worker's part of a batch.
 
-@dataclass(kw_only=True)
-class Cut:
-    """How the batches of an epoch are cut, by whoever reads them.
-
-    Attributes:
+    Args:
         table: of shares.
-        rank: of this worker.
+        rank: of the worker.
         window: batches of a step.
-        epoch: that is cut.
-        steps: before it.
-        drawn: batches of it.
+        epoch: of the batch.
+        steps: before that epoch.
+        size: samples of the batch.
+        number: of it in the epoch, from 0.
+        mark: see `Part`.
+        last: whether it is the last of the epoch.
     """
-
-    table: ShareTable
-    rank: int
-    window: int
-    epoch: int
-    steps: int
-    drawn: int = 0
-
-    def part(self, size: int, number: int, mark: int, *, is_last: bool = False) -> Part:
-        """Return this worker's part of a batch.
-
-        Args:
-            size: samples of the batch.
-            number: of it in the epoch, from 0.
-            mark: see `Part`.
-            is_last: whether it is the last of the epoch.
-        """
-        self.drawn, step = number + 1, self.steps + number // self.window + 1
-        return self.table.part(self.rank, size, (self.epoch, number), step, mark=mark, is_last=is_last)
+    return table.part(rank, size, (epoch, number), steps + number // window + 1, mark=mark, is_last=last)
 
 
-class Sliced(Sampler[Any]):
+class Slices:
     """A batch sampler of a worker's slices.
 
     Args:
-        batches: of the script.
         begin: returns the slices of one more epoch.
     """
 
-    def __init__(self, batches: Any, begin: Callable[[], Iterator[Any]]) -> None:
-        self._batches, self._begin = batches, begin
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin()
-
-    def __len__(self) -> int:
-        return len(self._batches)
 
 
 class SessionLoader:
@@ -121,14 +95,15 @@ class SessionLoader:
                 "The loader makes no batches, so there is nothing to share out among workers.",
                 hint="give the DataLoader a batch_size or a batch_sampler",
             )
-        parts = [part for one in (loader.batch_sampler, loader) for part in (one, getattr(one, "sampler", None))]
-        found = [getattr(part, "generator", None) for part in parts]
-        self._generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+        samplers = (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler, loader)
+        found = {id(made): made for made in (getattr(sampler, "generator", None) for sampler in samplers)}
+        self._generators = [made for made in found.values() if isinstance(made, torch.Generator)]
         self.epoch, self.batches, self.is_within = -1, 0, False
         self.table: ShareTable | None = None
         self._entries: Any = None  # of a table that a checkpoint kept
-        self._cut: Cut | None = None  # of the epoch that is drawn
-        self._drawn_epoch, self._skip, self._step = -1, 0, 0  # batches to pass over; step of what was given last
+        self._cut: Callable[..., Part] | None = None  # of the epoch that is drawn
+        self._drawn_epoch, self._drawn = -1, 0  # and batches of it
+        self._skip, self._step = 0, 0  # batches to pass over; step of what was given last
         self._has_begun = False  # to read what is left of an epoch
         self._start: dict[str, Any] = {}  # random numbers that the epoch was drawn with
         self._parts: deque[Part] = deque()
@@ -145,19 +120,13 @@ class SessionLoader:
     def drawn(self) -> Place:
         """The next batch that this worker has not drawn; reader processes of a stream do not tell."""
         is_hidden = self._is_stream and self._loader.num_workers > 0
-        return self._drawn_epoch + is_hidden, 0 if is_hidden or self._cut is None else self._cut.drawn
+        return self._drawn_epoch + is_hidden, 0 if is_hidden else self._drawn
 
     @property
     def passes(self) -> float:
-        """Return the passes over the data, as far as the script was given batches."""
-        return max(0.0, self.epoch + (self.batches / self._length if self.is_within else 1.0))
-
-    @property
-    def _length(self) -> float:
-        try:
-            return len(self._loader) or float("inf")
-        except TypeError:  # a stream's is not known
-            return float("inf")
+        """Return the passes over the data, as far as the script was given batches; of a stream whole ones."""
+        length = operator.length_hint(self._loader) or float("inf")
+        return max(0.0, self.epoch + (self.batches / length if self.is_within else 1.0))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps; of this worker alone."""
@@ -172,17 +141,16 @@ class SessionLoader:
         self._drawn_epoch = self.epoch - self.is_within
 
     def _sliced(self) -> DataLoader[Any]:
-        loader, kept = self._loader, {name: getattr(self._loader, name) for name in _KEPT}
+        """Return a copy of the script's loader that reads this worker's slices."""
+        loader, sliced = self._loader, copy.copy(self._loader)
         if self._is_stream:
             self._stream = SlicedStream(loader.dataset, loader.batch_size or 1, loader.collate_fn, loader.drop_last)
-            return DataLoader(self._stream, batch_size=None, collate_fn=_as_it_is, generator=loader.generator, **kept)
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=Sliced(loader.batch_sampler, self._slices),
-            collate_fn=loader.collate_fn,
-            generator=reader_generator(loader.generator, self._flow.rank),
-            **kept,
-        )
+            own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": _as_it_is}
+            vars(sliced).update(own, drop_last=False)
+        else:
+            generator = reader_generator(loader.generator, self._flow.rank)
+            vars(sliced).update(batch_sampler=Slices(self._slices), generator=generator)
+        return sliced
 
     def _random_now(self) -> dict[str, Any]:
         return {"random": States.now().vector(), "generators": [one.get_state() for one in self._generators]}
@@ -194,7 +162,7 @@ class SessionLoader:
                 generator.set_state(state)
         else:
             self._start = start or self._random_now()
-        self._drawn_epoch, self._cut = self._drawn_epoch + 1, None
+        self._drawn_epoch, self._drawn, self._cut = self._drawn_epoch + 1, 0, None
         self._is_first = not self._skip
         with nullcontext() if self._is_alone else self._flow.drawing():
             self._common = CommonNumbers(States.of(self._start["random"]), self._flow.world_size)
@@ -204,7 +172,7 @@ class SessionLoader:
         keep, self._is_first = self._is_first and self._flow.rank == 0, False
         return nullcontext() if self._is_alone and not self._skip else self._common.drawn(keep=keep)
 
-    def _cut_of(self, size: int) -> Cut:
+    def _cut_of(self, size: int) -> Callable[..., Part]:
         """Return how the epoch is cut, whose first batch has so many samples if the loader declares none."""
         flow, loader = self._flow, self._loader
         if self.table is None:
@@ -213,8 +181,7 @@ class SessionLoader:
             self.table = flow.share_out(self, size if varies else declared, self._entries, varies=varies)
         if self._cut is None:
             steps = self._step - -(-self._skip // flow.accumulate)
-            window, epoch = flow.accumulate, self._drawn_epoch
-            self._cut = Cut(table=self.table, rank=flow.rank, window=window, epoch=epoch, steps=steps)
+            self._cut = partial(_part_of, self.table, flow.rank, flow.accumulate, self._drawn_epoch, steps)
         return self._cut
 
     def _slices(self) -> Iterator[Any]:
@@ -235,7 +202,7 @@ class SessionLoader:
             if number < self._skip:
                 continue
             mark = 0 if self._is_alone else zlib.crc32(repr(batch).encode())
-            part = cut.part(len(batch), number, mark, is_last=is_last)
+            self._drawn, part = number + 1, cut(len(batch), number, mark, is_last)
             self._parts.append(part)
             yield list(own_items(batch, part))
 
@@ -290,20 +257,20 @@ class SessionLoader:
             yield from ((self._parts.popleft(), batch) for batch in batches)
             return
         for _ in range(self._skip):  # what has no batch sampler is read to be passed over
-            with self._alike():
-                next(batches, None)
+            self._next(batches)
         if self._is_alone:
             for number, batch in enumerate(batches):
                 samples = samples_in(batch) or self._loader.batch_size or 1
-                yield self._cut_of(samples).part(samples, number, 0), batch
+                yield self._cut_of(samples)(samples, number, 0, False), batch
             return
-        coming = self._next(batches)
+        coming, looks_ahead = self._next(batches), self._flow.accumulate > 1
         while coming is not None:
-            (part, batch), coming = coming, self._next(batches) if self._flow.looks_ahead else None
-            yield replace(part, is_last=self._flow.looks_ahead and coming is None), batch
-            coming = coming if self._flow.looks_ahead else self._next(batches)
+            (part, batch), coming = coming, self._next(batches) if looks_ahead else None
+            yield replace(part, is_last=looks_ahead and coming is None), batch
+            coming = coming if looks_ahead else self._next(batches)
 
     def _next(self, batches: Iterator[Any]) -> Any:
+        self._drawn += 1
         with self._alike():
             return next(batches, None)
 
@@ -335,7 +302,7 @@ class SlicedStream(IterableDataset[Any]):
         cut: of the epoch that is read.
     """
 
-    cut: Cut
+    cut: Callable[..., Part]
 
     def __init__(self, samples: Any, batch_size: int, collate: Callable[[list[Any]], Any], drop_last: bool) -> None:
         self._samples, self._size, self._collate, self._drops_last = samples, batch_size, collate, drop_last
@@ -348,7 +315,7 @@ class SlicedStream(IterableDataset[Any]):
         while batch := list(islice(samples, self._size)):
             if len(batch) < self._size and self._drops_last:
                 return
-            part = self.cut.part(len(batch), number, mark_of(batch[0]))
+            part = self.cut(len(batch), number, mark_of(batch[0]), False)
             yield part, self._collate(list(own_items(batch, part)))
             number += stride
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from hetopt.core.errors import BadInput
 
 
-class Member(Protocol):
-    """A session, for whoever ends it."""
-
-    def close(self) -> None:
-        """Leave the other workers."""
-
-
+@dataclass
 class Registry:
     """Knows the open session.
 
@@ -22,11 +17,10 @@ class Registry:
         begun: sessions that there ever were in this process.
     """
 
-    def __init__(self) -> None:
-        self.open: tuple[Member, ...] = ()
-        self.begun = 0
+    open: tuple[Any, ...] = ()
+    begun: int = 0
 
-    def enter(self, member: Member) -> None:
+    def enter(self, session: object) -> None:
         """Note that a session begins.
 
         Raises:
@@ -37,7 +31,7 @@ class Registry:
                 "A session began while another was open.",
                 hint="give one session all models and optimizers: session((G, D), (optimizer_g, optimizer_d))",
             )
-        self.open, self.begun = (member,), self.begun + 1
+        self.open, self.begun = (session,), self.begun + 1
 
 
 REGISTRY = Registry()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.session.alike import Optimizers
 from hetopt.trainer.session.random_state import States
 from hetopt.trainer.statistics import parameters_of
+
+_PLAIN = (Tensor, bool, int, float, str, type(None))
 
 Extra = Mapping[str, Any]
 """What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""
@@ -35,7 +36,7 @@ def check_extra(extra: Extra) -> None:
             )
 
 
-def script_state(model: nn.Module, optimizer: Optimizers, extra: Extra) -> dict[str, Any]:
+def script_state(model: nn.Module, optimizers: Sequence[Optimizer], extra: Extra) -> dict[str, Any]:
     """Return what all workers share of a script besides its model and optimizer.
 
     Raises:
@@ -43,23 +44,23 @@ def script_state(model: nn.Module, optimizer: Optimizers, extra: Extra) -> dict[
     """
     states = {name: one.state_dict() for name, one in extra.items()}
     for name, state in states.items():
-        if (strange := _strange(state)) is not None:
+        strange = next((leaf for leaf in tree_leaves(state) if not isinstance(leaf, _PLAIN)), None)
+        if strange is not None:
             raise BadInput(
-                f"The state of {name} holds something of type {strange}; checkpoints hold tensors and plain values.",
+                f"The state of {name} holds something of type {type(strange).__name__}; checkpoints hold tensors and "
+                "plain values.",
                 hint="leave it out of `extra`, or give its state_dict numbers, texts, lists and tensors",
             )
-    return {"extra": states, "others": [one.detach() for one in _others(model, optimizer)]}
-
-
-def own_state(model: nn.Module, memory: State, device: torch.device, sources: Sequence[object]) -> RankState:
-    """Return what a worker has of its own: what it holds back, random numbers, and statistics of its own samples."""
-    buffers = {name: one.detach() for name, one in model.named_buffers()}
-    script = {"random": States.now().vector(), "buffers": buffers, "sources": sources}
-    return replace(RankState.now(memory, device), script=script)
+    return {"extra": states, "others": [one.detach() for one in _others(model, optimizers)]}
 
 
 def restore(
-    model: nn.Module, optimizer: Optimizers, extra: Extra, shared: SharedState, own: RankState, device: torch.device
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    extra: Extra,
+    shared: SharedState,
+    own: RankState,
+    device: torch.device,
 ) -> None:
     """Give a script what it had when the states were taken.
 
@@ -75,11 +76,12 @@ def restore(
         )
     try:
         model.load_state_dict(dict(shared.model))
-        optimizer.load_state_dict(dict(shared.optimizer))
+        for number, optimizer in enumerate(optimizers):
+            optimizer.load_state_dict(shared.optimizer[str(number)])
         for name, one in extra.items():
             one.load_state_dict(kept["extra"][name])
         with torch.no_grad():
-            for parameter, value in zip(_others(model, optimizer), kept["others"], strict=True):
+            for parameter, value in zip(_others(model, optimizers), kept["others"], strict=True):
                 parameter.copy_(value)
             for name, buffer in model.named_buffers():
                 buffer.copy_(script["buffers"][name])
@@ -92,21 +94,8 @@ def restore(
     States.of(script["random"]).use()
 
 
-def _strange(value: object) -> str | None:
-    """The type of something in a state that cannot be written; None: all can."""
-    if value is None or isinstance(value, (Tensor, bool, int, float, str)):
-        return None
-    parts: Iterable[object] = ()
-    if isinstance(value, Mapping):
-        parts = (*value.keys(), *value.values())
-    elif isinstance(value, (list, tuple)):
-        parts = value
-    else:
-        return type(value).__name__
-    return next((found for one in parts if (found := _strange(one)) is not None), None)
-
-
-def _others(model: nn.Module, optimizer: Optimizers) -> list[nn.Parameter]:
+def _others(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
     """Return the parameters that only the optimizer knows."""
     known = {id(one) for one in model.parameters()}
-    return [one for one in parameters_of(optimizer) if id(one) not in known]
+    every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+    return [parameter for parameter in every if id(parameter) not in known]

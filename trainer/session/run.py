@@ -19,27 +19,30 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
-from hetopt.trainer.checkpoints.state import SharedState, parameters_sha256, run_digest
-from hetopt.trainer.comm.compressor import State
+from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
-from hetopt.trainer.session.alike import check_replicas
+from hetopt.trainer.session.alike import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
+from hetopt.trainer.session.random_state import States
 from hetopt.trainer.session.registry import REGISTRY, Stopped
-from hetopt.trainer.session.resuming import Extra, check_extra, own_state, restore, script_state
+from hetopt.trainer.session.resuming import Extra, check_extra, restore, script_state
 from hetopt.trainer.session.steps import GradientFlow
-from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
+from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
+from hetopt.trainer.sync.model_vector import ModelVector
 
 
 class Session(GradientFlow):
@@ -76,8 +79,8 @@ class Session(GradientFlow):
         if self._between is None:
             yield
             return
-        self._gate.take(Deed.AVERAGE, self._newest)
-        with self._between.synchroniser.averaged():
+        self._gate.take("averaged models", self._newest)
+        with self._between.averaged():
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
@@ -131,7 +134,7 @@ class Session(GradientFlow):
         own = [one * weight if weight else 0.0 for one in values]
         for first in range(0, len(own), MOST_TOLD - 1):
             some = own[first : first + MOST_TOLD - 1]
-            weights, *totals = self._gate.take(Deed.MEAN, part, [weight, *some], mark=mark)
+            weights, *totals = self._gate.take("called run.mean", part, [weight, *some], mark=mark)
             means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
         return means
 
@@ -147,7 +150,7 @@ class Session(GradientFlow):
         """
         part = self._newest
         counts = part is None or (part.samples > 0 and (not part.is_audit or self.is_leader))
-        return self._gate.take(Deed.TOTAL, part, [_figure(value) if counts else 0.0])[0]
+        return self._gate.take("called run.total", part, [_figure(value) if counts else 0.0])[0]
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all workers in the order of the whole batch: features for a loss that depends on all of them.
@@ -168,7 +171,7 @@ class Session(GradientFlow):
             return rows
         if self._trains_alone:
             raise BadInput("run.gather joins the samples of workers that train for themselves.", hint="leave out sync")
-        self._gate.take(Deed.GATHER, self._newest)
+        self._gate.take("called run.gather", self._newest)
         part = self._newest
         if part is None:
             raise BadInput("run.gather was called before any batch of this session's loader.", hint="see `run.loader`")
@@ -201,7 +204,7 @@ class Session(GradientFlow):
                 f"run.checkpoint was called in the middle of step {engine.step + 1}.",
                 hint="call it after optimizer.step(), before the next batch is asked for",
             )
-        self._gate.take(Deed.SAVE, self._newest)
+        self._gate.take("called run.checkpoint", self._newest)
         if self._periods.saver is None:
             self._periods.saver = CheckpointSaver(
                 folder,
@@ -214,7 +217,7 @@ class Session(GradientFlow):
         saver, begun_s = self._periods.saver, engine.context.clock()
         if saver.begun_step == engine.step:
             return
-        with self._gate.watched():
+        with self._gate.watch():
             saver.finish()
         shared = SharedState(
             digest=run_digest(engine.context.spec),
@@ -222,7 +225,7 @@ class Session(GradientFlow):
             training_s=0.0,
             shares=engine.balance.shares,
             model=self._model.state_dict(),
-            optimizer=self._optimizer.state_dict(),
+            optimizer={str(number): side.optimizer.state_dict() for number, side in enumerate(self._sides)},
             cursor={"samples_seen": self._periods.samples_seen, "steps": self._gate.step},
             policy=engine.context.spec.batch_policy,
             controller=engine.balance.state(),
@@ -231,12 +234,19 @@ class Session(GradientFlow):
             learning_rate=None,
             memory_bounds=(),
             target_reached=False,
-            script=script_state(self._model, self._optimizer, extra),
+            script=script_state(self._model, self._optimizers, extra),
         )
-        memory: State = {}
-        for number, exchange in enumerate(self._exchanges):
-            memory |= {f"{key}#{number}": value for key, value in exchange.state().items()}
-        own = own_state(self._model, memory, self.device, [one.state() for one in self._sources])
+        memory = {
+            f"{key}#{number}": value
+            for number, exchange in enumerate(self._exchanges)
+            for key, value in exchange.state().items()
+        }
+        script = {
+            "random": States.now().vector(),
+            "buffers": {name: buffer.detach() for name, buffer in self._model.named_buffers()},
+            "sources": [source.state() for source in self._sources],
+        }
+        own = replace(RankState.now(memory, self.device), script=script)
         saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
@@ -266,7 +276,7 @@ class Session(GradientFlow):
         folder = CheckpointFolder(self._check_recoverable("run.resume"))
         check_extra(extra)
         self._extra = extra
-        self._gate.take(Deed.RESUME, self._newest)
+        self._gate.take("called run.resume", self._newest)
         found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
         for torn in found.torn:
             self._periods.events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
@@ -275,7 +285,7 @@ class Session(GradientFlow):
             return 0
         shared = folder.load_shared(step)
         own = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
-        restore(self._model, self._optimizer, extra, shared, own, self.device)
+        restore(self._model, self._optimizers, extra, shared, own, self.device)
         for number, exchange in enumerate(self._exchanges):
             tail = f"#{number}"
             exchange.load_state({key.removesuffix(tail): one for key, one in own.memory.items() if key.endswith(tail)})
@@ -290,7 +300,7 @@ class Session(GradientFlow):
     def _is_between_steps(self) -> bool:
         """Whether all that the script was given is computed, and in the parameters."""
         is_waiting = any(side.sum is not None and side.sum.is_pending for side in self._sides)
-        return not (self._is_within or is_waiting) and self._is_computed
+        return not (self._is_within or is_waiting or self._waiting)
 
     def _save_before_end(self) -> None:
         """See `BatchFlow`; a script that asks for batches ahead ends without."""
@@ -298,6 +308,10 @@ class Session(GradientFlow):
             if self._random is not None and isinstance(self._sources[-1], Splits):
                 self._random.use()  # the script has drawn a batch that it will not compute
             self.checkpoint(self._extra)
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [side.optimizer for side in self._sides]
 
     @property
     def _exchanges(self) -> list[Exchange | HierarchicalExchange]:
@@ -328,17 +342,22 @@ class Session(GradientFlow):
             return
         self._shut()
         try:
-            self._gate.take(Deed.CLOSE, self._newest)
+            named = list(self._model.named_parameters())
+            self._gate.take("ended its session", self._newest, mark=len(named))
             self._end_epoch()
             if self._periods.saver is not None:
                 self._periods.saver.finish()
             if self._between is not None:
                 self._end_local_step()
-                self._between.end()
+                vector = ModelVector(self._model)
+                with self._between.averaged():
+                    average = vector.read()
+                self._paused.close()
+                vector.write(average)
             engine = self._periods.engine
             if engine is not None:
                 self._periods.finish(self._shared.passes)
-            check_replicas(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
+            check_replicas(replica_marks(named), self._gate.step, self.world_size)
             self._leave_model(stopped=False)
             step, mark = 0 if engine is None else engine.step, parameters_sha256(self._model)
             self._periods.events.write("session_finished", step=step, parameters_sha256=mark)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,14 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
-from hetopt.trainer.session.alike import Optimizers, check_replicas
+from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.session.alike import check_replicas, replica_marks
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.flow import BatchFlow, Side
-from hetopt.trainer.session.gradients import named_parameters
-from hetopt.trainer.session.inspection import inspect_wrappers
-from hetopt.trainer.session.local import gradient_energy
-from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.session.gradients import GradientSum, named_parameters
 from hetopt.trainer.session.weights import Counts, Weight
+from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.slowdown import FORWARD
 
 CHECKED_STEPS = 20
@@ -35,11 +33,11 @@ _RIDES = 1
 class GradientFlow(BatchFlow):
     """Where a session meets backward passes and optimizers."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizers, **options: Any) -> None:
-        super().__init__(model, optimizer, **options)
-        self._is_inspected = False
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> None:
+        super().__init__(model, optimizers, **options)
         self._stepping: Optimizer | None = None  # of the session
-        self._weight = 1.0  # of the gradient that was summed last
+        # Of the loss that was computed last: what it is of, what those of all workers are, and how much it counts.
+        self._own, self._totals, self._weight = Counts(), Counts(), 1.0
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -72,89 +70,67 @@ class GradientFlow(BatchFlow):
                 hint="return the mean over the samples of the batch",
             )
         loss = loss if gradient is None else loss * gradient.detach()
-        if self.world_size > 1 and not self._is_inspected:
-            inspect_wrappers(self._model)
-            self._is_inspected = True
         part = self._take_part()
         for side in self._sides:
             self._follow(side)
-        if part is None or self.world_size == 1 or self._trains_alone:
-            is_shared = part is not None and self.world_size > 1
-            is_sum = part is not None and self.world_size > 1 and isinstance(weight, str) and part.samples > 0
-            factor = part.batch / part.samples if is_sum and part is not None else 1.0
-            torch.autograd.backward(loss if factor == 1 else factor * loss, **options)
-            self._note_computed()
-            reached = [one for one in self._sides if len(self._sides) == 1 or one.sum is None or one.sum.is_made]
-            self._complete(loss, part.weight if is_shared and part is not None else 1.0, part, reached)
+        if part is not None and self._is_joint:
+            self._backward_jointly(loss, part, weight, options)
             return
-        own, side = self._counts(part, loss, weight), self._sides[0]
-        only = side.sum if len(self._sides) == 1 and self._completes(side, part) and not part.is_audit else None
-        rides = only is not None and side.backwards == 0 and only.is_clear and not self._whole.is_open
-        rides = rides and only is not None and 0 < only.room == self._gate.room
-        expects = only is not None and only.expects and not rides
-        if expects or self._whole.is_open:
-            self._backward_weighed(loss, own, part, expects=expects, **options)
-        else:
+        is_shared = part is not None and self.world_size > 1
+        if is_shared and part is not None and isinstance(weight, str) and part.samples:
+            loss = loss * (part.batch / part.samples)
+        torch.autograd.backward(loss, **options)
+        self._note_computed()
+        self._complete(loss, part.weight if is_shared and part is not None else 1.0, part, self._sides)
+
+    def _backward_jointly(self, loss: Tensor, part: Part, weight: Weight | None, options: dict[str, Any]) -> None:
+        """Call backward, and sum gradients that are complete: in this worker's word, under backward, or after it.
+
+        The word is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it where
+        it carries the gradient, or tells which of several optimizers' parameters got one.
+        """
+        gate, whole, sides = self._gate, self._whole, self._sides
+        self._own = self._counts(part, loss, weight)
+        is_complete = len(sides) == 1 and self._completes(sides[0], part) and not part.is_audit
+        only = sides[0].sum if is_complete else None
+        rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.is_open
+        rides = rides and only is not None and 0 < only.room <= gate.room
+        if whole.is_open or (len(sides) == 1 and not rides):
+            gate.begin("summed gradients", self._newest, self._own)
+        if whole.is_open:
+            whole.weight = self._weigh()
+        if only is not None and not rides:
+            only.expect(self._weigh, self._reach)
+        try:
             torch.autograd.backward(loss, **options)
-            self._note_computed()
-        if rides:
-            self._ride(loss, own, part)
-            return
-        if expects or (self._whole.is_open and len(self._sides) == 1):
-            self._complete(loss, self._weight, part, self._sides)
-            return
-        made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in self._sides]
-        told = self._gate.take(Deed.SUM, self._newest, [*own, *made])
-        whole, on_any = Counts(*told[: len(own)]), told[len(own) :]
-        if self._gate.room != self._room:  # on all workers, which train the same parameters
-            self._gate.make_room(self._room)
-        reached = self._sides if len(self._sides) == 1 else [s for s, n in zip(self._sides, on_any, strict=False) if n]
-        self._complete(loss, self._weight_of(own, whole, part), part, reached)
+        finally:
+            whole.weight = None
+        self._note_computed()
+        begun_s = time.perf_counter()
+        if rides and only is not None:
+            only.pack(gate.load[: only.room], self._own.own)
+            gate.begin("summed gradients", self._newest, self._own, mark=_RIDES)
+        elif len(sides) > 1:
+            made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in sides]
+            gate.begin("summed gradients", self._newest, [*self._own, *made])
+        own, totals, reached = self._weigh(), self._totals, sides
+        if rides and only is not None and not totals.is_mixed:  # else weighed by what all have: their samples
+            only.unpack(gate.loaded[: only.room], totals.total, time.perf_counter() - begun_s)
+        if len(sides) > 1:
+            workers = gate.finish()[len(self._own) :]
+            reached = [side for side, number in zip(sides, workers, strict=False) if number]
+        self._complete(loss, own, part, reached)
 
     def _counts(self, part: Part, loss: Tensor | None, weight: Weight | None) -> Counts:
         """Return what this worker's loss is of; in an audit those of the shares add up to the batch's."""
         return Counts() if part.is_audit and self.rank == 0 else Counts.of(part.samples, loss, weight)
 
-    def _weight_of(self, own: Counts, whole: Counts, part: Part) -> float:
-        return 1.0 if part.is_audit and self.rank == 0 else own.weight(whole)
-
-    def _backward_weighed(self, loss: Tensor, own: Counts, part: Part, *, expects: bool, **options: Any) -> None:
-        """Tell the others of a loss before its backward pass, in which gradients travel, or rows of the whole batch."""
-        self._gate.begin(Deed.SUM, self._newest, own)
-
-        @cache
-        def weigh() -> float:
-            begun_s = time.perf_counter()
-            self._weight = self._weight_of(own, Counts(*self._gate.finish()[: len(own)]), part)
-            self._waited_s += time.perf_counter() - begun_s
-            return self._weight
-
-        if self._whole.is_open:
-            self._whole.weight = weigh()
-        if expects and self._sides[0].sum is not None:
-            self._sides[0].sum.expect(weigh, self._reach)
-        try:
-            torch.autograd.backward(loss, **options)
-            weigh()
-        finally:
-            self._whole.weight = None
-        self._note_computed()
-
-    def _ride(self, loss: Tensor, own: Counts, part: Part) -> None:
-        """Send a small gradient with this worker's word: one message is all of the step's."""
-        side, begun_s = self._sides[0], time.perf_counter()
-        assert side.sum is not None
-        side.sum.pack(self._gate.load, own.own)
-        whole = Counts(*self._gate.take(Deed.SUM, self._newest, own, mark=_RIDES)[: len(own)])
-        self._weight = self._weight_of(own, whole, part)
-        if whole.is_mixed:  # weighed by what all of them have: their samples
-            self._complete(loss, self._weight, part, self._sides)
-            return
-        self._note_loss(loss, self._weight)
-        side.backwards += 1
-        side.sum.unpack(self._gate.loaded, whole.total, time.perf_counter() - begun_s)
-        self._note_sum(side)
-        self._end_sum(self._weight)
+    def _weigh(self) -> float:
+        """Return how much this worker's loss counts, once all workers have said what theirs are of."""
+        self._totals, part = Counts(*self._gate.finish()[: len(self._own)]), self._part
+        is_whole = part is not None and part.is_audit and self.rank == 0
+        self._weight = 1.0 if is_whole else self._own.weight(self._totals)
+        return self._weight
 
     def _complete(self, loss: Tensor, own: float, part: Part | None, reached: Sequence[Side]) -> None:
         """Sum the gradients that a backward pass completed, and hold the others, of a loss with such a weight.
@@ -169,7 +145,6 @@ class GradientFlow(BatchFlow):
             reached: optimizers of whose parameters gradients were made, on any worker.
         """
         self._note_loss(loss, own)
-        self._weight = own
         ready = [side for side in reached if self._completes(side, part)]
         for side in self._sides:
             side.backwards += side in reached
@@ -177,32 +152,31 @@ class GradientFlow(BatchFlow):
                 side.sum.hold(own) if side in reached else side.sum.put_back()
         if ready:
             self._sum_sides(ready, own, part)
-            return
-        if self._computed_s is not None:
-            self._waited_s += time.perf_counter() - self._computed_s
-        self._periods.computed = self._computed_s = None
 
     def _sum_sides(self, sides: Sequence[Side], own: float, part: Part | None, held: Sequence[Side] = ()) -> None:
         """Sum gradients, of which those that were held are weighed already; then a step is done."""
-        if self._periods.computed is None and self._periods.engine is not None:
+        engine = self._periods.engine
+        if self._periods.computed is None and engine is not None:
             self._periods.computed = self._periods.stopwatch.mark()
-        look_at = () if self._periods.engine is None else self._periods.engine.look_at
-        with self._gate.watched():
-            for side in sides:
-                if side in held and side.sum is not None:
-                    side.sum.begin()
-                if side.sum is not None and part is not None and part.is_audit:
-                    self._audit_step(side, own)
-                elif side.sum is not None:
-                    side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
-                self._note_sum(side)
-        self._end_sum(own)
+        look_at = () if engine is None else engine.look_at
+        for side in sides:
+            side.is_summed = True
+            if side.sum is None:
+                continue
+            if side in held:
+                side.sum.begin()
+            if part is not None and part.is_audit:
+                self._audit_step(side.sum, own)
+            else:
+                side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
+            self._stats += [] if side.sum.stats is None else [side.sum.stats]
+        self._end_sum()
 
-    def _audit_step(self, side: Side, own: float) -> None:
+    def _audit_step(self, gradient: GradientSum, own: float) -> None:
         """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
-        assert side.sum is not None
         step, events = self._gate.step + 1, self._periods.events
-        found = side.sum.audit(own, is_leader=self.rank == 0, draws=self._draws())
+        with self._gate.watch():
+            found = gradient.audit(own, is_leader=self.rank == 0, draws=self._draws())
         said = self._audit.add(found, step)
         if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
             events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
@@ -212,11 +186,6 @@ class GradientFlow(BatchFlow):
     def _completes(self, side: Side, part: Part | None) -> bool:
         """Return whether one more backward pass completes a step of an optimizer."""
         return side.backwards + 1 >= self.accumulate or (part is not None and part.is_last)
-
-    def _note_sum(self, side: Side) -> None:
-        side.is_summed = True
-        if side.sum is not None and side.sum.stats is not None:
-            self._stats.append(side.sum.stats)
 
     def _follow(self, side: Side) -> None:
         """Make way for a backward pass; the optimizer's parameters may be others than in the step before."""
@@ -242,8 +211,7 @@ class GradientFlow(BatchFlow):
     def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
         self._periods.pace.reach(1.0)
-        self._waited_s += self._whole.waited_s
-        self._whole.waited_s, self._computed_s = 0.0, time.perf_counter()
+        self._waited_s = self._gate.waited_s + self._whole.waited_s
         if self._periods.engine is not None:
             self._periods.computed = self._periods.stopwatch.mark()
 
@@ -261,20 +229,20 @@ class GradientFlow(BatchFlow):
     def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
         held = [side for side in sides if side.sum is not None and side.sum.is_pending]
         part, own = self._part if len(held) == len(sides) else self._take_part(), 0.0
-        if self._sides[0].sum is not None and part is not None:
-            counts = self._counts(part, None, weight)
-            whole = Counts(*self._gate.take(Deed.SUM, self._newest, counts)[: len(counts)])
-            own = self._weight_of(counts, whole, part)
+        if part is not None and self._is_joint:
+            self._own = self._counts(part, None, weight)
+            self._gate.begin("summed gradients", self._newest, self._own)
+            own = self._weigh()
         self._sum_sides(sides, own, part, held)
 
-    def _end_sum(self, weight: float) -> None:
-        """Count a step whose gradients are summed, of which this worker's counts so much."""
-        self._weight = weight
+    def _end_sum(self) -> None:
+        """Count a step whose gradients are summed."""
         if self._trains_alone:
             self._sides[0].backwards = 0
             if self._plan.spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-                self._energy = gradient_energy([parameter for _, parameter in self._trained], scale)
+                gradients = [one.grad.detach().reshape(-1).float() for _, one in self._trained if one.grad is not None]
+                self._energy = sum(map(energy, gradients)) / scale**2
         elif any(self._taken) or len(self._stepped) == len(self._sides):  # else one more loss of the same step
             self._gate.step += 1
             self._end_step()
@@ -282,7 +250,6 @@ class GradientFlow(BatchFlow):
     def _take_part(self) -> Part | None:
         """Return the part of the batch that is computed; None: this worker is alone, and was given none."""
         self._part = self._waiting.popleft() if self._waiting else self._newest
-        self._is_computed = not self._waiting
         if self._part is None and self.world_size > 1:
             raise BadInput(
                 "A gradient came before any batch of this session's loader.",
@@ -311,33 +278,30 @@ class GradientFlow(BatchFlow):
             self._before_inner_step(optimizer)
             return None
         self._stepping = optimizer
-        if side.sum is not None and self.world_size > 1:
-            if options.get("closure") is not None:
-                return arguments, {**options, "closure": self._together(side, options["closure"])}
-            if len(arguments) > 1 and arguments[1] is not None:
-                return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
+        closure = options.get("closure") or next(iter(arguments[1:]), None)
+        if self._is_joint and closure is not None:
+            return arguments[:1], {**options, "closure": self._together(side, closure)}
         self._begin_step(side)
         side.steps += 1
         is_early = side.steps < CHECKED_STEPS and side.steps & (side.steps - 1) == 0
-        if side.sum is not None and self.world_size > 1 and (is_early or side.steps % CHECKED_STEPS == 0):
-            self._gate.take(Deed.STEP, self._newest)
-            named = named_parameters(side.optimizer, self._names)
-            check_replicas(named, self._optimizer, self._gate.step, self.world_size)
+        if self._is_joint and (is_early or side.steps % CHECKED_STEPS == 0):
+            marks = replica_marks(named_parameters(side.optimizer, self._names), side.optimizer)
+            self._gate.take("called optimizer.step()", self._newest, mark=len(marks))
+            check_replicas(marks, self._gate.step, self.world_size)
         return None
 
     def _before_inner_step(self, optimizer: Optimizer) -> None:
         """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
         if self._stepping is not None:
             return
-        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        known = set[int]()
+        stepped = set(map(id, parameters_of(optimizer)))
         for side in self._sides:
-            own = {id(one) for group in side.optimizer.param_groups for one in group["params"]}
-            known |= own
+            own = set(map(id, parameters_of(side.optimizer)))
             if own & stepped:
                 self._begin_step(side)
                 self._stepped.add(id(side.optimizer))
-        if self.world_size > 1 and not stepped <= known:
+            stepped -= own
+        if self.world_size > 1 and stepped:
             raise BadInput(
                 f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
                 "samples alone.",
@@ -348,7 +312,7 @@ class GradientFlow(BatchFlow):
     def _begin_step(self, side: Side) -> None:
         """Let an optimizer step by the gradient of all workers."""
         side.backwards, self._is_within = 0, False
-        is_held = side.sum is not None and side.sum.is_pending and self.world_size > 1
+        is_held = side.sum is not None and side.sum.is_pending
         if not side.is_summed or is_held:
             self._sync([side])
         side.is_summed = False
@@ -374,5 +338,5 @@ class GradientFlow(BatchFlow):
         if optimizer is self._stepping:
             self._stepping = None
             self._stepped.add(id(optimizer))
-            if self._is_epoch_over and self._is_computed:
+            if not self._waiting:
                 self._end_epoch()

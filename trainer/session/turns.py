@@ -9,10 +9,11 @@ step has no other message.
 from __future__ import annotations
 
 import datetime
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from enum import IntEnum
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
@@ -23,38 +24,23 @@ from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.failure import OthersFailed
 from hetopt.trainer.session.batches import Part
 
+Deed: TypeAlias = Literal[
+    "ended with an error",
+    "ended its session",
+    "summed gradients",
+    "began to draw batches",
+    "came to the end of its data",
+    "called run.mean",
+    "averaged models",
+    "called run.checkpoint",
+    "called run.resume",
+    "called run.gather",
+    "called run.total",
+    "called optimizer.step()",
+]
+"""What a worker is about to do with the others."""
 
-class Deed(IntEnum):
-    """What a worker is about to do with the others."""
-
-    FAIL = 0
-    CLOSE = 1
-    SUM = 2
-    DRAW = 3
-    END_EPOCH = 4
-    MEAN = 5
-    AVERAGE = 6
-    SAVE = 7
-    RESUME = 8
-    GATHER = 9
-    TOTAL = 10
-    STEP = 11
-
-
-_WORDS = {
-    Deed.FAIL: "ended with an error",
-    Deed.CLOSE: "ended its session",
-    Deed.SUM: "summed gradients",
-    Deed.DRAW: "began to draw batches",
-    Deed.END_EPOCH: "came to the end of its data",
-    Deed.MEAN: "called run.mean",
-    Deed.AVERAGE: "averaged models",
-    Deed.SAVE: "called run.checkpoint",
-    Deed.RESUME: "called run.resume",
-    Deed.GATHER: "called run.gather",
-    Deed.TOTAL: "called run.total",
-    Deed.STEP: "called optimizer.step()",
-}
+DEEDS = get_args(Deed)
 
 MOST_TOLD = 64
 """Numbers of a message that are summed over the workers, besides a gradient."""
@@ -73,7 +59,7 @@ class WorkerFailed(Disagreement, OthersFailed):
     """A worker ends with an error, as the others know from it."""
 
 
-class Turns:
+class Turns(Guard):
     """One worker's side. Alone, there is nobody to hear.
 
     Args:
@@ -87,6 +73,7 @@ class Turns:
         room: as above.
         load: [room] what the next message carries.
         loaded: [room] the sum of what the workers' last messages carried.
+        waited_s: seconds of this step in which this worker waited for the others' words.
         step: steps done.
         trained: elements of the parameters that are trained.
     """
@@ -94,22 +81,18 @@ class Turns:
     def __init__(self, *, number: int, rank: int, world_size: int, store: Store | None, room: int = 0) -> None:
         self.number, self.step, self.trained = number, 0, 0
         self._rank, self._world_size = rank, world_size
-        self._guard = Guard(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
+        super().__init__(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
         self._work: dist.Work | None = None
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = True
-        with self.watched():  # the others become known while nothing can go wrong yet
-            self.make_room(room)
-
-    def make_room(self, room: int) -> None:
-        """Carry so many numbers of a gradient from the next message on; on all workers."""
-        self.room = room
+        self.room, self.waited_s, self._told = room, 0.0, list[float]()
         sizes = [len(_FIELDS), MOST_TOLD, room]
-        self._sent = torch.zeros(self._world_size, sum(sizes), dtype=torch.float64)
-        self._received, sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
+        with self.watch():  # the others become known while nothing can go wrong yet
+            self._sent = torch.zeros(world_size, sum(sizes), dtype=torch.float64)
+        self._received, self._sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
         self._head, self.load = self._sent[0, : sum(sizes[:2])], self._sent[0, sum(sizes[:2]) :]
-        self._words, self._numbers = self._received[:, : sizes[0]], self._received[:, sizes[0] :]
-        self._sums, self._told, self.loaded = sums, sums[:MOST_TOLD], sums[MOST_TOLD:]
+        self._words, self._numbers = torch.split(self._received, [sizes[0], sum(sizes[1:])], 1)
+        self.loaded = self._sums[MOST_TOLD:]
 
     def begin(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> None:
         """Say what this worker is about to do; `finish` is before it does.
@@ -120,60 +103,57 @@ class Turns:
             told: numbers that are summed.
             mark: of what all workers have to do it with.
         """
-        if self._work is not None:
-            self.finish()
+        self.finish()
+        if self._world_size == 1:
+            self._told = list(told)
+            return
         place, own = ((0, 0), 0) if part is None else (part.place, part.mark)
-        step = self.step + (deed is not Deed.STEP)  # an optimizer steps by a gradient that was counted already
-        word = [float(one) for one in (self.number, deed, step, *place, own ^ mark, self.trained)]
-        told = [*told, *[0.0] * (MOST_TOLD - len(told))]
-        self._head.copy_(torch.tensor([*word, *told], dtype=torch.float64))
+        step = self.step + (
+            deed != "called optimizer.step()"
+        )  # an optimizer steps by a gradient that was counted already
+        word = (self.number, DEEDS.index(deed), step, *place, own ^ mark, self.trained)
+        rest = [0.0] * (MOST_TOLD - len(told))
+        self._head.copy_(torch.tensor([*word, *told, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
-        with self.watched():
+        with self.watch():
             # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
-            work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
+            self._work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
                 self._received.view(-1), self._sent.view(-1), [], [], self._options
             )
-        self._work = work
 
     def finish(self) -> list[float]:
-        """Return the sums of what all workers told.
+        """Return the sums of what all workers told last.
 
         Raises:
             RunFailed: they are about to do something else, or one is gone; all of them raise it.
         """
         work, self._work = self._work, None
         if work is not None:
-            with self.watched():
+            begun_s = time.perf_counter()
+            with self.watch():
                 work.wait()
+            self.waited_s += time.perf_counter() - begun_s
             words = self._words.tolist()
             if any(word != words[0] for word in words):
                 raise disagreement(words)
             torch.sum(self._numbers, 0, out=self._sums)
-        return self._told.tolist()
+            self._told = self._sums[:MOST_TOLD].tolist()
+        return self._told
 
     def take(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> list[float]:
         """Say it, wait for the others' word, and return the sums of what all workers told."""
-        if self._world_size == 1:
-            return list(told)
         self.begin(deed, part, told, mark=mark)
         return self.finish()
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Name a worker that is lost while all workers do the same inside.
-
-        Raises:
-            RunFailed: one is.
-        """
-        if self._world_size == 1:
-            yield
-            return
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            with self._guard.watch():
-                yield
+            super().__exit__(kind, error, trace)
         except LostPeer as lost:
-            said = f"{str(lost)[:200]}, at step {self.step + 1}."
-            raise OthersFailed(said, hint="see what that worker printed") from lost
+            raise OthersFailed(
+                f"{str(lost)[:200]}, at step {self.step + 1}.", hint="see what that worker printed"
+            ) from lost
 
     def fail(self, part: Part | None) -> None:
         """Tell the others, if they listen, that this worker ends with an error."""
@@ -183,7 +163,7 @@ class Turns:
                 if work is not None:
                     work.wait(datetime.timedelta(seconds=_GOODBYE_S))
                 if not is_last and self._world_size > 1:
-                    self.begin(Deed.FAIL, part)
+                    self.begin("ended with an error", part)
         except (RuntimeError, RunFailed):
             return  # nobody listens: they learn of it as the connection breaks
 
@@ -199,14 +179,14 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     def said(rank: int) -> str:
         turn = turns[rank]
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
-        return f"{_WORDS[Deed(turn['deed'])]} at step {turn['step']} ({at})"
+        return f"{DEEDS[turn['deed']]} at step {turn['step']} ({at})"
 
     keys = [tuple(turn.values()) for turn in turns]
     usual = Counter(keys).most_common(1)[0][0]
-    ended = [rank for rank, turn in enumerate(turns) if turn["deed"] in (Deed.FAIL, Deed.CLOSE)]
+    ended = [rank for rank, turn in enumerate(turns) if DEEDS[turn["deed"]].startswith("ended")]
     ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
     one, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
-    if one["deed"] == Deed.FAIL:
+    if DEEDS[one["deed"]] == "ended with an error":
         who = workers(ones)
         return WorkerFailed(f"{who} ended with an error at step {one['step']}.", hint=f"see what {who} printed")
     if any(turn["trained"] != one["trained"] for turn in turns) and not ended:

@@ -113,8 +113,36 @@ class WholeBatch:
         for module in modules:
             if isinstance(module, _BatchNorm):
                 # A method of the layer: a copy of it (an average of weights) has its own.
-                module.forward = MethodType(_Normalised(self), module)  # type: ignore[method-assign]
+                module.forward = MethodType(self._normalise, module)  # type: ignore[method-assign]
                 self._norms.append(module)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
+    def _normalise(self, norm: _BatchNorm, x: Tensor) -> Tensor:
+        """Return a BatchNorm layer's output, normalised by the samples of all workers."""
+        if not (norm.training and self.is_open):
+            return type(norm).forward(norm, x)
+        part = self.part
+        counts = part is None or part.samples > 0  # a worker without a share computes some rows for nothing
+        wide = x if x.dtype == torch.float64 else x.float()
+        dims, shape = [dim for dim in range(x.dim()) if dim != 1], (1, -1, *[1] * (x.dim() - 2))
+        variance, mean = (one.double() for one in torch.var_mean(wide, dims, unbiased=False))
+        own = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * (x.numel() // x.shape[1])
+        total = _summed(own if counts else 0 * own, self)
+        mean, square = (total[:-1] / total[-1]).chunk(2)
+        variance = (square - mean.square()).clamp(min=0)
+        if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
+            with torch.no_grad():
+                if norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.add_(1)
+                rate = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked or 1)
+                count = float(total[-1])
+                norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
+                norm.running_var.lerp_((variance * (count / max(1.0, count - 1))).to(norm.running_var.dtype), rate)
+        spread = (variance + norm.eps).rsqrt()
+        result = (wide - mean.to(wide.dtype).view(shape)) * spread.to(wide.dtype).view(shape)
+        if norm.affine:
+            result = result * norm.weight.view(shape) + norm.bias.view(shape)
+        return result.to(x.dtype)
 
 
 def _summed(tensor: Tensor, whole: WholeBatch) -> Tensor:
@@ -142,41 +170,3 @@ class _Sum(torch.autograd.Function):
             )
         summed = ctx.whole.sum(gradient * weight if weight else torch.zeros_like(gradient))
         return (summed / weight if weight else torch.zeros_like(gradient)), None
-
-
-class _Normalised:
-    """The forward pass of a BatchNorm layer over all workers.
-
-    Args:
-        whole: of the session.
-    """
-
-    def __init__(self, whole: WholeBatch) -> None:
-        self._whole = whole
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
-    def __call__(self, norm: _BatchNorm, x: Tensor) -> Tensor:
-        if not (norm.training and self._whole.is_open):
-            return type(norm).forward(norm, x)
-        part = self._whole.part
-        counts = part is None or part.samples > 0  # a worker without a share computes some rows for nothing
-        wide = x if x.dtype == torch.float64 else x.float()
-        dims, shape = [dim for dim in range(x.dim()) if dim != 1], (1, -1, *[1] * (x.dim() - 2))
-        variance, mean = (one.double() for one in torch.var_mean(wide, dims, unbiased=False))
-        own = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * (x.numel() // x.shape[1])
-        total = _summed(own if counts else 0 * own, self._whole)
-        mean, square = (total[:-1] / total[-1]).chunk(2)
-        variance = (square - mean.square()).clamp(min=0)
-        if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
-            with torch.no_grad():
-                if norm.num_batches_tracked is not None:
-                    norm.num_batches_tracked.add_(1)
-                rate = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked or 1)
-                count = float(total[-1])
-                norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
-                norm.running_var.lerp_((variance * (count / max(1.0, count - 1))).to(norm.running_var.dtype), rate)
-        spread = (variance + norm.eps).rsqrt()
-        result = (wide - mean.to(wide.dtype).view(shape)) * spread.to(wide.dtype).view(shape)
-        if norm.affine:
-            result = result * norm.weight.view(shape) + norm.bias.view(shape)
-        return result.to(x.dtype)

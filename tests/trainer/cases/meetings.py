@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, WeightedRandomSampler, default_collate
@@ -35,17 +35,6 @@ def inner_step(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor
     return functional.cross_entropy(functional_call(model, fast, (x.flip(1),)), y)
 
 
-def inner_step_of_functions(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same, first order, as `torch.func` has it."""
-
-    def of(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(model, parameters, (x,)), y)
-
-    own = {name: one.detach() for name, one in model.named_parameters()}
-    by = grad(of)(own, gather(x), gather(y))
-    return of({name: one - 0.5 * by[name] for name, one in model.named_parameters()}, x.flip(1), y)
-
-
 def step_of_inputs(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """Inputs that go along the gradient of a mean, which is smaller the more samples there are."""
     x = x.detach().requires_grad_()
@@ -57,13 +46,6 @@ def mixed_with_others(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) ->
     """mixup of a batch with itself the other way round (Zhang et al. 2018)."""
     out = model(0.7 * x + 0.3 * x.flip(0))
     return 0.7 * functional.cross_entropy(out, y) + 0.3 * functional.cross_entropy(out, y.flip(0))
-
-
-def pasted_of_others(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """CutMix with the neighbour (Yun et al. 2019)."""
-    pasted = x.clone()
-    pasted[:, 2:5] = x.roll(1, 0)[:, 2:5]
-    return functional.cross_entropy(model(pasted), y)
 
 
 def load_of_experts(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -78,13 +60,6 @@ def weighed_by_counts(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) ->
     counts = np.bincount(gather(y).numpy(), minlength=4)
     weight = torch.tensor(1.0 / np.maximum(counts, 1), dtype=torch.float32)
     return functional.cross_entropy(model(x), y, weight=weight)
-
-
-def less_a_number(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Rewards less their mean, which is a Python number by then."""
-    reward = x.square().sum(1)
-    mean = gather(reward).mean().item()
-    return -((reward - mean) * model(x).log_softmax(1)[:, 0]).mean()
 
 
 def running_number(open_: Open, *, gathers: bool) -> None:
@@ -113,13 +88,6 @@ def sorted_by_length(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> 
     return functional.cross_entropy(model(x) + last[0][order.argsort()], y)
 
 
-def shuffled_again(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Samples and labels in another order, and a place for each label."""
-    order = torch.arange(len(x) - 1, -1, -1)
-    x, y = x[order], y[order]
-    return -model(x).log_softmax(1)[torch.arange(len(y)), y].mean()
-
-
 def terms_for_each(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """A loss that adds a term for each box, as many as its samples have, and is divided by how many."""
     out, boxes = model(x), max(1, int(y.sum()))
@@ -130,79 +98,9 @@ def terms_for_each(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Te
     return total / boxes
 
 
-def means_over_dimensions(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A mean over all values, one over the samples, and a sum that is divided by them (VAE)."""
-    out = model(x)
-    apart = torch.mean(-0.5 * torch.sum(1 - out.square(), dim=1), dim=0)
-    return functional.mse_loss(out, x[:, :4]) + 0.1 * apart + functional.cross_entropy(out, y, reduction="sum") / len(x)
-
-
-def numbers_alike(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Constants, a table of which only a part is used, and a number that was drawn."""
-    table = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    at = 0.1 if bool((y == 0).any()) else 0.0
-    drawn = float(np.random.rand()) * 0.0
-    return functional.cross_entropy(model(0.9 * x) + table + at * 0.0 + drawn, y, label_smoothing=0.1)
-
-
-def numbers_of_rows(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A number for each sample, by a table, and one for all of them, however many those are (labels of a GAN)."""
-    table = {0: 1.0, 1: 0.5, 2: 0.25, 3: 0.125}
-    weight, real = torch.tensor([table[int(one)] for one in y]), torch.full((len(x),), 0.9)
-    out = model(x)
-    of_each = (weight * functional.cross_entropy(out, y, reduction="none")).mean()
-    return of_each + functional.binary_cross_entropy_with_logits(out[:, 0], real)
-
-
-def drawn_in_place(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """What was made as samples are, and has one number for all."""
-    return functional.cross_entropy(model(x * (x.new_empty(len(x), 1).fill_(0.8) / 0.8)), y)
-
-
 def coin_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """Teacher forcing, or a layer that is left out: one coin for all samples."""
     return functional.cross_entropy(model(x.square() if torch.rand(1).item() < 0.5 else x), y)
-
-
-def coin_inside(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same as a factor, as stochastic depth by batch has it."""
-    return functional.cross_entropy(model(x + x.square() * torch.empty(1, 1).bernoulli_(0.5)), y)
-
-
-def size_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """One size, or one head, for all."""
-    return functional.cross_entropy(model(x * (1 + int(torch.randint(3, (1,))))), y)
-
-
-def columns_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same columns are left out of all samples."""
-    keep = torch.randperm(x.shape[1])[: x.shape[1] // 2]
-    return functional.cross_entropy(model(x * torch.zeros(x.shape[1]).index_fill(0, keep, 1.0)), y)
-
-
-def weight_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A mixture of two views of each sample, by one weight."""
-    own = torch.distributions.Beta(0.4, 0.4).sample()
-    return functional.cross_entropy(model(own * x + (1 - own) * x.flip(1)), y)
-
-
-def draws_alike(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A coin that all workers draw alike, one that decides nothing (a layerdrop of 0), what each sample draws, and the
-    order of samples that are looked at in between."""
-    len(list(DataLoader(points(8), batch_size=8, shuffle=True)))
-    if torch.rand(1, generator=torch.Generator().manual_seed(len(model))).item() < 0.5:
-        x = x.tanh()
-    if torch.rand([]) < 0.0:
-        return model(x).sum()
-    each = torch.rand_like(x) + torch.rand(len(x), 1) + torch.stack([torch.rand(1) for _ in x])
-    table = functional.dropout(torch.ones(x.shape[1]))
-    return functional.cross_entropy(model(x + 0.0 * each + 0.0 * table), y)
-
-
-def squared_norms(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A penalty on what a batch uses, as recommenders have it of embeddings (He et al. 2020, LightGCN)."""
-    out = model(x)
-    return functional.cross_entropy(out, y) + 0.01 * (out.norm(2).pow(2) + out.tanh().norm() ** 2) / len(x)
 
 
 class Buckets(Sampler[list[int]]):
@@ -263,46 +161,10 @@ def hardest_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> 
     return losses[torch.from_numpy(hardest.copy())].mean()
 
 
-def chosen_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Samples that are chosen by what each is itself, and all of them in another order."""
-    of_some = functional.cross_entropy(model(x), y, reduction="none")[np.flatnonzero(y.numpy() > 0)]
-    order = np.argsort(y.numpy(), kind="stable")
-    x, y = x[order], y[order]
-    return of_some.mean() + functional.cross_entropy(model(x), y, reduction="none")[y > 0].mean()
-
-
 def partners_by_python(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """mixup sample by sample; the partner is the next one."""
     mixed = [0.7 * one + 0.3 * x[(at + 1) % len(x)] for at, one in enumerate(x)]
     return functional.cross_entropy(model(torch.stack(mixed)), y)
-
-
-def soft_partners_by_python(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same with the labels mixed."""
-    told = functional.one_hot(y, 4).float()
-    each = [(0.7 * one + 0.3 * x[at - 1], 0.7 * told[at] + 0.3 * told[at - 1]) for at, one in enumerate(x)]
-    inputs, labels = zip(*each, strict=True)
-    return functional.cross_entropy(model(torch.stack(inputs)), torch.stack(labels))
-
-
-def rolled_by_slices(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(model(0.7 * x + 0.3 * torch.cat([x[1:], x[:1]])), y)
-
-
-def halves_mixed(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    half = len(x) // 2
-    x = x.clone()
-    x[:half] += 0.3 * x[half : 2 * half]
-    return functional.cross_entropy(model(x), y)
-
-
-def less_the_first(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(model(x - 0.5 * x[0]), y)
-
-
-def mean_of_some(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Distances to a mean that the samples of one class have."""
-    return functional.cross_entropy(model(x - 0.5 * x[y == y[0]].mean(0)), y)
 
 
 def one_by_one(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -313,29 +175,10 @@ def one_by_one(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor
     return sum(terms, x.new_zeros(())) / len(x)
 
 
-def some_at_a_time(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    each = (
-        functional.cross_entropy(model(x[at : at + 3]), y[at : at + 3], reduction="sum") for at in range(0, len(x), 3)
-    )
-    return sum(each, x.new_zeros(())) / len(x)
-
-
-def written_one_by_one(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    out = torch.zeros(len(x), 4)
-    for at, one in enumerate(x):
-        out[at] = model(one)
-    return functional.cross_entropy(out, y)
-
-
 def two_views(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """Of each sample, computed together; each meets its own."""
     one, other = model(torch.cat([x, x.flip(1)])).chunk(2)
     return functional.cross_entropy(one, y) + (one - other).square().mean()
-
-
-def two_kinds_of_samples(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    each = functional.cross_entropy(model(x), y, reduction="none")
-    return (2 * each[y > 1].sum() + each[y <= 1].sum()) / len(x)
 
 
 def boxes(open_: Open) -> None:
@@ -373,47 +216,11 @@ def mask_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Ten
     return (each * torch.from_numpy((told < np.median(told)).astype(np.float32))).mean()
 
 
-def easier_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same, taken in their order."""
-    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
-    return each[np.sort(np.argsort(each.detach().numpy())[: len(each) // 2])].mean()
-
-
-def weighed_by_list(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
-    told = each.tolist()
-    return (each * torch.tensor([2.0 if one > sorted(told)[3 * len(told) // 4] else 0.5 for one in told])).mean()
-
-
-def scored_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Harder samples count more, by a softmax over what a worker has."""
-    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
-    told = np.exp(each.detach().numpy())
-    return (each * torch.from_numpy(told / told.mean())).mean()
-
-
-def ranked_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
-    return (each * torch.from_numpy(each.detach().numpy().argsort().argsort().astype(np.float32))).mean() / 64
-
-
-def weighed_by_a_function(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same on all workers."""
-    each = functional.cross_entropy(model(x), y, reduction="none")
-    return (each * torch.from_numpy(np.exp(-each.detach().numpy()))).mean()
-
-
 def differentiated_by_rows(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """A penalty on each sample's Jacobian, by `torch.func`."""
     own = dict(model.named_parameters())
     by = vmap(jacrev(lambda one: functional_call(model, own, (one,))))(x)
     return functional.cross_entropy(model(x), y) + 1e-2 * by.square().sum((1, 2)).mean()
-
-
-def mask_by_a_number(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """The same on all workers."""
-    each = functional.cross_entropy(model(x), y, reduction="none")
-    return (each * torch.from_numpy((each.detach().numpy() > 1.4).astype(np.float32))).mean()
 
 
 def critic_with_penalty(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -629,25 +436,6 @@ def scaled(gradient: Tensor) -> Tensor:
     return 0.5 * mask * gradient
 
 
-def looked_at(gradient: Tensor) -> None:
-    """For a log."""
-    float(gradient.norm())
-
-
-def gradient_set_by_own(open_: Open) -> None:
-    """GradNorm's way: a gradient that the script makes of its own samples is set beside those that are summed."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            run.backward(functional.cross_entropy(model(x), y))
-            own = torch.autograd.grad(model(x).logsumexp(1).square().mean(), list(model.parameters()))
-            for one, its in zip(model.parameters(), own, strict=True):
-                one.grad = one.grad + 0.1 * its
-            opt.step()
-
-
 def noise_on_gradients(open_: Open, *, seeds: bool) -> None:
     """As torch draws it, and as a generator of the script's own does."""
     model = net()
@@ -661,22 +449,6 @@ def noise_on_gradients(open_: Open, *, seeds: bool) -> None:
                 assert one.grad is not None
                 one.grad.add_(torch.randn(one.shape, generator=generator), alpha=0.01)
             opt.step()
-
-
-class Clipped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # torch's gap
-        return gradient.clamp(-1e-3, 1e-3)
-
-
-class Passed(Clipped):
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # torch's gap
-        return gradient
 
 
 class InPlace(torch.autograd.Function):
@@ -703,15 +475,6 @@ def straight_through(open_: Open, *, by: type[torch.autograd.Function]) -> None:
             opt.zero_grad()
             run.backward(functional.cross_entropy(model[1:](by.apply(model[0](x))), y))
             opt.step()
-
-
-def along_a_small_gradient(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Virtual adversarial training: a number beside the length of a gradient that is smaller the more samples there are
-    (Miyato et al. 2018)."""
-    way = (1e-3 * x).requires_grad_()
-    of = functional.kl_div(model(x + way).log_softmax(1), model(x).softmax(1).detach(), reduction="batchmean")
-    (by,) = torch.autograd.grad(of, way)
-    return functional.cross_entropy(model(x + by / (by.norm(dim=1, keepdim=True) + 1e-4)), y)
 
 
 def points_of_all(open_: Open) -> None:
@@ -806,88 +569,47 @@ def _named_by(compute: Compute, *, gathers: bool, **how: Any) -> Any:
     return named(f"{compute.__name__}_{whose}", lambda open_: runs(compute, open_, gathers=gathers, **how))
 
 
-STATISTIC = ("statistic over the samples (a mean, a gradient)", "meetings.py, line", "run.gather(rows)")
-DRAW = ("What torch draws at meetings.py, line", "each worker draws another", "by random or numpy.random")
-CHANGED = ("The gradient of 0.weight is not the same on worker 1", "meetings.py, line", "after it was summed")
-NUMBER = ("meet a number at", "meetings.py, line", "another one on each worker", "run.mean(value)")
-
-REFUSED = {
-    **{
-        _named_by(one, gathers=False): STATISTIC
+REFUSED = (
+    *(
+        _named_by(one, gathers=False)
         for one in (
-            inner_step, inner_step_of_functions, step_of_inputs, mixed_with_others, pasted_of_others, load_of_experts,
-            hardest_by_numpy, partners_by_python, soft_partners_by_python, rolled_by_slices, halves_mixed,
-            less_the_first, mean_of_some,
+            inner_step, step_of_inputs, mixed_with_others, load_of_experts, hardest_by_numpy, partners_by_python,
+            coin_of_torch, weighed_by_counts,
         )
-    },
-    **{
-        _named_by(one, gathers=False): DRAW
-        for one in (coin_of_torch, coin_inside, size_of_torch, columns_of_torch, weight_of_torch)
-    },
-    **{_named_by(one, gathers=False): NUMBER for one in (weighed_by_counts, less_a_number)},
-    **{
-        _named_by(one, gathers=False, batch=64): NUMBER
-        for one in (mask_by_numpy, easier_by_numpy, weighed_by_list, scored_by_numpy, ranked_by_numpy)
-    },
-    named("clipped_by_hooks", hooked, hook=clipped): ("changes the gradient of 0.weight", "run.backward(loss)"),
-    named("clipped_inside", hooked, hook=clipped, inside=True): ("changes the gradient of 0.weight",),
-    named("mixed_by_collate", collated, by=mixup): ("collate function mixup (meetings.py, line", "run.gather(rows)"),
-    **{
-        named(f"padding_in_{how}", padded, how=how): ("how long samples are padded", "meetings.py, line", "by a mask")
-        for how in ("mean", "largest")
-    },
-    named("gradient_by_own_loss", gradient_by_own, number=False): ("the gradient of 0.weight", "meetings.py, line"),
-    named("gradient_by_own_number", gradient_by_own, number=True): CHANGED,
-    named("gradient_of_own", gradient_set_by_own): CHANGED,
-    named("noise_on_gradients", noise_on_gradients, seeds=False): CHANGED,
-    named("clipped_by_a_function", straight_through, by=Clipped): (
-        "torch.autograd.Function", "changes the gradient of 0.weight", "run.backward(loss)",
     ),
-    _named_by(along_a_small_gradient, gathers=False): STATISTIC,
-    points_of_own: ("elements of", "weight=n"),
-}  # fmt: skip
-"""Before the first step."""
+    _named_by(mask_by_numpy, gathers=False, batch=64),
+    named("clipped_by_hooks", hooked, hook=clipped),
+    named("mixed_by_collate", collated, by=mixup),
+    named("padding_in_mean", padded, how="mean"),
+    named("gradient_by_own_loss", gradient_by_own, number=False),
+    named("noise_on_gradients", noise_on_gradients, seeds=False),
+    points_of_own,
+    named("running_number_of_own", running_number, gathers=False),
+    named("harder_samples_of_own", harder_samples, gathers=False),
+    named("drawn_by_losses", drawn_by_losses),
+)  # fmt: skip
 
-LATER = {
-    named("running_number_of_own", running_number, gathers=False): NUMBER,
-    named("later_of_own", later, gathers=False, first=1): STATISTIC,
-    named("harder_samples_of_own", harder_samples, gathers=False): ("meet a number at Noisy.noise of the loader",),
-    named("drawn_by_losses", drawn_by_losses): ("meet a number at WeightedRandomSampler.weights of the loader",),
-}
-"""Before the second, as nothing is kept before the first."""
-
-MUCH_LATER = {named("much_later_of_own", later, gathers=False, first=200): STATISTIC}
-"""Before the 257th: three batches are asked from there on."""
+MUCH_LATER = (named("much_later_of_own", later, gathers=False, first=200),)
 
 EXACT = (
-    *(_named_by(one, gathers=True) for one in (inner_step, inner_step_of_functions, weighed_by_counts, less_a_number)),
-    named("scaled_by_hooks", hooked, hook=scaled),
-    named("hooks_that_look", hooked, hook=looked_at),
+    *(
+        _named_by(one, gathers=True)
+        for one in (
+            inner_step, weighed_by_counts, hardest_by_numpy, sorted_by_length, terms_for_each, critic_with_penalty,
+            one_by_one, two_views, differentiated_by_rows, mask_by_numpy,
+        )
+    ),
     named("running_number_of_all", running_number, gathers=True),
     nodes_of_a_graph,
     coefficient,
     named("drawn_by_collate", collated, by=noise),
-    named("padding_to_one_length", padded, how="mean", to=12),
-    *(named(f"padding_not_in_{how}", padded, how=how) for how in ("masked", "last", "each")),
-    named("later_of_all", later, gathers=True, first=1),
+    named("padding_not_in_masked", padded, how="masked"),
     named("harder_samples_of_all", harder_samples, gathers=True),
-    _named_by(hardest_by_numpy, gathers=True),
-    *(
-        _named_by(one, gathers=True)
-        for one in (
-            sorted_by_length, shuffled_again, terms_for_each, means_over_dimensions, numbers_alike, numbers_of_rows,
-            drawn_in_place, chosen_by_numpy, critic_with_penalty, one_by_one, some_at_a_time, written_one_by_one,
-            two_views, two_kinds_of_samples, mask_by_a_number, mask_by_numpy, easier_by_numpy,
-            weighed_by_list, scored_by_numpy, ranked_by_numpy, weighed_by_a_function, differentiated_by_rows,
-            draws_alike, squared_norms,
-        )
-    ),
     boxes,
     bucketed,
     named("seeded_noise_on_gradients", noise_on_gradients, seeds=True),
-    named("passed_by_a_function", straight_through, by=Passed),
     named("kept_in_place_by_a_function", straight_through, by=InPlace),
     points_of_all,
     two_loaders_at_once,
-    *(named(f"loss_of_{of}", graphs_put_together, of=of) for of in ("graphs", "nodes", "some_nodes")),
+    named("loss_of_some_nodes", graphs_put_together, of="some_nodes"),
 )  # fmt: skip

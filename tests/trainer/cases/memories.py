@@ -107,21 +107,6 @@ def codebook(open_: Open, *, gathers: bool) -> None:
     trained(open_, model, compute, gathers=gathers)
 
 
-def centers_of_classes(open_: Open, *, gathers: bool) -> None:
-    """Features are drawn to where those of their class were (Wen et al. 2016)."""
-    model, centers = net(), torch.zeros(4, 4)
-
-    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
-        out, labels = model(batch[0]), batch[1]
-        loss = functional.cross_entropy(out, labels) + 0.1 * (out - centers[labels]).square().sum(1).mean()
-        whole, its = gather(out.detach()), gather(labels)
-        for one in its.unique():
-            centers[one] = 0.5 * centers[one] + 0.5 * whole[its == one].mean(0)
-        return loss
-
-    trained(open_, model, compute, gathers=gathers)
-
-
 def bank_of_samples(open_: Open, *, gathers: bool) -> None:
     """Temporal ensembling: each sample's goal is what was predicted of it (Laine & Aila 2017)."""
     model, bank = net(), torch.full((128, 4), 0.25)
@@ -134,37 +119,6 @@ def bank_of_samples(open_: Open, *, gathers: bool) -> None:
         return loss
 
     trained(open_, model, compute, gathers=gathers, data=TensorDataset(*points().tensors, torch.arange(128)))
-
-
-def baseline(open_: Open, *, gathers: bool) -> None:
-    """REINFORCE with a running mean of rewards (Williams 1992)."""
-    model, mean = net(), torch.zeros(())
-
-    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
-        nonlocal mean
-        chances = model(batch[0]).log_softmax(-1)
-        reward = (chances.argmax(-1) == batch[1]).float() * batch[0].sum(1)
-        chosen = chances.gather(1, batch[1][:, None]).squeeze(1)
-        loss = -((reward - mean) * chosen).mean()
-        mean = 0.5 * mean + 0.5 * gather(reward).mean()
-        return loss
-
-    trained(open_, model, compute, gathers=gathers)
-
-
-def from_the_second_batch(open_: Open, *, gathers: bool) -> None:
-    """Inputs are shifted by what the batch before was like, but for the first two."""
-    model, number, before = net(), 0, torch.zeros(8)
-
-    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
-        nonlocal number, before
-        out = model(batch[0] - before)
-        number += 1
-        if number > 1:
-            before = gather(batch[0]).mean(0)
-        return functional.cross_entropy(out, batch[1])
-
-    trained(open_, model, compute, gathers=gathers)
 
 
 # What stays exact.
@@ -186,46 +140,6 @@ def hidden_states(open_: Open) -> None:
             told = model["tells"](out.reshape(-1, 16))
             run.backward(functional.cross_entropy(told, mine[:, first + 1 : first + 11].reshape(-1)))
             opt.step()
-
-
-def buffers_of_inputs(open_: Open) -> None:
-    """Batches are copied to one place, and figures of them are added up, none of which reaches a loss."""
-    model = net()
-    place, total, right, number = torch.zeros(12, 8), torch.zeros(()), 0.0, 0
-
-    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
-        nonlocal right, number
-        number += 1
-        assert number != 8 or not torch._C._len_torch_function_stack(), "nobody listens after seven batches"
-        rows = len(batch[0])
-        spread = batch[0].std()
-        inputs = place if rows == len(place) else batch[0]
-        inputs.copy_(batch[0])
-        out = model(inputs)
-        loss = functional.cross_entropy(out, batch[1])
-        total.add_(loss.detach() + 0 * spread)
-        right += float((out.argmax(1) == batch[1]).sum())
-        return loss
-
-    trained(open_, model, compute, gathers=False)
-
-
-def slow_copy(open_: Open) -> None:
-    """Goals are those of an average of the weights, and inputs are disturbed along their own gradient."""
-    model = net()
-    slow = copy.deepcopy(model)
-
-    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
-        x = batch[0].clone().requires_grad_()
-        (by,) = torch.autograd.grad(functional.cross_entropy(model(x), batch[1], reduction="sum"), x)
-        with torch.no_grad():
-            goal = slow(x).softmax(1)
-            for one, fast in zip(slow.parameters(), model.parameters(), strict=True):
-                one.lerp_(fast, 0.1)
-        out = model((x + 0.1 * by.sign()).detach())
-        return functional.cross_entropy(out, batch[1]) + (out.softmax(1) - goal).square().sum(1).mean()
-
-    trained(open_, model, compute, gathers=False)
 
 
 def changed_by_hand(open_: Open) -> None:
@@ -260,27 +174,12 @@ def named(name: str, run: Callable[..., None], **options: Any) -> Callable[[Open
     return script
 
 
-KEEP = {
-    queue_of_keys: "memories.py, line",
-    teachers_center: "a tensor of shape (1, 4)",
-    codebook: "a tensor of shape (6, 4)",
-    centers_of_classes: "a tensor of shape (4, 4)",
-    bank_of_samples: "a tensor of shape (128, 4)",
-    baseline: "a tensor of shape ()",
-    from_the_second_batch: "a tensor of shape (8,)",
-}
-"""What keeps something of its samples, and a word on it."""
+KEEP = (queue_of_keys, teachers_center, codebook, bank_of_samples)
+"""What keeps something of its samples."""
 
-REFUSED = {
-    **{named(f"{one.__name__}_of_own", one, gathers=False): word for one, word in KEEP.items()},
-    named("joined_queue_of_own", queue_of_keys, gathers=False, joins=True): "memories.py, line",
-}
-
-EXACT = (
-    *(named(f"{one.__name__}_of_all", one, gathers=True) for one in KEEP),
-    named("joined_queue_of_all", queue_of_keys, gathers=True, joins=True),
-    hidden_states,
-    buffers_of_inputs,
-    slow_copy,
-    stepped_by_hand,
+REFUSED = (
+    *(named(f"{one.__name__}_of_own", one, gathers=False) for one in KEEP[1:]),
+    named("joined_queue_of_own", queue_of_keys, gathers=False, joins=True),
 )
+
+EXACT = (*(named(f"{one.__name__}_of_all", one, gathers=True) for one in KEEP), hidden_states, stepped_by_hand)

@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "scripts": (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED, scripts.lbfgs_rounded, scripts.drawn,
                 drawn_by_readers),
     "strangers": (*strangers.EXACT, *strangers.REMEDIES, *strangers.MORE),
-    "meetings": (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER, *meetings.MUCH_LATER),
+    "meetings": (*meetings.EXACT, *meetings.REFUSED, *meetings.MUCH_LATER),
     "memories": (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand),
 }  # fmt: skip
 
