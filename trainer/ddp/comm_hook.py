@@ -95,7 +95,7 @@ class CommState:
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
-        device = self._parameters[0].device
+        device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         self.exchange: ExchangeConfig = ExchangeMaker(
             spec=spec,
             compression=spec.compression,

@@ -80,6 +80,7 @@ class DdpRun:
         self._part: Part | None = None
         self._loss: Tensor | None = None
         self._state: CommState | None = None  # of the module that was called last
+        self._computes_in = torch.float32
         self._is_within = False  # a backward pass
         self._batches = 0
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
@@ -182,6 +183,7 @@ class DdpRun:
         """Drop what a loader gave ahead and nobody computed: the script left its loop."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not loader)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
         """Take the batch that a training forward pass is of: the first that waits.
 
@@ -192,6 +194,8 @@ class DdpRun:
             rows: of its first input; 0: not known.
         """
         self._state = next(state for module, state in self._modules if module is ddp)
+        kind = self._device.type
+        self._computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._state.dtype
         if id(ddp) not in self._hooked:
             ddp.register_comm_hook(self._state, comm_hook)
         before = self._part
@@ -292,6 +296,7 @@ class DdpRun:
         drawn = torch.tensor([float(draws)], device=self._device)
         dist.all_reduce(drawn)
         found = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
+        state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
         state.record.tell(found, self.steps + 1, self._periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -368,6 +373,9 @@ class LoneRun(DdpRun):
         self._periods.pace.begin(samples)
 
 
+ROUNDINGS = 4
+"""Of the numbers that a model computes in, by which two gradients of the same samples may lie apart."""
+
 _MEETING_TIMEOUT = datetime.timedelta(minutes=30)
 """For the workers of a group to come, as torch has it."""
 
@@ -435,19 +443,26 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             runs[0].give(self._index_sampler, batch)
         return batch
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
         with runs[0].backward(tensors, grad_tensors) if runs else nullcontext(grad_tensors) as gradients:
             run_backward(tensors, gradients, *args, **options)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
         if not runs and len(plan.spec.workers) == 1 and REGISTRY.begun == 0:
             runs.append(LoneRun(plan, run_dir))
         if runs:
             runs[0].stepped(optimizer)
         elif len(plan.spec.workers) > 1:
-            _refuse_sharded(optimizer)
+            _refuse_other_ways(optimizer)
 
     def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
+        if "nccl" in (backend or options.get("backend") or "") and not torch.cuda.is_available():
+            raise BadInput(
+                "The script asks for nccl, and this worker has no GPU.",
+                hint='init_process_group("nccl" if torch.cuda.is_available() else "gloo") runs on any machine',
+            )
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -519,11 +534,15 @@ def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
     return computed
 
 
-def _refuse_sharded(optimizer: Optimizer) -> None:
+def _refuse_other_ways(optimizer: Optimizer) -> None:
+    """Refuse a script of several workers that trains by neither DistributedDataParallel nor a session."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters):
-        raise BadInput(
-            "The script shards its model over the workers (fully_shard, FullyShardedDataParallel or a tensor mesh), "
-            "which `hetopt launch` cannot run on unequal workers yet.",
-            hint="wrap the model in DistributedDataParallel where it fits on one device",
-        )
+    is_sharded = any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters)
+    if not is_sharded and "deepspeed" not in sys.modules:
+        return
+    way = "fully_shard, FullyShardedDataParallel or a tensor mesh" if is_sharded else "DeepSpeed"
+    raise BadInput(
+        f"The script shards its model over the workers ({way}), which `hetopt launch` cannot run on unequal workers "
+        "yet.",
+        hint="wrap the model in DistributedDataParallel where it fits on one device",
+    )
