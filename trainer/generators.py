@@ -29,3 +29,9 @@ class Generators:
         torch.set_rng_state(self.cpu_generator)
         if device.type == "cuda" and self.cuda_generator is not None:
             torch.cuda.set_rng_state(self.cuda_generator, device)
+
+    def has_drawn(self, device: torch.device) -> bool:
+        """Return whether random numbers of torch were drawn since these states were taken."""
+        now = Generators.at(device)
+        pairs = ((now.cpu_generator, self.cpu_generator), (now.cuda_generator, self.cuda_generator))
+        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)

@@ -19,3 +19,9 @@ def least_samples(model: nn.Module) -> int:
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
     """Samples that every worker is to take of a batch: what the model needs, where the batch has as many."""
     return least_within(least_samples(model), batch_size, workers)
+
+
+def normalises_apart(model: nn.Module) -> bool:
+    """Return whether BatchNorm in a model normalises each worker's samples by themselves."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return any(not isinstance(norm, nn.SyncBatchNorm) for norm in norms)

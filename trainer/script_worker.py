@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
 from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import run_script
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
@@ -27,6 +29,9 @@ from hetopt.trainer.worker import Place, check_place, choose_device, keep_freed_
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+HOST_SAYS_S = 3.0
+"""For the process that hosts the workers to find one that was killed: it looks ten times a second."""
 
 
 class ScriptExited(RunFailed):
@@ -66,7 +71,7 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     import torch
 
     from hetopt.trainer.ddp.script import unequal
-    from hetopt.trainer.failure import OthersFailed
+    from hetopt.trainer.failure import OthersFailed, is_peer_loss
     from hetopt.trainer.session.plan import SessionPlan
     from hetopt.trainer.session.registry import REGISTRY, Stopped
 
@@ -101,6 +106,13 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
         reason = "stopped"
     except (ScriptExited, OthersFailed):
         raise
+    except RuntimeError as error:
+        if is_peer_loss(error) and _nobody_knows_why(run_dir):
+            raise RunFailed(
+                f"{who}{lines.of(error)}: another worker has left, or does something else here.",
+                hint="let all workers take the same number of steps and call the same collectives",
+            ) from error
+        raise
     except HetoptError as error:
         left = error.__context__ if isinstance(error.__context__, SystemExit) else error
         error.message = f"{who}{lines.of(left)}: {error.message}"
@@ -125,6 +137,14 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
         return {_VISIBLE: "", "MPLBACKEND": "Agg"}
     visible = [name for name in environment.get(_VISIBLE, "").split(",") if name]
     return {_VISIBLE: visible[int(index)] if visible else index, "LOCAL_RANK": "0", "MPLBACKEND": "Agg"}
+
+
+def _nobody_knows_why(run_dir: Path) -> bool:
+    """Return whether no worker of this machine has said why it left, nor has its host, in the time that they take."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+        return False  # the hosts find out who is lost
+    time.sleep(HOST_SAYS_S)
+    return failure_reason(read_log(run_dir / EVENTS_FILE).events) is None
 
 
 def _tell_end(run_dir: Path, reason: str) -> bool:

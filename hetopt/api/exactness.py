@@ -22,6 +22,7 @@ from hetopt.core.interruption import Reporter
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.run_folder import home
+from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 
 EXACT = 1e-5
@@ -78,11 +79,7 @@ class ShareCheck:
             return f"the learning rate is {shared:g} in shares and {alone:g} else: do not compute it from the share"
         if self.step is None:
             return ""
-        if self.normalises:
-            mends = "SyncBatchNorm" if self.is_ddp else 'batch_norm="synchronized"'
-            return f"BatchNorm normalises each worker's samples by themselves; {mends} mends it"
-        why = "the loss couples samples or averages over something else"
-        return f"{why}, as under DDP" if self.is_ddp else f"{why}; weight= or gather may mend it"
+        return why_shares_differ(is_ddp=self.is_ddp, normalises=self.normalises)
 
     def __str__(self) -> str:
         at = -1 if self.step is None else self.step - 1

@@ -212,11 +212,13 @@ def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
     """What becomes of a script after an interruption, where it is not what is usual, or not what was planned."""
     if not run.resumes:
         priced = (
-            "the plan reckons with checkpoints, so it is too cheap" if planned.resumes else "the plan has priced that"
+            "the plan reckons with checkpoints, and is too cheap without"
+            if planned.resumes
+            else "the plan has priced a start from the beginning"
         )
         yield (
-            f"{name} saves no checkpoint: after a loss it begins again, and all that was done before is lost; "
-            f"{priced}. With run.checkpoint and run.resume it goes on."
+            f"{name} saves no checkpoint of a session: after a loss it starts again, from checkpoints of its own if it "
+            f"has any; {priced}. With run.checkpoint and run.resume it goes on."
         )
     elif not planned.resumes:
         yield (

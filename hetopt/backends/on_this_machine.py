@@ -36,6 +36,7 @@ from hetopt.core.profile import CompressorCost, Device, Link, Profile, Reading, 
 from hetopt.core.run_folder import RunFolders, latest_checkpoint
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
 from hetopt.optimizer.plan import Earlier, Plan
@@ -172,7 +173,7 @@ def _restarted(spec: RunSpec, options: OnThisMachine) -> RunSpec:
 
 
 def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
-    """The launch of a run that can go on.
+    """Return the launch of a run that can go on: from its newest checkpoint, or anew where it has saved none yet.
 
     Args:
         launcher: that started it.
@@ -180,7 +181,7 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
         place: where that launcher's runs are, such as ``local``.
 
     Raises:
-        BadInput: it was started elsewhere, is not over, or has no checkpoint.
+        BadInput: it was started elsewhere, is not over, or has come to its end and left no checkpoint.
     """
     launch = Launch.load(folder / LAUNCH_FILE)
     if launch.on != place:
@@ -191,8 +192,8 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     state = launcher.poll(RunHandle(run_dir=folder)).state
     if not state.is_over:
         raise BadInput(f"{folder.name} is still {state.value}.", hint=f"end it first with `hetopt stop {folder.name}`")
-    if latest_checkpoint(folder) is None:
-        raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
+    if state is RunState.FINISHED and latest_checkpoint(folder) is None:
+        raise BadInput(f"{folder.name} has come to its end, and left no checkpoint.", hint="launch its plan anew")
     return launch
 
 

@@ -76,7 +76,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     status = run.status()
     if status.state is RunState.FAILED:
         again = resume_command(run.folder, status, run.launch.on if run.launch else None)
-        reading = f"read `hetopt logs {run.name}`{f'; go on from its checkpoint with `{again}`' if again else ''}"
+        reading = f"read `hetopt logs {run.name}`{f'; go on with `{again}`' if again else ''}"
         raise RunFailed(status.reason or "the run failed without saying why.", hint=status.next_step(reading))
     record = run.record()
     progress = record.progress
@@ -101,7 +101,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         again = resume_command(run.folder, status, record.launch.on if record.launch is not None else None)
         raise RunStopped(
             f"the run was stopped after {done}; the model of so far is {run.folder / UNFINISHED_MODEL_FILE}.",
-            hint=f"go on with `{again}`" if again else "it has no checkpoint to go on from: launch its plan anew",
+            hint=f"go on with `{again}`" if again else "nothing is saved here: launch its plan anew",
         )
 
 
@@ -131,10 +131,8 @@ def _stopped_here(run: Run) -> None:
         again = resume_command(run.folder, run.status(), run.launch.on if run.launch else None)
         kept = checkpoint_step(run.folder)
         step = run.record().progress.step
-        saved = "it has no checkpoint to go on from" if kept is None else f"its checkpoint is of step {kept:,}"
-        render.note(
-            f"stopped at step {formatting.count(step)}; {saved}{f': go on with `{again}`' if again and kept else ''}"
-        )
+        saved = "no checkpoint was saved yet" if kept is None else f"its checkpoint is of step {kept:,}"
+        render.note(f"stopped at step {formatting.count(step)}; {saved}{f': go on with `{again}`' if again else ''}")
 
 
 def _given_back(run: Run) -> HetoptError | None:

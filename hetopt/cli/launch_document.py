@@ -179,6 +179,9 @@ def _here(prepared: Prepared) -> Iterator[Block]:
             f"predicted to take {formatting.with_startup(left_s, said.startup_s)}."
         )
         return
+    if prepared.folder is not None:
+        own_checkpoints = ", from checkpoints of its own if it has any" if spec.script else ""
+        yield Line(f"  begins anew{own_checkpoints}: hetopt has saved none of this run yet.")
     usd = formatting.usd(said.cost_usd.value) if own and said.cost_usd.value else "$0"
     yield Line(
         f"  predicted {'there' if own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "

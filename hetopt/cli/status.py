@@ -148,12 +148,13 @@ def _audits(progress: RunFold) -> dict[str, Any] | None:
 
 
 def resume_command(folder: Path, state: RunStatus, on: str | None) -> str | None:
-    """The command that goes on with a run which ended before its end, where it has a checkpoint here."""
+    """Return the command that goes on with a run which ended before its end; of rented machines where it has a
+    checkpoint here."""
     from hetopt.core.run_folder import latest_checkpoint
     from hetopt.core.run_status import RunState
 
     ended = state.state in (RunState.FAILED, RunState.STOPPED)
-    there = ended and on is not None and latest_checkpoint(folder) is not None
+    there = ended and on is not None and (on != "ec2" or latest_checkpoint(folder) is not None)
     return f"hetopt launch --on {on} --resume {folder.name}" if there else None
 
 

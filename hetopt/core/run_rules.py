@@ -213,6 +213,21 @@ def left_to_script(spec: RunSpec) -> str:
     )
 
 
+def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
+    """Return what lets a script's shares compute something else than one machine, and what may mend it.
+
+    Args:
+        is_ddp: whether it uses DistributedDataParallel; else it has a session.
+        normalises: whether BatchNorm normalises each worker's samples by themselves.
+    """
+    as_ddp = ", as under DDP" if is_ddp else ""
+    if normalises:
+        mends = "SyncBatchNorm" if is_ddp else 'batch_norm="synchronized"'
+        return f"BatchNorm normalises each worker's samples by themselves{as_ddp}; {mends} mends it"
+    mends = as_ddp or "; weight= or gather may mend it"
+    return f"the loss couples samples or averages over something else{mends}"
+
+
 BUNDLED: Mapping[str, str] = MappingProxyType(
     {
         "digits": "hetopt.trainer.tasks.digits:digits",

@@ -49,7 +49,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
     yield Line(f"{fact['run']}: {fact['state']}{reason}", "strong")
     evaluated = formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet"
     told = [
-        f"go on from its checkpoint: {fact['resume']}" if fact["resume"] is not None else None,
+        f"go on: {fact['resume']}" if fact["resume"] is not None else None,
         f"{step_of(fact['step'], fact['predicted_steps'])}, epoch {fact['epoch']:.1f}, {evaluated}",
         fact["pausing"],
         _pace(fact["step_time_s"], fact["predicted_step_time_s"]),

@@ -22,7 +22,8 @@ from hetopt.profiler.probe.step_memory import Kept, StepCount
 from hetopt.profiler.probe.sweep import FEWEST_TIMED
 from hetopt.profiler.probe.timed_step import TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
-from hetopt.profiler.script.rebatching import rebatch, rows_of, samples_given, samples_of, tensors_in
+from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
+from hetopt.trainer.ddp.shares import rows_of, tensors_in
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 

@@ -7,14 +7,12 @@ many indices of the sampler's stream go into a batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-DEEPEST = 6
-"""Nesting of a batch in which tensors are looked for: an object may hold what holds it."""
+from hetopt.trainer.ddp.shares import rows_of
 
 
 class Rebatched:
@@ -88,21 +86,6 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
     if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
         return drawn.sizes.popleft()
     return rows_of(batch) or loader.batch_size or 0
-
-
-def rows_of(batch: Any) -> int:
-    """Return the rows of the first tensor with any in a batch of whatever type; 0: it holds none."""
-    return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
-
-
-def tensors_in(batch: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
-    """Yield the tensors of a batch: of sequences, of mappings, and of objects that hold them as attributes."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif depth:
-        parts: Any = batch if isinstance(batch, (list, tuple)) else getattr(batch, "__dict__", {}).values()
-        for part in batch.values() if isinstance(batch, Mapping) else parts:
-            yield from tensors_in(part, depth - 1)
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> bool:

@@ -16,6 +16,7 @@ from hetopt.backends.emulation.namespaces import find_leftovers, why_not
 from hetopt.backends.options import Local, Machines, Rehearsal
 from hetopt.backends.processes import PROCESS_FILE
 from hetopt.core.errors import BadInput
+from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from tests.face.conftest import until
@@ -99,13 +100,19 @@ class Stories:
         assert interrupted is not None
         assert interrupted.sessions == 2
 
-    def test_a_run_whose_worker_dies_has_failed_and_says_why(self, plan: Plan) -> None:
+    def test_a_run_whose_worker_dies_has_failed_says_why_and_begins_anew_where_nothing_was_saved(
+        self, plan: Plan
+    ) -> None:
         run = self.launched(plan, steps=4_000)
         until_step(run, 10)
         self.workers(run)[-1].kill()
         status = run.wait()
         assert status.state is RunState.FAILED
         assert "was killed" in (status.reason or "")
+        assert checkpoint_step(run.folder) is None
+        again = hetopt.resume(run.name)
+        until_step(again, 10)
+        assert again.stop().state is RunState.STOPPED
 
     def test_a_damaged_log_hides_no_run(self, plan: Plan) -> None:
         run = self.launched(plan, steps=30)

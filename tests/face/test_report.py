@@ -149,14 +149,16 @@ def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
     assert own.model_copy(update={"on": "ec2"}).running_usd_per_hour == launch.hourly_usd
 
 
-@pytest.mark.parametrize(("on", "kept"), [("local", "checkpoint/LATEST"), ("ssh", "objects/ckpt/LATEST")])
-def test_a_checkpoint_is_found_wherever_the_run_was(launch: Launch, tmp_path: Path, on: str, kept: str) -> None:
+@pytest.mark.parametrize(("on", "kept"), [("local", "checkpoint/LATEST"), ("ec2", "objects/ckpt/LATEST")])
+def test_a_run_goes_on_wherever_it_was_and_a_rented_one_from_a_checkpoint(
+    launch: Launch, tmp_path: Path, on: str, kept: str
+) -> None:
     folder = tmp_path / launch.run_id
     (folder / kept).parent.mkdir(parents=True)
-    stopped = RunStatus(state=RunState.STOPPED)
-    assert resume_command(folder, stopped, on) is None
+    stopped, command = RunStatus(state=RunState.STOPPED), f"hetopt launch --on {on} --resume {launch.run_id}"
+    assert resume_command(folder, stopped, on) == (None if on == "ec2" else command)
     (folder / kept).write_text("step-7\n", encoding="utf-8")
-    assert resume_command(folder, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
+    assert resume_command(folder, stopped, on) == command
     assert resume_command(folder, RunStatus(state=RunState.RUNNING), on) is None
 
 

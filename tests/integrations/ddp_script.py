@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -30,7 +30,7 @@ if way == "sharded":
 else:
     model = DistributedDataParallel(net)
 if way == "own_hook":
-    model.register_comm_hook(None, fp16_compress_hook)
+    model.register_comm_hook(None, allreduce_hook)
 if way == "public_hook":
     model.register_comm_hook(hetopt.CommState(model), hetopt.comm_hook)
 if way == "no_rank":

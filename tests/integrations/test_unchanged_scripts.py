@@ -80,13 +80,11 @@ def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
         ("usual", [32, 16], ""),
         ("compiled", [32, 16], ""),
         ("public_hook", [32, 16], ""),
-        ("own_hook", [24, 24], "registers a communication hook of its own, which is kept"),
+        ("own_hook", [32, 16], "registers a communication hook of its own, which is kept"),
         ("no_rank", [24, 24], "keeps equal shares: nothing in its sampler is of one rank"),
     ],
 )
-def test_what_cannot_be_shared_out_keeps_equal_shares_and_says_so(
-    way: str, shares: list[int], words: str, tmp_path: Path
-) -> None:
+def test_what_is_not_as_usual_is_said_and_runs_on(way: str, shares: list[int], words: str, tmp_path: Path) -> None:
     plain, _ = trained(tmp_path / "plain", "plain", DDP, way)
     own, said = trained(tmp_path / "shares", "shares", DDP, way)
     assert samples(tmp_path / "shares") == shares

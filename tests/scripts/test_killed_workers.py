@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -93,15 +94,20 @@ def kill(run_dir: Path, rank: int) -> None:
     raise AssertionError(f"no worker {rank}")
 
 
-def trained(run_dir: Path, draw: random.Random | None, script: tuple[str, ...] = ()) -> str:
-    """Return the hash of the run's parameters; a worker is killed on the way, at a moment that is drawn."""
+def trained(run_dir: Path, draw: random.Random | None, script: tuple[str, ...] = (), *, ends: bool = False) -> str:
+    """Return the hash of the parameters; a worker is killed on the way, at a moment that is drawn, or all ends."""
     launcher, run = LocalLauncher(), spec()
     handle = launcher.start(run.model_copy(update={"script": script or run.script}), run_dir, {})
     try:
         if draw is not None:
             until_step(launcher, handle, draw.randint(0, (EPOCHS - 1) * EPOCH_STEPS))
             time.sleep(draw.uniform(0.0, 0.1))
-            kill(run_dir, draw.randint(0, 1))
+            if ends:
+                os.kill(json.loads((run_dir / "process.json").read_text())["pid"], signal.SIGKILL)
+                until(lambda: launcher.poll(handle).state.is_over)
+                launcher.start(run.model_copy(update={"script": script or run.script}), run_dir, {})
+            else:
+                kill(run_dir, draw.randint(0, 1))
         until_step(launcher, handle, 10**9)
         assert launcher.poll(handle).state is RunState.FINISHED, launcher.poll(handle).reason
     finally:
@@ -127,7 +133,7 @@ def test_a_ddp_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(DDP)
     hashes = []
-    for name, draw in (("undisturbed", None), ("killed", random.Random(0))):
+    for name, draw in (("undisturbed", None), ("killed", random.Random(0)), ("ended", random.Random(1))):
         (tmp_path / name).mkdir()
-        hashes.append(trained(tmp_path / name, draw, (str(path), str(tmp_path / f"{name}.pt"))))
-    assert hashes[0] == hashes[1]
+        hashes.append(trained(tmp_path / name, draw, (str(path), str(tmp_path / f"{name}.pt")), ends=name == "ended"))
+    assert hashes[0] == hashes[1] == hashes[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.session.plan import SessionPlan
 from tests.trainer_pieces.runs import run_of
@@ -25,6 +26,7 @@ from .cases.scripts import net, points
 
 SAMPLES = 203
 EPOCHS = 2
+DENSE = Compression()
 
 
 def epochs(loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -66,59 +68,72 @@ def accumulating(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: A
 SCRIPTS = {"plain": plain, "accumulating": accumulating}
 
 
-def spec(compression: Compression) -> RunSpec:
-    return run_of(24, 8, task="script", script=("train.py",), compression=compression, batch_policy="static")
-
-
-def worker(rank: int, name: str, compression: Compression, folder: str) -> None:
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    with unequal(SessionPlan(spec=spec(compression)), Path(folder)) as run:
-        model = SCRIPTS[name](16, DistributedDataParallel)
+def worker(rank: int, name: str, shares: Sequence[int], compression: Compression, folder: str) -> None:
+    plan = run_of(*shares, task="script", script=("train.py",), compression=compression, batch_policy="static")
+    store = dist.FileStore(f"{folder}/store", len(shares))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(shares))
+    with unequal(SessionPlan(spec=plan), Path(folder)) as run:
+        model = SCRIPTS[name](sum(shares) // len(shares), DistributedDataParallel)
     assert run() is not None
     torch.save(model.state_dict(), f"{folder}/{name}-{rank}.pt")
 
 
-def trained(name: str, folder: Path, compression: Compression) -> list[dict[str, Tensor]]:
+def trained(
+    name: str, folder: Path, shares: Sequence[int] = (24, 8), compression: Compression = DENSE
+) -> list[dict[str, Tensor]]:
     torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
-        worker, (name, compression, str(folder)), nprocs=2, start_method="fork"
+        worker, (name, shares, compression, str(folder)), nprocs=len(shares), start_method="fork"
     )
-    return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(2)]
+    return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(len(shares))]
 
 
-def whole(name: str) -> dict[str, Tensor]:
-    """Trained by one process, with the samples that both ranks would read."""
+def whole(name: str, workers: int = 2, batch: int = 32) -> dict[str, Tensor]:
+    """Trained by one process, with the samples that all ranks would read."""
     sampler: Any = DistributedSampler
     kept = sampler.__iter__, sampler.__len__
 
-    def both(self: DistributedSampler[Any]) -> Iterator[int]:
-        each = [list(kept[0](of_rank(self, rank))) for rank in range(2)]
-        for start in range(0, len(each[0]), 16):
-            yield from [*each[0][start : start + 16], *each[1][start : start + 16]]
+    def every(self: DistributedSampler[Any]) -> Iterator[int]:
+        each = [list(kept[0](of_rank(self, rank))) for rank in range(workers)]
+        for start in range(0, len(each[0]), batch // workers):
+            for samples in each:
+                yield from samples[start : start + batch // workers]
 
     def of_rank(self: DistributedSampler[Any], rank: int) -> DistributedSampler[Any]:
-        made = DistributedSampler(self.dataset, num_replicas=2, rank=rank)
+        made = DistributedSampler(self.dataset, num_replicas=workers, rank=rank)
         made.set_epoch(self.epoch)
         return made
 
     try:
-        sampler.__iter__, sampler.__len__ = both, lambda self: 2 * kept[1](self)
-        return SCRIPTS[name](32, lambda model: model, num_replicas=2, rank=0).state_dict()
+        sampler.__iter__, sampler.__len__ = every, lambda self: workers * kept[1](self)
+        return SCRIPTS[name](batch, lambda model: model, num_replicas=workers, rank=0).state_dict()
     finally:
         sampler.__iter__, sampler.__len__ = kept
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_shares_of_three_to_one_end_with_the_parameters_of_one_process(name: str, tmp_path: Path) -> None:
-    first, second = trained(name, tmp_path, Compression())
+    first, second = trained(name, tmp_path)
     for key, value in whole(name).items():
         assert torch.equal(first[key], second[key])
         assert float((first[key] - value).norm()) <= 1e-6 * float(value.norm())
     assert (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(("name", "steps"), [("plain", [1, 2, 4, 8, 16]), ("accumulating", [5])])
+def test_audited_steps_are_those_of_one_process(name: str, steps: list[int], tmp_path: Path) -> None:
+    """That a step is of several batches, its first tells: of what was drawn by then the leader's gradient counts."""
+    each = trained(name, tmp_path, (14, 5, 5))
+    for key, value in whole(name, 3, 24).items():
+        assert all(torch.equal(each[0][key], other[key]) for other in each)
+        assert float((each[0][key] - value).norm()) <= 1e-6 * float(value.norm())
+    audits = [event for event in read_events(tmp_path / EVENTS_FILE) if event["event"].startswith("audit")]
+    assert [event["step"] for event in audits] == steps
+    assert all(event["event"] == "audited" and event["distance"] < 1e-5 for event in audits)
+
+
 def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -> None:
-    first, second = trained("plain", tmp_path, Compression(name="topk", ratio=1.0, memory="error_feedback"))
+    everything = Compression(name="topk", ratio=1.0, memory="error_feedback")
+    first, second = trained("plain", tmp_path, compression=everything)
     for key, value in whole("plain").items():
         assert torch.equal(first[key], second[key])
         assert float((first[key] - value).norm()) <= 1e-5 * float(value.norm())

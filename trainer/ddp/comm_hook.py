@@ -4,12 +4,14 @@
     ddp.register_comm_hook(state, hetopt.comm_hook)
 
 DDP sums gradients in buckets under backward. A hook gets each bucket and returns a future of what takes its place: here
-the sum over all workers of their gradients times their weights, compressed if asked for. Weights add up to 1. Under
-plain torchrun that is DDP's mean; under ``hetopt launch`` each worker's gradient counts by its share of the batch.
+the mean over all workers, as DDP takes it, compressed if asked for. Under ``hetopt launch`` a worker's loss counts by
+its share of the batch before backward begins (see `hetopt.trainer.ddp.script`). In an audit step the leader's gradient
+takes the place of the mean, and the hook notes how far the sum of the others' is from it (`session.audit`).
 """
 
 # No `from __future__ import annotations` here: DDP compares the annotations of its hook with types.
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -20,9 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.normalisation import normalises_apart
+from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.session.plan import make_plan
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.fused_step import all_finite
@@ -41,13 +46,18 @@ class CommState:
         weight: of this worker's gradient: None for its share of the batch (1 / workers where no plan shares it out);
             ``"sum"`` for 1 / workers whatever the shares are, where the script divides its loss by a count of the whole
             batch and multiplies it by the workers, as it must under DDP; or a number, which adds up to 1 over all.
+        audit: what happens under ``hetopt launch`` where an audit step finds that shares differ from one machine: the
+            log says so (``"warn"``), the run ends (``"stop"``), or there are no audits (``"off"``).
+        audit_tolerance: relative distance of the two gradients that is accepted.
         spec: of the run, where a plan says how gradients travel; its compression counts then.
         reach: told how much of the gradient is made (1 = all), before that part is sent.
 
     Attributes:
         exchange: how gradients travel.
         weight: as above; may be set before each backward pass.
-        share: of the batch, which `hetopt launch` sets; None: 1 / workers, the mean that DDP takes.
+        record: what audits found.
+        is_audit: whether the step at hand is one, on all workers.
+        differences: over earlier audits, see `hetopt.trainer.session.audit.Found`.
         stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:
@@ -60,6 +70,8 @@ class CommState:
         compression: Compression | str = "identity",
         *,
         weight: float | str | None = None,
+        audit: Audit = "warn",
+        audit_tolerance: float = ROUNDING,
         spec: RunSpec | None = None,
         reach: Callable[[float], None] = lambda done: None,
     ) -> None:
@@ -68,7 +80,12 @@ class CommState:
         self._workers = dist.get_world_size(ddp.process_group)
         self._parameters = [one for one in ddp.module.parameters() if one.requires_grad]
         self.weight = weight
-        self.share: float | None = None
+        why = why_shares_differ(is_ddp=True, normalises=normalises_apart(ddp))
+        self.record = AuditRecord(mode=audit, tolerance=audit_tolerance, hint=why)
+        self.is_audit = False
+        self.differences: list[Tensor] = []
+        self._apart: dict[int, Tensor] = {}  # by parameter
+        self._squares = 0.0
         self.adopt(
             make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
             if spec is None
@@ -78,7 +95,7 @@ class CommState:
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
-        device = self._parameters[0].device
+        device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         self.exchange: ExchangeConfig = ExchangeMaker(
             spec=spec,
             compression=spec.compression,
@@ -108,10 +125,14 @@ class CommState:
         buffer, is_last = bucket.buffer(), bucket.is_last()
         self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
         self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
-        buffer.mul_(self._weight())
+        buffer.mul_(self.weight if isinstance(self.weight, int | float) else 1 / self._workers)
+        promise: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
+        if self.is_audit:
+            self._audit(bucket)
+            promise.set_result(buffer)
+            return promise
         if self._by_bucket is not None:
             return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
-        promise: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
         if self.exchange.is_dense or buffer.dtype != _FLOAT32:
             self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
             work = dist.all_reduce(buffer, async_op=True)
@@ -128,11 +149,26 @@ class CommState:
                 self._exchange_whole()
         return promise
 
-    def _weight(self) -> float:
-        if isinstance(self.weight, int | float):
-            return self.weight
-        is_counted = self.share is not None and (self.weight is None or not self.share)
-        return self.share if is_counted and self.share is not None else 1 / self._workers
+    def _audit(self, bucket: GradBucket) -> None:
+        """Put the leader's gradient into a bucket, and note how far the sum of the others' is from it."""
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        parts = torch.zeros_like(buffer) if dist.get_rank() == 0 else buffer.clone()
+        dist.all_reduce(parts)
+        dist.broadcast(buffer, 0)
+        self._squares += float(buffer.double().square().sum())
+        pieces = torch.split((buffer - parts).cpu(), [parameter.numel() for parameter in parameters])
+        self._apart |= zip(map(id, parameters), pieces, strict=True)
+        self.stats = ExchangeStats(sent_bytes=2 * self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
+
+    def audited(self) -> tuple[Tensor, float] | None:
+        """Return how far the shares' gradient is from the leader's, [elements], and the norm of the leader's.
+
+        Returns:
+            None where the backward pass that ended exchanged no audited gradient.
+        """
+        apart, squares, self._apart, self._squares = self._apart, self._squares, {}, 0.0
+        pieces = [apart[id(one)] for one in self._parameters if id(one) in apart]
+        return (torch.cat(pieces), math.sqrt(squares)) if pieces else None
 
     def _exchange_whole(self) -> None:
         """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""

@@ -1,10 +1,17 @@
-"""Runs a DDP script as it is on unequal workers: `unequal` gives shares, weighs gradients, and watches the steps.
+"""Runs a DDP script as it is on unequal workers: `unequal` gives shares, weighs losses, and watches the steps.
 
-Four things of torch are extended while a script runs: where ``init_process_group`` meets the others, what a
+Five things of torch are extended while a script runs: where ``init_process_group`` meets the others, what a
 ``DataLoader`` reads batches by, what ``DistributedDataParallel`` does when it is made and when it is called (the batch
-at hand is noted, and a communication hook is registered unless the script has registered one). The script's own process
-group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the same; of
-transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
+at hand is noted, and a communication hook is registered unless the script has registered one), and where a backward
+pass begins. DDP takes the mean of the gradients of W workers; of worker i, which has n_i of a batch's B samples, the
+loss L_i counts
+
+    W n_i / B     so that the mean is that of one machine,   sum_i (n_i / B) dL_i
+
+from where backward begins: whatever mixes gradients of several workers on the way (SyncBatchNorm, gathered features,
+micro-batches under ``no_sync``, a communication hook of the script's) mixes them by their weights. The script's own
+process group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the
+same; of transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
 """
 
 from __future__ import annotations
@@ -16,7 +23,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +36,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, dataloader
 
 from hetopt.core.errors import BadInput
@@ -36,8 +43,10 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model
 from hetopt.trainer.checkpoints.state import parameters_sha256
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
-from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder
+from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
+from hetopt.trainer.generators import Generators
 from hetopt.trainer.host.stores import group_store
+from hetopt.trainer.session.audit import LEAST_WORKERS, Audits, Found
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.periods import Periods
 from hetopt.trainer.session.plan import SessionPlan
@@ -57,6 +66,7 @@ class DdpRun:
 
     Attributes:
         steps: that optimizers have made.
+        can_audit: whether a loss is of the samples of its worker alone, and not divided by what all workers count.
     """
 
     def __init__(self, plan: SessionPlan, run_dir: Path, rank: int, world_size: int) -> None:
@@ -69,8 +79,15 @@ class DdpRun:
         self._waiting: deque[tuple[object, Part]] = deque()
         self._part: Part | None = None
         self._loss: Tensor | None = None
+        self._state: CommState | None = None  # of the module that was called last
+        self._computes_in = torch.float32
+        self._is_within = False  # a backward pass
+        self._batches = 0
+        self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
+        self._drawn_before: Generators | None = None
+        self.can_audit = True
 
-    # Shares (see `hetopt.trainer.ddp.shares.Sharer`).
+    # Shares (see `hetopt.trainer.ddp.shares`).
 
     @property
     def is_training(self) -> bool:
@@ -79,7 +96,7 @@ class DdpRun:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether hetopt exchanges the gradients of every DDP module, so that shares may be unequal."""
+        """Return whether hetopt exchanges the gradients of every DDP module."""
         return all(self._hooked.get(id(ddp), True) for ddp, _ in self._modules)
 
     def remark(self, sentence: str) -> None:
@@ -109,8 +126,25 @@ class DdpRun:
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
         state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
-        device = next(module.parameters()).device
-        return self._periods.begin(size, module, state.exchange, device=device, step=self.steps, keep=keep)
+        return self._periods.begin(
+            size, module, state.exchange, device=self._device, step=self.steps, keep=keep, audits=self._audits(keep)
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(self._modules[-1][0].parameters()).device
+        return device
+
+    def _audits(self, keep: tuple[int, ...]) -> Audits | None:
+        """Return which batches the leader computes whole and the others in shares; None: none.
+
+        Shares that have to be equal stay so in every step.
+        """
+        spec, states = self._plan.spec, [state for _, state in self._modules]
+        if keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform" or not self.can_audit:
+            return None
+        is_wanted = self.is_ours and all(state.record.mode != "off" and state.weight is None for state in states)
+        return Audits(largest=spec.workers[0].max_local_batch_size) if is_wanted else None
 
     # What the script does.
 
@@ -126,8 +160,8 @@ class DdpRun:
             self._modules = [(module, state if module is ddp else other) for module, other in self._modules]
         else:
             self.remark(
-                "the script registers a communication hook of its own, which is kept: shares stay equal, and the "
-                "plan's compression is not used."
+                "the script registers a communication hook of its own, which is kept: the plan's compression is not "
+                "used, and no step is audited."
             )
 
     def give(self, sampler: object, batch: object) -> None:
@@ -138,7 +172,9 @@ class DdpRun:
             batch: that it gave.
         """
         parts = sampler.parts if isinstance(sampler, UnequalBatches) else ()
-        part = parts.popleft() if parts else self._equal_part(_rows_of(batch))
+        part = parts.popleft() if parts else self._equal_part(rows_of(batch))
+        if part.is_audit:
+            self._drawn_before = Generators.at(self._device)
         # What another loader gave in equal shares was for another purpose than training: nothing waits for it.
         self._waiting = deque(entry for entry in self._waiting if entry[0] is sampler or entry[1].step)
         self._waiting.append((sampler, part))
@@ -147,27 +183,28 @@ class DdpRun:
         """Drop what a loader gave ahead and nobody computed: the script left its loop."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not loader)
 
-    def forward(self, ddp: DistributedDataParallel, rows: int | None) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
+    def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
         """Take the batch that a training forward pass is of: the first that waits.
 
         Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
-        A gradient that micro-batches under ``no_sync`` have left in ``.grad`` is weighed when the last is summed: by
-        the weight of that one, so that the others' are brought to it here.
 
         Args:
             ddp: the module.
-            rows: of its first input; None: not known.
+            rows: of its first input; 0: not known.
         """
+        self._state = next(state for module, state in self._modules if module is ddp)
+        kind = self._device.type
+        self._computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._state.dtype
         if id(ddp) not in self._hooked:
-            ddp.register_comm_hook(next(state for module, state in self._modules if module is ddp), comm_hook)
+            ddp.register_comm_hook(self._state, comm_hook)
         before = self._part
         if self._waiting and (before is None or not before.rows == rows != self._waiting[0][1].rows):
             sampler, part = self._waiting.popleft()
             self._read_from(sampler)
         elif before is None:
             part = self._equal_part(rows)
-            if self.is_ours:
-                self.remark("the script reads its batches through no DataLoader: shares stay equal.")
+            self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
         if self._periods.engine is None:
@@ -175,21 +212,37 @@ class DdpRun:
         self._part = part
         self._periods.samples_seen += part.batch
         self._periods.pace.begin(part.samples)
-        for module, state in self._modules:
-            state.share = part.weight
-            if before is not None and before.weight != part.weight and part.weight and state.weight != SUM:
-                for parameter in module.parameters():
-                    if parameter.grad is not None and not self._is_summed:
-                        parameter.grad.mul_(before.weight / part.weight)
-        self._is_summed = False
+        self._batches += 1
+
+    def _factor(self) -> float:
+        """Return what this worker's loss of the batch is multiplied by, and note whether the step is an audit so far.
+
+        Only steps all of whose batches are audited tell anything. In others the leader computes a batch that was to be
+        audited for all: nothing of it counts that the others have left in ``.grad`` under ``no_sync``.
+        """
+        part = self._part
+        if part is None or self._state is None:
+            return 1.0
+        weight = self._state.weight
+        is_audit = part.is_audit and self.is_ours and weight is None
+        if self._is_audit and not is_audit and self.rank:
+            for module, _ in self._modules:
+                module.zero_grad()
+        self._is_audit = is_audit and self._is_audit is not False
+        for _, state in self._modules:
+            state.is_audit = self._is_audit
+        if weight is not None:
+            return float(part.samples > 0)
+        is_leaders = part.is_audit and not self._is_audit and self.rank > 0
+        return 0.0 if is_leaders else self.world_size * part.weight
 
     def _read_from(self, sampler: object) -> None:
         if isinstance(sampler, UnequalBatches):
             sampler.is_trained_on = True
-        elif self.is_ours:
+        else:
             self.remark("a loader that the script trains on keeps equal shares: nothing in its sampler is of one rank.")
 
-    def _equal_part(self, rows: int | None) -> Part:
+    def _equal_part(self, rows: int) -> Part:
         """Return this worker's part of a batch that hetopt does not share out, where all have as much."""
         samples = rows or max(1, self._plan.spec.global_batch_size // self.world_size)
         return Part(samples=samples, batch=samples * self.world_size, shares=(samples,) * self.world_size)
@@ -199,20 +252,52 @@ class DdpRun:
         for _, state in self._modules:
             state.weight = weight
 
-    _is_summed = True
-
     def reach(self, done: float) -> None:
         """Note how far the backward pass is; where this worker is slowed down, wait until it would be."""
         if self._periods.pace.waits:
             self._periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
         if done >= 1 and self._periods.engine is not None:
             self._periods.computed = self._periods.stopwatch.mark()
-            self._is_summed = True
+            self._is_audit = None
 
-    def note_loss(self, loss: Tensor) -> None:
-        """Note the loss of a backward pass, for the log."""
-        if loss.dim() == 0:
-            self._loss = loss.detach()
+    @contextmanager
+    def backward(self, tensors: Any, gradients: Any) -> Iterator[Any]:
+        """Give the gradients that a backward pass begins with: those of the script, times what its loss counts.
+
+        Args:
+            tensors: one or several, that are derived.
+            gradients: of these, as of `torch.autograd.backward`.
+
+        Raises:
+            RunFailed: the pass was an audit, and the run is to stop at what it found.
+        """
+        if self._is_within:  # that of a checkpointed part of the model
+            yield gradients
+            return
+        if isinstance(tensors, Tensor) and tensors.dim() == 0:
+            self._loss = tensors.detach()
+        factor, self._is_within = self._factor(), True
+        try:
+            yield gradients if factor == 1 else _multiplied(factor, tensors, gradients)
+        finally:
+            self._is_within = False
+        if not self.is_ours:
+            self.reach(1.0)
+        if self._drawn_before is not None:
+            for _, state in self._modules:
+                self._conclude(state, self._drawn_before.has_drawn(self._device))
+
+    def _conclude(self, state: CommState, draws: bool) -> None:
+        """Tell what an audit found, if the pass was one; all workers do."""
+        audited = state.audited()
+        if audited is None:
+            return
+        apart, norm = audited
+        drawn = torch.tensor([float(draws)], device=self._device)
+        dist.all_reduce(drawn)
+        found = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
+        state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
+        state.record.tell(found, self.steps + 1, self._periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count a step; every so many the workers tell each other what they were like, and decide alike.
@@ -230,9 +315,13 @@ class DdpRun:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
         _, state = self._modules[-1]
+        if self.steps == 1 and periods.table is not None and periods.table.audits is not None:
+            periods.table.audits = replace(periods.table.audits, accumulate=self._batches)
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
-        trace = periods.trace(loss * part.samples, state.stats, hidden=state.exchange.is_dense)
-        counts, learning_rate = part.shares == periods.shares, float(optimizer.param_groups[0]["lr"])
+        samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
+        trace = periods.trace(loss * samples, state.stats, hidden=state.exchange.is_dense)
+        counts = part.shares == periods.shares and not part.is_audit
+        learning_rate = float(optimizer.param_groups[0]["lr"])
         if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate):
             raise Stopped
         periods.begun = periods.stopwatch.mark()
@@ -261,7 +350,7 @@ class LoneRun(DdpRun):
     def __init__(self, plan: SessionPlan, run_dir: Path) -> None:
         super().__init__(plan, run_dir, 0, 1)
 
-    def forward(self, ddp: DistributedDataParallel, rows: int | None) -> None:
+    def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
         """Do nothing: all of a batch is this worker's."""
 
     def give(self, sampler: object, batch: object) -> None:
@@ -283,6 +372,9 @@ class LoneRun(DdpRun):
         self._periods.samples_seen += samples
         self._periods.pace.begin(samples)
 
+
+ROUNDINGS = 4
+"""Of the numbers that a model computes in, by which two gradients of the same samples may lie apart."""
 
 _MEETING_TIMEOUT = datetime.timedelta(minutes=30)
 """For the workers of a group to come, as torch has it."""
@@ -314,19 +406,21 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         _KEPT.append(self)
+        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
+            if not runs:
+                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
+            runs[0].attach(self)
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
                 undo.callback(setattr, trainer, "compute_loss", trainer.compute_loss)
                 trainer.compute_loss = _weighing(trainer.compute_loss, lambda: runs)
-        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
-            if not runs:
-                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
-            runs[0].attach(self)
+            for run in runs:
+                run.can_audit = False
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
         if runs and self.module.training and torch.is_grad_enabled():
-            runs[0].forward(self, _rows_of((inputs, named)))
+            runs[0].forward(self, rows_of((inputs, named)))
         return forward(self, *inputs, **named)
 
     def registered(self: DistributedDataParallel, state: object, hook: Any) -> None:
@@ -349,22 +443,26 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             runs[0].give(self._index_sampler, batch)
         return batch
 
-    def backward(tensors: Any, *args: Any, **options: Any) -> None:
-        if runs and isinstance(tensors, Tensor):
-            runs[0].note_loss(tensors)
-        run_backward(tensors, *args, **options)
-        if runs and not runs[0].is_ours:
-            runs[0].reach(1.0)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
+        with runs[0].backward(tensors, grad_tensors) if runs else nullcontext(grad_tensors) as gradients:
+            run_backward(tensors, gradients, *args, **options)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
         if not runs and len(plan.spec.workers) == 1 and REGISTRY.begun == 0:
             runs.append(LoneRun(plan, run_dir))
         if runs:
             runs[0].stepped(optimizer)
         elif len(plan.spec.workers) > 1:
-            _refuse_sharded(optimizer)
+            _refuse_other_ways(optimizer)
 
     def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
+        if "nccl" in (backend or options.get("backend") or "") and not torch.cuda.is_available():
+            raise BadInput(
+                "The script asks for nccl, and this worker has no GPU.",
+                hint='init_process_group("nccl" if torch.cuda.is_available() else "gloo") runs on any machine',
+            )
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -407,9 +505,15 @@ def _size_of(loader: DataLoader[Any]) -> Any:
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
 
 
-def _rows_of(tree: object) -> int | None:
-    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim())
-    return next((len(tensor) for tensor in tensors), None)
+def _multiplied(factor: float, tensors: Any, gradients: Any) -> list[Tensor | None]:
+    """Return the gradients that a backward pass of some tensors begins with, times a factor."""
+    roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    given = (gradients,) if gradients is None or isinstance(gradients, Tensor) else tuple(gradients)
+    pairs = zip(roots, given if len(given) == len(roots) else (None,) * len(roots), strict=True)
+    return [
+        factor * gradient if gradient is not None else torch.full_like(root, factor) if root.numel() == 1 else None
+        for root, gradient in pairs
+    ]
 
 
 def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
@@ -430,11 +534,15 @@ def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
     return computed
 
 
-def _refuse_sharded(optimizer: Optimizer) -> None:
+def _refuse_other_ways(optimizer: Optimizer) -> None:
+    """Refuse a script of several workers that trains by neither DistributedDataParallel nor a session."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters):
-        raise BadInput(
-            "The script shards its model over the workers (fully_shard, FullyShardedDataParallel or a tensor mesh), "
-            "which `hetopt launch` cannot run on unequal workers yet.",
-            hint="wrap the model in DistributedDataParallel where it fits on one device",
-        )
+    is_sharded = any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters)
+    if not is_sharded and "deepspeed" not in sys.modules:
+        return
+    way = "fully_shard, FullyShardedDataParallel or a tensor mesh" if is_sharded else "DeepSpeed"
+    raise BadInput(
+        f"The script shards its model over the workers ({way}), which `hetopt launch` cannot run on unequal workers "
+        "yet.",
+        hint="wrap the model in DistributedDataParallel where it fits on one device",
+    )

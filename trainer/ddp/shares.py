@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from hetopt.trainer.session.batches import Part, ShareTable, own_items
 from hetopt.trainer.session.random_state import States
+
+if TYPE_CHECKING:
+    from hetopt.trainer.ddp.script import DdpRun
 
 _RANKS = (("num_replicas", "rank"), ("num_processes", "process_index"))
 """Names under which samplers know how many ranks there are, and which one they are for."""
@@ -25,38 +29,8 @@ _RANKS = (("num_replicas", "rank"), ("num_processes", "process_index"))
 _INNER = ("sampler", "batch_sampler")
 _DEPTH = 3
 
-
-class Sharer(Protocol):
-    """Who decides on shares while training goes on."""
-
-    rank: int
-    world_size: int
-
-    @property
-    def is_training(self) -> bool:
-        """Return whether batches that are read now are trained on: else every rank reads what it would."""
-        ...
-
-    def table(self, batch_size: int) -> ShareTable:
-        """Return the shares of a loader whose batches have so many samples on each rank."""
-        ...
-
-    def batch_of(self, batch_size: int) -> int:
-        """Return the samples of a batch of all ranks, where the script gives each so many."""
-        ...
-
-    def drawn(self, place: tuple[int, int]) -> None:
-        """Note the next batch that this worker has not drawn."""
-        ...
-
-    @property
-    def is_ours(self) -> bool:
-        """Return whether gradients can be weighed, so that shares may be unequal."""
-        ...
-
-    def forget(self, loader: object) -> None:
-        """Drop the parts of a loader that were read ahead and not computed."""
-        ...
+DEEPEST = 6
+"""Nesting of a batch in which tensors are looked for: an object may hold what holds it."""
 
 
 def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str] | None:
@@ -107,7 +81,7 @@ class UnequalBatches(Sampler[list[int]]):
         batch_size: samples of a batch on each rank.
         way: see `rank_holder`.
         name: see `rank_holder`.
-        sharer: decides on shares.
+        sharer: decides on shares while training goes on.
 
     Attributes:
         parts: of the batches that were drawn and not given yet, in their order.
@@ -115,7 +89,7 @@ class UnequalBatches(Sampler[list[int]]):
             may be in evaluation mode as its loop begins.
     """
 
-    def __init__(self, batch_sampler: Any, batch_size: int, way: Sequence[str], name: str, sharer: Sharer) -> None:
+    def __init__(self, batch_sampler: Any, batch_size: int, way: Sequence[str], name: str, sharer: DdpRun) -> None:
         self._batches = batch_sampler
         self._way, self._name = way, name
         self._sharer = sharer
@@ -125,7 +99,7 @@ class UnequalBatches(Sampler[list[int]]):
         self._drops_last = bool(getattr(batch_sampler, "drop_last", False))
         self.parts: deque[Part] = deque()
         self.is_trained_on = False
-        self._epoch = self._number = 0
+        self._epoch = self._step = 0
         self._table: ShareTable | None = None
 
     def __len__(self) -> int:
@@ -139,8 +113,7 @@ class UnequalBatches(Sampler[list[int]]):
         self.parts.clear()
         self._sharer.forget(self)
         trains = self._sharer.is_training or (self.is_trained_on and torch.is_grad_enabled())
-        shares = trains and self._sharer.is_ours
-        return self._shares() if shares else iter(self._batches)
+        return self._shares() if trains else iter(self._batches)
 
     def _shares(self) -> Iterator[list[int]]:
         sharer = self._sharer
@@ -148,9 +121,10 @@ class UnequalBatches(Sampler[list[int]]):
             self._table = sharer.table(self._per_rank)
         epoch, self._epoch = self._epoch, self._epoch + 1
         for number, batch in enumerate(self._of_all_ranks()):
-            self._number += 1
+            audits = self._table.audits
+            self._step += audits is None or number % audits.accumulate == 0
             sharer.drawn((epoch, number + 1))
-            part = self._table.part(sharer.rank, len(batch), (epoch, number), self._number)
+            part = self._table.part(sharer.rank, len(batch), (epoch, number), self._step)
             self.parts.append(part)
             yield list(own_items(batch, part))
 
@@ -175,3 +149,18 @@ class UnequalBatches(Sampler[list[int]]):
                 waiting = waiting[self._size :]
         if waiting and not (self._drops_last and self._size != self._per_rank * self._sharer.world_size):
             yield waiting
+
+
+def rows_of(batch: Any) -> int:
+    """Return the rows of the first tensor with any in a batch of whatever type; 0: it holds none."""
+    return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
+
+
+def tensors_in(batch: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
+    """Yield the tensors of a batch: of sequences, of mappings, and of objects that hold them as attributes."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif depth:
+        parts: Any = batch if isinstance(batch, (list, tuple)) else getattr(batch, "__dict__", {}).values()
+        for part in batch.values() if isinstance(batch, Mapping) else parts:
+            yield from tensors_in(part, depth - 1)

@@ -106,6 +106,11 @@ _NEEDED_BESIDE = {
     "hetopt.trainer.script_worker": ("hetopt.trainer.session",),
 }
 _SHUTDOWN_TIMEOUT_S = 10
+WHY_KILLED = {
+    signal.SIGKILL: "; the kernel does this when memory runs out",
+    signal.SIGABRT: "; gloo does this where workers call different collectives, or with other shapes",
+}
+
 _SAME_EVENT_S = 5
 
 
@@ -150,8 +155,7 @@ def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
     for rank, code in sorted(exit_codes.items()):
         if code < 0 and -code != signal.SIGTERM:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            hint = "; the kernel does this when memory runs out" if -code == signal.SIGKILL else ""
-            return f"worker {rank} on {spec.workers[rank].host} was killed ({name}){hint}"
+            return f"worker {rank} on {spec.workers[rank].host} was killed ({name}){WHY_KILLED.get(-code, '')}"
     return None
 
 

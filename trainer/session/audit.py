@@ -16,6 +16,8 @@ from torch import Tensor
 
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EventLog
+from hetopt.core.run_rules import why_shares_differ
 
 Audit: TypeAlias = Literal["warn", "stop", "off"]
 """What happens where an audit finds that shares differ from one machine by more than the tolerance."""
@@ -28,11 +30,6 @@ ROUNDING = 1e-4
 
 LEAST_NOISY_AUDITS = 4
 """Of fewer differences nobody can tell noise from a difference that is always the same."""
-
-HINT = (
-    "the loss couples samples or is a mean over something else than samples: weight= or run.gather may mend it, or "
-    "set audit_tolerance where plain DistributedDataParallel is good enough"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +111,13 @@ class AuditRecord:
     Attributes:
         mode: what happens beyond the tolerance.
         tolerance: relative distance that is accepted.
+        hint: why shares may differ, and what may mend it.
         differed: whether a sentence was said.
     """
 
     mode: Audit
     tolerance: float
+    hint: str = why_shares_differ(is_ddp=False, normalises=False)
     differed: bool = False
 
     def __post_init__(self) -> None:
@@ -141,5 +140,17 @@ class AuditRecord:
         self.differed = True
         said = f"shares differ from one machine by {formatting.distance(found.distance)} at step {step}"
         if self.mode == "stop":
-            raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=HINT)
-        return f"{said}: {HINT}"
+            raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=self.hint)
+        return f"{said}: {self.hint}"
+
+    def tell(self, found: Found, step: int, events: EventLog) -> None:
+        """Write what an audit found into the log, and what that shows of the script.
+
+        Raises:
+            RunFailed: see `add`.
+        """
+        if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
+            events.write("audited", step=step, distance=found.distance, tolerance=self.tolerance)
+        said = self.add(found, step)
+        if said is not None:
+            events.write("audit_differs", step=step, reason=said)

@@ -390,9 +390,7 @@ class BatchFlow:
 
     def _draws(self) -> bool:
         """Return whether random numbers of torch were drawn since the audited batch was given."""
-        now, before = Generators.at(self.device), self._drawn_before
-        pairs = ((now.cpu_generator, before.cpu_generator), (now.cuda_generator, before.cuda_generator))
-        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
+        return self._drawn_before.has_drawn(self.device)
 
     def end_data(self) -> None:
         """There are no more batches in this epoch, which is over as soon as its last batch is computed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -174,14 +173,9 @@ class GradientFlow(BatchFlow):
 
     def _audit_step(self, gradient: GradientSum, own: float) -> None:
         """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
-        step, events = self._gate.step + 1, self._periods.events
         with self._gate.watch():
             found = gradient.audit(own, is_leader=self.rank == 0, draws=self._draws())
-        said = self._audit.add(found, step)
-        if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
-            events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
-        if said is not None and self.rank == 0:
-            events.write("audit_differs", step=step, reason=said)
+        self._audit.tell(found, self._gate.step + 1, self._periods.events)
 
     def _completes(self, side: Side, part: Part | None) -> bool:
         """Return whether one more backward pass completes a step of an optimizer."""

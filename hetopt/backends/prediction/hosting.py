@@ -534,7 +534,7 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         yield f"The collective follows the network; the prediction is for {by} in every step."
     yield from _notes_on_cost(chosen, meeting)
     by_ratio = method.by_ratio and bool(meeting.model.gain.log_ratios)
-    known = by_ratio or chosen.name in (*RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
+    known = by_ratio or chosen.name in (RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
     if to_target and not known:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 
