@@ -442,7 +442,7 @@ def _uniform(space: SearchSpace, job: JobModel) -> Forecast:
 def test_pruning_loses_no_point_of_the_front(
     model: FittedModel, options: tuple[MachineOption, ...], job: JobModel
 ) -> None:
-    kept = drop_dominated(options)
+    kept = drop_dominated(options, {})
     assert 0 < len(kept) < len(options)
     fronts = []
     for some in (options, kept):
