@@ -9,7 +9,7 @@ SBOM ?= sbom.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
 BENCHMARKS := $(filter-out __init__ claims _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
-SMOKED := balance chaos command_line decisions exchange report_page search spot_rehearsal time_to_target
+SMOKED := balance chaos decisions exchange search spot_rehearsal time_to_target
 
 # Tests side by side: many wait for processes of their own. 0 runs them in one, for a debugger.
 JOBS ?= 3

@@ -1,7 +1,7 @@
 """Whether a committed result may be quoted: its commit is in this history, and what it runs was not rewritten since.
 
 What a benchmark runs is found by following its imports, and the imports of those, to the end. Whoever starts runs
-(`hetopt.backends`, `hetopt.api`) runs the workers too, which nobody imports, and some only call the command line.
+(`hetopt.backends`, `hetopt.api`) runs the workers too, which nobody imports.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ REWRITTEN = 0.5
 code."""
 
 STARTS_RUNS = ("hetopt.backends", "hetopt.api", "hetopt.cli")
-CALL_COMMANDS = ("command_line",)
-COMMAND_LINE = "hetopt.cli.main"
 WORKERS = ("hetopt.trainer.worker", "hetopt.trainer.script_worker", "hetopt.trainer.host.agent")
 
 
@@ -52,7 +50,7 @@ def why_stale(result: Mapping[str, Any]) -> str | None:
 def runs(benchmark: str) -> frozenset[Path]:
     """Return the files that a benchmark runs, itself included, as paths in the repository."""
     seen: set[str] = set()
-    due = [f"benchmarks.{benchmark}", *([COMMAND_LINE] if benchmark in CALL_COMMANDS else [])]
+    due = [f"benchmarks.{benchmark}"]
     while due:
         module = due.pop()
         if module in seen or _file(module) is None:

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._law_choice import MCCANDLISH, SCAVENGER, StepsLaw, choose
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
+from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
 from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import AveragedLaw
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
@@ -45,11 +45,7 @@ KAPPAS = tuple(float(each) for each in np.geomspace(0.5, 32.0, 121))
 
 SHORT_OF_WORST = 0.998
 HETOPT = "hetopt"
-LAWS: dict[str, tuple[StepsLaw, ...]] = {
-    HETOPT: (AveragedLaw(), MCCANDLISH, SCAVENGER),
-    "mccandlish": (MCCANDLISH,),
-    "scavenger": (SCAVENGER,),
-}
+PEERS = {"mccandlish": MCCANDLISH, "scavenger": SCAVENGER}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,33 +129,37 @@ def found_at(steps: float, every_steps: float) -> float:
 
 
 def leave_one_out(
-    logs: Sequence[Log], steps: Sequence[float], laws: Sequence[StepsLaw], found: Sequence[float] | None = None
-) -> list[Guess]:
-    """Predict each batch size from all others.
+    logs: Sequence[Log], steps: Sequence[float], found: Sequence[float] | None = None
+) -> dict[str, list[Guess]]:
+    """Predict each batch size from all others, by hetopt and by each peer.
 
     Args:
         logs: the runs.
         steps: of each until its target is reached.
-        laws: to choose from.
         found: the evaluations that found it, where those are to be predicted; absent: ``steps`` themselves.
     """
     runs = prior_runs(logs, steps)
-    guesses = []
+    guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS)}
     for place, (log, held) in enumerate(zip(logs, runs, strict=True)):
-        curve = choose(laws, [run for run in runs if run is not held]).curve
-        predicted, log_sd = float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))
+        others = [run for run in runs if run is not held]
+        curve = AveragedLaw().fit(others)
+        predicted = {name: two_powers(others, law)(log.batch_size) for name, law in PEERS.items()}
+        predicted[HETOPT] = float(curve.steps(log.batch_size))
         measured = held
         if found is not None:
-            predicted = found_at(predicted, float(np.median(np.diff((0, *log.steps)))))
+            every_steps = float(np.median(np.diff((0, *log.steps))))
+            predicted = {name: found_at(count, every_steps) for name, count in predicted.items()}
             measured = PriorRun(global_batch_size=log.batch_size, steps_to_target=found[place])
-        guesses.append(guess(measured, predicted, log_sd))
+        for name, count in predicted.items():
+            log_sd = float(curve.log_sd(log.batch_size)) if name == HETOPT else None
+            guesses[name].append(guess(measured, count, log_sd))
     return guesses
 
 
 def seen(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
     """Every batch size by the curve through all of them."""
     runs = prior_runs(logs, steps)
-    curve = choose(LAWS[HETOPT], runs).curve
+    curve = AveragedLaw().fit(runs)
     return [guess(run, float(curve.steps(run.global_batch_size)), None) for run in runs]
 
 
@@ -278,9 +278,9 @@ def main() -> None:
             "last": [last_target(logs)],
         }
         for protocol, targets in protocols.items():
-            for predictor, laws in LAWS.items():
-                guesses = [each for steps, found in targets for each in leave_one_out(logs, steps, laws, found)]
-                middle, coverage = row(job, protocol, predictor, guesses)
+            told = [leave_one_out(logs, steps, found) for steps, found in targets]
+            for predictor in (HETOPT, *PEERS):
+                middle, coverage = row(job, protocol, predictor, [each for some in told for each in some[predictor]])
                 (figures if predictor == HETOPT else baselines)[
                     f"{job}_{protocol}_median_error" + ("" if predictor == HETOPT else f"_{predictor}")
                 ] = round(middle, 4)

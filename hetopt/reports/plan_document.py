@@ -117,19 +117,20 @@ def answer(
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
     commands = [f"next: {unsaved}{first}", *(f"then: {command}" for command in others)]
-    before, after = list(region_notes(plan)), list(quota_notes(plan))
+    quotas = list(quota_notes(plan))
 
     def screen(reasons: Sequence[str]) -> list[Block]:
         return [
             *head,
             *choices(plan),
             Line(""),
-            Remarks([*before, *reasons, *after]),
+            Remarks([*reasons, *quotas]),
             *(Line(command, "strong", is_copied=True) for command in commands),
         ]
 
     reasons: list[str] = []
-    for reason in (*_memory_bound(chosen), *plan.reasons)[:MOST_SENTENCES]:
+    decided = (*_memory_bound(chosen), *plan.reasons)[:MOST_SENTENCES]
+    for reason in (*decided, *region_notes(plan)):
         # As many as the screen holds: the first say most, of each what is before a semicolon.
         short = f"{reason.partition('; ')[0].rstrip('.')}."
         fitting = (text for text in (reason, short) if height(screen([*reasons, text])) <= MOST_LINES)

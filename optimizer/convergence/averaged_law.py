@@ -25,7 +25,6 @@ from hetopt.optimizer.convergence.steps_law import (
     Z90,
     Array,
     PriorRun,
-    columns,
     student_half_width,
 )
 
@@ -64,16 +63,6 @@ class AveragedLaw:
     noise_scale: float | None = None
     kappa: float = KAPPA
 
-    @property
-    def name(self) -> str:
-        """Name of the law in reports."""
-        return "averaged"
-
-    @property
-    def least_batch_sizes(self) -> int:
-        """One run places the curve; its shape is then the noise scale's, or wide open."""
-        return 1
-
     def fit(self, runs: Sequence[PriorRun]) -> AveragedCurve:
         """Weigh all curves by the runs.
 
@@ -82,7 +71,8 @@ class AveragedLaw:
         """
         if not runs:
             raise ValueError("steps to a target are learned from at least one run")
-        batch, steps = columns(runs)
+        batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
+        steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
         critical, log_prior = self._critical_batch_sizes(batch)
         # Runs at one batch size cannot show a bend, and the noise scale speaks of McCandlish's law.
         bends = NODES[1] if len(np.unique(batch)) > 1 else 1

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
 from hetopt.core.synchronization import parse_sync
-from hetopt.optimizer.convergence.averaged_law import AveragedLaw
+from hetopt.optimizer.convergence.averaged_law import AveragedCurve, AveragedLaw
 from hetopt.optimizer.convergence.compression_penalty import (
     OPEN_GATE,
     UNFITTED,
@@ -24,7 +24,7 @@ from hetopt.optimizer.convergence.compression_penalty import (
     fit_penalty,
 )
 from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate, LocalPilot
-from hetopt.optimizer.convergence.steps_law import Z90, PriorRun, StepsCurve
+from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 
 Array = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ class Convergence:
         pilot_batch_sizes: batch sizes of the pilots that reached the target.
         log_sd: spread of the forecast at those batch sizes.
         basis: where the figures come from, in words, with the learning-rate rule that they hold for.
-        curve: steps by batch size, by the law that the pilots chose; absent when no pilot reached the target.
+        curve: steps by batch size; absent when no pilot reached the target.
         learning_rate_rule: how the pilots scaled the learning rate with the batch size: another rule, other counts.
         penalty: what compression costs in steps, by the compressed pilots where there are any.
         gate: which compression may be used, by the same.
@@ -76,7 +76,7 @@ class Convergence:
     pilot_batch_sizes: tuple[int, ...]
     log_sd: float
     basis: str
-    curve: StepsCurve | None = None
+    curve: AveragedCurve | None = None
     learning_rate_rule: LearningRateRule | None = None
     penalty: CompressionPenalty = UNFITTED
     gate: QualityGate = OPEN_GATE
@@ -94,7 +94,7 @@ class TargetSteps:
     """
 
     convergence: Convergence
-    curve: StepsCurve
+    curve: AveragedCurve
     check_every_samples: float = 0.0
     penalty: CompressionPenalty = UNFITTED
 
@@ -189,7 +189,7 @@ def fit_convergence(profile: Profile) -> Convergence:
             if not sizes
             else "one pilot reached the target, and no noise scale says what another batch size needs",
         )
-    curve: StepsCurve = AveragedLaw(noise_scale=noise).fit(runs)
+    curve = AveragedLaw(noise_scale=noise).fit(runs)
     basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
     if len(sizes) == 1:
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
@@ -271,7 +271,7 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
     return max(1, low), max(1, low, high)
 
 
-def _compressed(pilots: Sequence[Pilot], curve: StepsCurve) -> Iterator[CompressedPilot]:
+def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[CompressedPilot]:
     """Those that were compressed."""
     for pilot in pilots:
         if (way := pilot.compression) is not None:
@@ -285,7 +285,7 @@ def _compressed(pilots: Sequence[Pilot], curve: StepsCurve) -> Iterator[Compress
             )
 
 
-def _local(pilots: Sequence[Pilot], curve: StepsCurve) -> Iterator[LocalPilot]:
+def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot]:
     """Those whose workers trained for themselves.
 
     The share is what its policy aims at, where it aims at one: how it begins is no part of that.

@@ -1,4 +1,4 @@
-"""Laws of how many steps a target needs at each batch size: what every law offers, and the two published ones.
+"""What is known of runs to a target at several batch sizes, and the quantiles that intervals are made with.
 
 Notation: ``B`` is the global batch size in samples, ``S`` the optimizer steps to a target, ``E = B S`` the samples.
 """
@@ -6,12 +6,10 @@ Notation: ``B`` is the global batch size in samples, ``S`` the optimizer steps t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
@@ -35,26 +33,6 @@ class PriorRun:
             raise ValueError(
                 f"a run has a batch size and steps above zero, not {self.global_batch_size}, {self.steps_to_target}"
             )
-
-
-class StepsCurve(Protocol):
-    """A law fitted to one job: dense steps to its target at any batch size. Arrays in, arrays out."""
-
-    def steps(self, global_batch_size: ArrayLike) -> Array:
-        """Expected steps, at the median."""
-        ...
-
-    def log_sd(self, global_batch_size: ArrayLike) -> Array:
-        """Half-width of the 90 % interval of ``ln S`` of one new run, in units of `Z90`."""
-        ...
-
-
-def columns(runs: Sequence[PriorRun]) -> tuple[Array, Array]:
-    """Batch sizes and steps of the runs."""
-    return (
-        np.array([run.global_batch_size for run in runs], dtype=np.float64),
-        np.array([run.steps_to_target for run in runs], dtype=np.float64),
-    )
 
 
 def student_half_width(freedom: float) -> float:

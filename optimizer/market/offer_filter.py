@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
@@ -24,7 +23,6 @@ from hetopt.optimizer.market.catalog_filter import (
     why_none,
 )
 from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.optimizer.market.quota import Quotas, QuotasExclude, increases, most_machines
 from hetopt.optimizer.market.software import pinned
 
 ANY_GPU, NO_GPU = "any", "none"
@@ -49,7 +47,6 @@ class Wishes:
         max_hourly_usd: of the whole cluster, so of each machine too.
         zone: the availability zone of all machines, by name (``us-east-1a``) or id (``use1-az1``). With an id a
             refreshed catalogue's prices of that zone are taken.
-        quotas: vCPUs that the account may run at once.
     """
 
     types: tuple[str, ...] = ()
@@ -61,7 +58,6 @@ class Wishes:
     market: AnyMarket = "spot"
     max_hourly_usd: float | None = None
     zone: str | None = None
-    quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
 
 
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
@@ -73,14 +69,9 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     """
     filters = _filters(catalog, wishes)
     everything = offers(catalog)
-    before = select(everything, filters)
-    if not before:
+    left = select(everything, filters)
+    if not left:
         raise _nothing_left(catalog, everything, wishes, filters)
-    left = [offer for offer in before if most_machines(offer, wishes.quotas) >= 1]
-    if not left and (asked := increases(before, wishes.quotas)):
-        raise QuotasExclude(
-            f"`quotas` leaves nothing that can be rented in {catalog.region}, of {len(before):,} offers.", hint=asked
-        )
     return tuple(left)
 
 

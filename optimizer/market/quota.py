@@ -6,7 +6,6 @@ A quota is named by its own code.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -107,10 +106,6 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
     }
 )
 """By family, on the spot market and on demand. Families without a published quota are told as standard."""
-
-
-class QuotasExclude(BadInput):
-    """The quotas leave nothing that can be planned with, though more would."""
 
 
 def quota_of(instance_type: str, market: Market) -> Quota:
@@ -221,26 +216,7 @@ def write_quotas(quotas: Quotas) -> str:
     return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
-def increases(offers: Iterable[Offer], quotas: Quotas) -> str | None:
-    """The least that one of the offers needs of a quota that holds none of them, as a phrase; the smallest first."""
-    least: dict[Bucket, int] = {}
-    for offer in offers:
-        bucket = bucket_of(offer)
-        if quotas.get(bucket, math.inf) < offer.instance_type.vcpus:
-            least[bucket] = min(least.get(bucket, UNBOUNDED), offer.instance_type.vcpus)
-    asked = sorted(least.items(), key=lambda item: item[1] - quotas[item[0]])
-    if not asked:
-        return None
-    return "ask AWS to raise " + " or ".join(raised(bucket, vcpus) for bucket, vcpus in asked[:2])
-
-
 def raised(bucket: Bucket, vcpus: int) -> str:
     """A quota as the console names it, and what it should become."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"
-
-
-def most_machines(offer: Offer, quotas: Quotas) -> float:
-    """Machines of this offer that its quota allows; infinite where none is known."""
-    quota = quotas.get(bucket_of(offer))
-    return math.inf if quota is None else quota // offer.instance_type.vcpus

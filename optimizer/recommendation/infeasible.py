@@ -11,7 +11,7 @@ import numpy as np
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd, usd_at_least
 from hetopt.optimizer.market.catalog import Offer
-from hetopt.optimizer.market.quota import Quotas, QuotasExclude, bucket_of, raised
+from hetopt.optimizer.market.quota import Quotas, bucket_of, raised
 from hetopt.optimizer.plan import limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import NEVER, Question, remedies
@@ -27,7 +27,6 @@ def nothing_usable(
     region: str,
     offered: Sequence[Offer],
     excluded: Mapping[str, int],
-    quotas: str | None = None,
     *,
     by_gpus: bool = False,
 ) -> BadInput:
@@ -37,32 +36,22 @@ def nothing_usable(
         region: where they are offered.
         offered: what was asked for.
         excluded: how many of them were left out, for each reason.
-        quotas: the increase of quotas that would help, as `quota.increases` says it; absent: none would.
         by_gpus: whether they were asked for by their GPUs, and not by type.
     """
     names = sorted({offer.instance_type.name for offer in offered})
-    who = (
-        f"{'none' if quotas else 'None'} of the {len(names)} instance types"
-        if len(names) > MOST_NAMED
-        else " and ".join(names)
-    )
+    who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
     verb = "can" if len(names) > MOST_NAMED else "cannot"
     named, listing = ("gpus", "gpus") if by_gpus else ("types", "catalog list")
     others = f"name other `{named}`, or leave it out; `hetopt {listing} --region {region}` shows what there is"
     changes = [
-        *([quotas] if quotas else []),
         *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),
         *(["choose a smaller `batch_size` or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
     ]
-    within = "" if quotas is None else "Within the quotas, "
     why = "; ".join(sorted(excluded, key=lambda reason: -excluded[reason]))
-    kind = BadInput if quotas is None else QuotasExclude
-    return kind(
-        f"{within}{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(changes) if changes else others
-    )
+    return BadInput(f"{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(changes) or others)
 
 
-def _no_cluster(space: SearchSpace, quotas: str | None) -> NoFeasiblePlan:
+def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
     """The error where no cluster of the machines is allowed, whatever it costs: names the limit that leaves none."""
     small = min(space.options, key=lambda option: option.worker.workers)
     fewest, name = small.worker.workers, small.name
@@ -88,7 +77,7 @@ def _no_cluster(space: SearchSpace, quotas: str | None) -> NoFeasiblePlan:
     return NoFeasiblePlan(
         f"No cluster within the limits of workers, machines, quotas and dollars an hour can take any of the batch "
         f"sizes {', '.join(map(str, space.batch_sizes))}.",
-        hint=quotas or "raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
+        hint=", or ".join(otherwise) or "raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
     )
 
 
@@ -142,7 +131,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
     """
     forecast, space, job = found.forecast, question.space, question.job
     if len(forecast) == 0:
-        return _no_cluster(space, otherwise[0] if otherwise else None)
+        return _no_cluster(space, otherwise)
 
     def described(found: Found, row: int) -> str:
         candidate = make_candidate(space, job, found.cluster(row), found.forecast, row)

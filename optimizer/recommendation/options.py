@@ -185,7 +185,6 @@ class Options:
             market=self.market,
             max_hourly_usd=self.max_hourly_usd,
             zone=self.zone,
-            quotas=self.quotas,
         )
 
     @property

@@ -7,12 +7,11 @@ from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 
-from hetopt.core.errors import HetoptError, NoFeasiblePlan
+from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
 from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.owned import owned
-from hetopt.optimizer.market.quota import QuotasExclude
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import PlanRequest
@@ -104,7 +103,7 @@ def better_of(
         NoFeasiblePlan: neither keeps the limits; what the cloud would need is said.
     """
     made: dict[str, Plan] = {}
-    refused: dict[str, HetoptError] = {}
+    refused: dict[str, NoFeasiblePlan] = {}
     makers: dict[str, Callable[[], Plan]] = {
         "own": partial(on_own_machines, request, hosts, seed=seed, now=now),
         "rented": rented,
@@ -112,13 +111,13 @@ def better_of(
     for name, make in makers.items():
         try:
             made[name] = make()
-        except (NoFeasiblePlan, QuotasExclude) as none:
+        except NoFeasiblePlan as none:
             refused[name] = none
     if not made:
         raise refused["rented"]
     best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], request.limits)))
     other = next((name for name in made if name != best), None)
-    beside = _beside(best, made, refused, other)
+    beside = _beside(best, made, other)
     return made[best].model_copy(update={"reasons": (beside, *made[best].reasons[:2])})
 
 
@@ -126,11 +125,9 @@ def _score(plan: Plan, limits: Limits) -> float:
     return float(expected_scores([plan.chosen], limits)[0])
 
 
-def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], other: str | None) -> str:
+def _beside(best: str, made: dict[str, Plan], other: str | None) -> str:
     """'Your own machines: 6 h for $0.90. Rented: 2 × g6.xlarge, 2 h for $1.40.'"""
     if other is None:
-        if isinstance(refused.get("rented"), QuotasExclude):
-            return "Rented machines are out of reach of your quotas."
         missing = "Rented machines" if best == "own" else "Your own machines"
         return f"{missing} do not keep these limits."
     found = made[other]

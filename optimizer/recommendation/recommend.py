@@ -33,7 +33,6 @@ from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
-from hetopt.optimizer.market.quota import QuotasExclude, increases
 from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.choices import (
@@ -118,14 +117,7 @@ def recommend(
     catalog, options, limits = request.catalog, request.options, request.limits
     if options.confidence is not None and limits.budget_usd is None and limits.deadline_s is None:
         raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
-    try:
-        problem = search_problem(request)
-    except QuotasExclude as refused:
-        tell("what quotas would have to be raised")
-        more = _larger_quotas(request)
-        if more is None:  # then nothing fits without them either, and that is the error
-            recommend(request.without_quotas, seed=seed, now=now)
-        raise QuotasExclude(refused.message, hint=more or refused.hint) from None
+    problem = search_problem(request)
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
     found = search(space, job, limits, effort=options.effort, tell=tell)
     tell("trials of a study")
@@ -447,12 +439,11 @@ def space_of(
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
-        helps = _quotas_that_help(model, shape, catalog, options, host)
         by_gpus = bool(set(options.gpus) - {"any"}) and not options.only_types
         unpriced = Unpriced.of([catalog], options.wishes)
         if unpriced.is_most:
             excluded = {**excluded, unpriced.counted: unpriced.missing}
-        raise nothing_usable(catalog.region, offered, excluded, helps, by_gpus=by_gpus)
+        raise nothing_usable(catalog.region, offered, excluded, by_gpus=by_gpus)
     job = model.profile.job
     if options.batch_size is not None and options.batch_size > job.dataset_size:
         raise BadInput(
@@ -468,7 +459,7 @@ def space_of(
         smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
         batches = batch_ladder(min(smallest, job.dataset_size), min(largest, job.dataset_size), job.batch_size)
     return SearchSpace(
-        options=drop_dominated(usable),
+        options=drop_dominated(usable, options.quotas),
         batch_sizes=batches,
         exchanges=menu.options,
         left_out=menu.left_out,
@@ -511,16 +502,6 @@ def computings(
             continue
         found.append(Computing(precision=precision, loss=loss if to_target else PrecisionLoss()))
     return tuple(found)
-
-
-def _quotas_that_help(
-    model: FittedModel, shape: Shape, catalog: Catalog, options: Options, host: ReferenceHost
-) -> str | None:
-    """The least increase of quotas that something can be planned with; absent: quotas are not what is in the way."""
-    if not options.quotas:
-        return None
-    usable, _ = machine_options(model, narrow(catalog, replace(options.wishes, quotas={})), host, shape)
-    return increases((one.offer for one in usable), options.quotas)
 
 
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:

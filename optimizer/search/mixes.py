@@ -1,7 +1,7 @@
 """Mixes of two or three instance types by branch and bound: nothing better by more than a stated gap is left out.
 
-A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange: whole
-sums, or one that suits a cluster on the front of those of one type. Where its bound is worse than the best plan so far,
+A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange of the
+menu. Where its bound is worse than the best plan so far,
 it is dropped whole; the others are halved until they are small enough to price every cluster in them, each with the
 exchange that suits it best. Where the number of boxes runs out first, the best bound of what is left states the gap.
 """
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns
-from hetopt.optimizer.search.objective import expected_totals, sure_quantile
-from hetopt.optimizer.search.pareto import pareto_front
+from hetopt.optimizer.search.objective import sure_quantile
 from hetopt.optimizer.search.pool import CHUNK, Pool
 
 Integers = NDArray[np.intp]
@@ -28,7 +27,7 @@ GAP = 0.002
 PRICED_WHOLE = 12
 """Clusters of a box that are priced one by one rather than bounded again."""
 
-BOXES = 1_000_000
+BOXES = 600_000
 """Boxes of two options that are bounded at most: some seconds. A count, not a time, so that the same question has the
 same answer."""
 
@@ -71,7 +70,7 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
     if columns.space.max_workers < types:
         return Proof(types=types, gap=0.0 if np.isfinite(best) else None, bound=best, boxes=0, complete=True)
     bar = Bar.of(columns, job, limits, best * (1 - GAP))
-    waiting = _roots(bar, types, most_boxes, _exchanges(pool))
+    waiting = _roots(bar, types, most_boxes)
     if waiting is None:
         return None
     bounded = 0
@@ -103,17 +102,7 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
     return Proof(types=types, gap=gap, bound=bound, boxes=bounded, complete=not np.isfinite(left))
 
 
-def _exchanges(pool: Pool) -> Mask:
-    """Which exchanges mixes are looked for with: whole sums, and those that the best clusters so far have."""
-    front = pareto_front(*expected_totals(pool.forecast))
-    used = pool.columns.is_plain.copy()
-    used[pool.rows.exchange[front]] = True
-    if pool.best is not None:
-        used[pool.best.exchange] = True
-    return used
-
-
-def _roots(bar: Bar, types: int, most_boxes: int, exchanges: Mask) -> list[Boxes] | None:
+def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     """One box for each so many options, batch size and exchange that could be good together, in chunks.
 
     Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
@@ -121,8 +110,7 @@ def _roots(bar: Bar, types: int, most_boxes: int, exchanges: Mask) -> list[Boxes
     """
     columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
-    usable = (bar.rental.samples > 0) & exchanges
-    usable &= (most >= 1)[:, None, None]
+    usable = (bar.rental.samples > 0) & (most >= 1)[:, None, None]
     expected_usd, high_usd = bar.rental.alone_usd()
     cheap = usable & (limits.ratio(sure_quantile(expected_usd, high_usd), np.zeros_like(high_usd)) <= 1)
     if limits.time_weight == 0:

@@ -2,14 +2,13 @@
 
 Every cluster of one machine type is priced; mixes of two types are searched exactly (`mixes`), and so are those of
 three where what is known leaves few of them. Shares of the batch and the exchange are no dimensions: they are solved
-exactly inside. A descent over single changes makes the winner a local optimum. What was weighed is an Optuna study
-(`study`), in which other samplers may go on.
+exactly inside. What was weighed is an Optuna study (`study`), in which other samplers may go on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +40,6 @@ NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
-MAX_ROUNDS = 40
-SHORTLIST = 24
-"""Options that are mixed by the descent."""
 FIRST_TRIALS = 40
 """Of the best clusters so many are trials, beside the front."""
 
@@ -140,15 +136,11 @@ def search(
     if pool.best is not None and effort.types > 1:
         tell(f"the best of one type is {_in_words(pool)}")
         try:
-            tell("mixes around the best")
-            _descend(pool, _worth_mixing(pool), types=2)
             tell("mixes of two types")
             proof = search_mixes(pool, types=2, most_boxes=effort.boxes)
             if effort.types > 2:
                 tell("mixes of three types")
                 proof = _proof_of_three(pool, proof, effort)
-                _descend(pool, _worth_mixing(pool), types=effort.types)
-            _widen(pool, effort.types)
         except KeyboardInterrupt:
             goes_on()
             stopped = True
@@ -257,51 +249,3 @@ def _between(pool: Pool) -> ClusterRows:
             if other not in counts:
                 skipped[replace(cluster, machines=((option, other),))] = None
     return ClusterRows.of(list(skipped))
-
-
-def _front_of(pool: Pool) -> NDArray[np.intp]:
-    return thin(plan_front(pool.forecast), pool.forecast.total_s, FRONT)
-
-
-def _worth_mixing(pool: Pool) -> tuple[int, ...]:
-    """Return options worth mixing: those of the best cluster and the front, then of the best clusters."""
-    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
-    promising = list(dict.fromkeys([ranked[0], *_front_of(pool).tolist()]))
-    rows = [*promising, *ranked]
-    used = pool.rows.count[rows] > 0
-    return tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
-
-
-def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
-    """Price the neighbours of the best cluster until none is better: a local optimum."""
-    seen: set[Cluster] = set()
-    for _ in range(MAX_ROUNDS):
-        best = pool.best
-        if best is None or best in seen:
-            break
-        seen.add(best)
-        pool.add(ClusterRows.of(_neighbours(pool.columns.space, best, shortlist, types)))
-
-
-def _widen(pool: Pool, types: int) -> None:
-    """Price the neighbours of the front."""
-    shortlist = _worth_mixing(pool)
-    best = [pool.rows.cluster(row) for row in _front_of(pool)]
-    near = [other for cluster in best for other in _neighbours(pool.columns.space, cluster, shortlist, types)]
-    pool.add(ClusterRows.of(near))
-
-
-def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int], types: int) -> list[Cluster]:
-    """Clusters near by: a machine or an eighth more, less or of another type, a step in batch."""
-    found: list[Cluster] = []
-    batch, exchange = cluster.batch, cluster.exchange
-    held = cluster.machines
-    for option, count in held:
-        for step in sorted({1, max(1, count // 8)}):
-            smaller = [*held, (option, -step)]
-            found += [Cluster.of([*held, (option, step)], batch, exchange), Cluster.of(smaller, batch, exchange)]
-            found += [Cluster.of([*smaller, (other, more)], batch, exchange) for other in shortlist for more in (1, 2)]
-    found += [Cluster.of([*held, (other, 1)], batch, exchange) for other in shortlist]
-    sizes = [size for size in (batch - 1, batch + 1) if 0 <= size < len(space.batch_sizes)]
-    found += [Cluster.of(held, size, exchange) for size in sizes]
-    return [neighbour for neighbour in dict.fromkeys(found) if len(neighbour.machines) <= types]

@@ -19,7 +19,7 @@ from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
 from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.quota import Quotas
+from hetopt.optimizer.market.quota import Quotas, bucket_of
 from hetopt.optimizer.plan import Earlier, Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
@@ -358,19 +358,19 @@ def _is_beaten(one: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[
     )
 
 
-def drop_dominated(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:
+def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[MachineOption, ...]:
     """Leave out options that another of the same region beats or equals in every respect.
 
     Swapping a machine for one that dominates it never makes a cluster slower, dearer or less certain, so no point of
-    the Pareto front is lost. Options with as many workers a machine and one precision are compared; the first of equals
-    stays.
+    the Pareto front is lost. Options of one quota are compared, with as many workers a machine and one precision: of
+    another, there may be too few. The first of equals stays.
     """
     figures = np.array([_figures(option) for option in options]).reshape(len(options), -1)
-    members: dict[tuple[str, int, str, str], list[int]] = {}
+    members: dict[tuple[object, ...], list[int]] = {}
     for i, option in enumerate(options):
-        # A machine of one's own is there once: another that is better in every respect may be there as well.
-        place = option.offer.instance_type.name if option.offer.instance_type.owned else option.offer.price.region
-        alike = (place, option.worker.workers, option.worker.kind, option.precision)
+        bucket, place = bucket_of(option.offer), option.offer.price.region
+        limit = (bucket, option.offer.instance_type.vcpus) if bucket in quotas else None
+        alike = (place, limit, option.worker.workers, option.worker.kind, option.precision)
         members.setdefault(alike, []).append(i)
     kept: list[int] = []
     for group in members.values():

@@ -41,7 +41,7 @@ def test_a_claim_names_a_command_and_a_figure(claim: Claim) -> None:
     ("benchmark", "does", "does_not"),
     [
         ("balance", "trainer/worker.py", "optimizer/market/catalog_refresh.py"),
-        ("command_line", "hetopt/cli/main.py", "benchmarks/balance.py"),
+        ("convergence", "optimizer/convergence/averaged_law.py", "benchmarks/balance.py"),
     ],
 )
 def test_what_a_benchmark_runs_is_found(benchmark: str, does: str, does_not: str) -> None:

@@ -339,7 +339,7 @@ def long_run(steps: int, workers: int) -> list[str]:
 
 
 def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Launch, tmp_path: Path) -> None:
-    """Every step has an event here; runs log one of up to twenty. Seconds are for `benchmarks.report_page`."""
+    """Every step has an event here; runs log one of up to twenty."""
     texts: list[str] = []
 
     def drawn(steps: int) -> int:

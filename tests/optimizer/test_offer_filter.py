@@ -27,7 +27,7 @@ from hetopt.optimizer.cost.provisioning import (
 )
 from hetopt.optimizer.market.catalog import Catalog, load_catalog, offers
 from hetopt.optimizer.market.offer_filter import Wishes, narrow
-from hetopt.optimizer.market.quota import Bucket, bucket_of, most_machines, read_quotas
+from hetopt.optimizer.market.quota import Bucket, bucket_of, read_quotas
 from hetopt.optimizer.search.open_hours import DAY_S, OpenHours, elapsed_s
 
 CATALOG = load_catalog()
@@ -42,7 +42,6 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
     "network_min_gbps": st.sampled_from([1.0, 12.5, 25.0]),
     "network_max_gbps": st.sampled_from([1.0, 12.5, 25.0]),
     "max_hourly_usd": st.floats(0.01, 10),
-    "quotas": st.sampled_from([{}, read_quotas(["g=8"]), read_quotas(["standard=2", "g=0"])]),
 }
 
 
@@ -68,8 +67,6 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
         ({"gpus": ("H100",), "max_hourly_usd": 0.5}, r'`gpus="H100"` and `max_hourly_usd=0\.5`'),
         ({"network_min_gbps": 25.0, "network_max_gbps": 1.0}, r"`network_min_gbps=25` and `network_max_gbps=1`"),
         ({"max_hourly_usd": 0.0001}, r"fulfils .*`max_hourly_usd=0\.0001`"),
-        ({"quotas": read_quotas([f"{f}=0" for f in ("standard", "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u",
-                                                      "hpc", "mac")])}, "leaves nothing"),
         ({"types": ("c7a.*", "g5.*"), "gpus": ("A10G", "none"), "exclude": ("g5.*",), "max_hourly_usd": 0.01},
          "Nothing that can be rented"),
         ({"types": ("zz.*",)}, "matches no instance type"),
@@ -125,12 +122,6 @@ def test_quotas_are_in_vcpus_and_by_market() -> None:
         Bucket(market="on-demand", family="g"): 8,
         Bucket(market="spot", family="standard"): 32,
     }
-    g5, c7a = (
-        next(one for one in EVERYTHING if (one.instance_type.name, one.price.market) == (name, "spot"))
-        for name in ("g5.xlarge", "c7a.4xlarge")
-    )
-    assert most_machines(g5, quotas) == 2
-    assert most_machines(c7a, quotas) == 2
 
 
 @pytest.mark.parametrize("text", ["g", "g=", "g=-1", "g=8.5", "gg=8", "=3", "moon:g=8"])
