@@ -114,7 +114,8 @@ def watch_share(folder: Path, launch: Launch, pictures: int) -> float:
             stream.write("\n".join([*lines[start : start + 2], ""]))
         begun_s = time.process_time()
         watched.read()
-        console.print(render.drawn(picture(growing, RunStatus(state=RunState.RUNNING), watched, now_s=2000.0)))
+        fact = watched.facts(growing, RunStatus(state=RunState.RUNNING), now_s=2000.0)
+        console.print(render.drawn(picture(watched, fact, now_s=2000.0)))
         shares.append((time.process_time() - begun_s) / EVERY_S)
     return quartiles(shares)[1]
 

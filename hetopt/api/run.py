@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetopt.api.backends import backend_of, read_launch
 from hetopt.backends.backend import POLL_S, RunHandle
 from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread, read_with_decisions
 from hetopt.core.events.records import RunStarted, StepsLogged
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from hetopt.core.events.records import LogEvent
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
+    from hetopt.reports.live_run import LiveRun
     from hetopt.reports.report import Report
-    from hetopt.reports.timeline import Happening
 import re
 
 from hetopt.core.run_folder import LOG_FOLDER
@@ -81,13 +80,6 @@ class RunRecord:
     def progress(self) -> RunFold:
         """What the run has come to."""
         return self.history.run
-
-    @cached_property
-    def happenings(self) -> tuple[Happening, ...]:
-        """What happened on the way, in order."""
-        from hetopt.reports.timeline import happenings
-
-        return happenings(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +151,32 @@ class Run:
     def status(self) -> RunStatus:
         """How it is now. The machines need not be alive."""
         return self.backend.poll(self.handle)
+
+    def unread(self) -> LiveRun:
+        """Return it for reading: nothing of its log was read yet."""
+        from hetopt.reports.live_run import LiveRun
+
+        return LiveRun.of(self.folder, self.launch)
+
+    def facts(self, *, ask: bool = False, live: LiveRun | None = None) -> dict[str, Any]:
+        """Return how it is, as `hetopt status --json` prints it.
+
+        Args:
+            ask: whether to ask the cloud about rented machines.
+            live: what was read of it before; absent: nothing.
+
+        Raises:
+            BadInput: its launch record or its log cannot be read.
+        """
+        live, rental = live or self.unread(), None
+        if live.launch is not None and live.launch.on == "ec2":
+            from hetopt.api.account import look
+
+            status, rental = look(self, ask=ask)
+        else:
+            status = self.status()
+        live.read()
+        return live.facts(self.folder, status, now_s=time.time(), rental=rental)
 
     def last_known(self) -> tuple[RunStatus, bool]:
         """How it is as far as that is known without asking a cloud, and whether nothing of it is left."""
@@ -420,6 +438,22 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             if told is not None:
                 reporter.note(f"step {formatting.count(progress.step)}: {told}")
         time.sleep(POLL_S)
+
+
+def facts_or_why(run: Run, followed: Callable[[Path], LiveRun] | None = None) -> dict[str, Any]:
+    """Return the facts of a run, without asking a cloud; of one that cannot be read, why: it must not hide others.
+
+    ``followed`` gives what was read of it before.
+    """
+    from hetopt.reports.live_run import UNREADABLE
+
+    try:
+        return run.facts(live=followed(run.folder) if followed is not None else None)
+    except HetoptError as error:
+        reason = error.message
+    except OSError as error:
+        reason = f"{error.filename or run.folder} cannot be read: {error.strerror}"
+    return {"run": run.name, "folder": str(run.folder), "state": UNREADABLE, "reason": reason}
 
 
 def report(run: Run | str | None = None) -> Report:

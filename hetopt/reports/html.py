@@ -244,6 +244,13 @@ def cell(value: Cell) -> str:
         return value.markup
     if isinstance(value, str):
         return escape(value)
+    if isinstance(value, Line):
+        name = (
+            f'<a class="name" href="{escape(value.link)}">{escape(value.text)}</a>'
+            if value.link
+            else escape(value.text)
+        )
+        return f'<span class="{_CLASSES[value.style]}">{name}</span>' if value.style else name
     return _number(value) + _span(value)
 
 
@@ -272,7 +279,7 @@ def _cards(table: Table) -> str:
             if isinstance(value, Figure)
             else cell(value)
             if isinstance(value, Html)
-            else f'<p><span class="of">{escape(column.name)}</span> {escape(value)}</p>'
+            else f'<p><span class="of">{escape(column.name)}</span> {cell(value)}</p>'
             for column, value in named
             if value
         )

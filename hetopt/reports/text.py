@@ -101,7 +101,7 @@ def hung(mark: str, text: str, width: int) -> list[str]:
 def _text(cell: Cell) -> str:
     if isinstance(cell, Figure):
         return f"{cell} ({cell.span})" if cell.span else str(cell)
-    return cell if isinstance(cell, str) else ""
+    return cell.text if isinstance(cell, Line) else cell if isinstance(cell, str) else ""
 
 
 def _cell(cell: Cell, spell: Spell) -> str:

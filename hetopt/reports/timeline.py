@@ -114,7 +114,7 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
         found = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
         if found is not None:
             happened.append(found if found.step is not None else found.model_copy(update={"step": step}))
-    return tuple(_joined(happened))
+    return tuple(joined(happened))
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
@@ -233,21 +233,21 @@ def _conditions(event: ConditionChanged, time_factor: float) -> str:
     return ", ".join(parts)
 
 
-def _joined(happenings: Iterable[Happening]) -> list[Happening]:
-    """What happened to several hosts at once is one thing."""
-    joined: list[Happening] = []
+def joined(happenings: Iterable[Happening]) -> list[Happening]:
+    """Return happenings with those of several hosts at once as one."""
+    found: list[Happening] = []
     for one in happenings:
-        last = joined[-1] if joined else None
+        last = found[-1] if found else None
         if (
             last is not None
             and one.kind == last.kind == "condition_changed"
             and one.text == last.text
             and one.time_s - last.time_s < AT_ONCE_S
         ):
-            joined[-1] = last.model_copy(update={"hosts": last.hosts + one.hosts})
+            found[-1] = last.model_copy(update={"hosts": last.hosts + one.hosts})
         else:
-            joined.append(one)
-    return joined
+            found.append(one)
+    return found
 
 
 RECENT_S = 60.0

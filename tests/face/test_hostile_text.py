@@ -52,9 +52,9 @@ from hetopt.reports.document import (
 )
 from hetopt.reports.learn import learn
 from hetopt.reports.live_run import LiveRun
+from hetopt.reports.prometheus import exposition
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
-from hetopt.reports.scalars import Exposed, event_file, exposition, scalars
 from tests.disturbance import PATIENCE_S
 from tests.logs import recorded_run
 from tests.work import calls_of
@@ -375,9 +375,9 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     watched.read()
     assert watched.progress.step == record.progress.step
     going = RunStatus(state=RunState.RUNNING)
-    assert picture(folder, going, watched, now_s=events[-1].time_s if events else 0.0)
-    exposition([Exposed(name=folder.name, run=record.progress, unread=record.unread.lines)])
-    event_file(scalars(events))
+    now_s = events[-1].time_s if events else 0.0
+    assert picture(watched, watched.facts(folder, going, now_s=now_s), now_s=now_s)
+    exposition([(folder.name, record.progress, record.unread.lines)])
     standing = RunProgress.of(events)
     assert all(speed > 0 for speed in standing.speeds)
     fit = FitWatch()

@@ -21,7 +21,6 @@ from hetopt.api.options import Changes
 from hetopt.backends.backend import Prepared
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import follow, launch_document, render
-from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
@@ -35,6 +34,7 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Plan, Range
 from hetopt.reports import html, plan_document, profile_document, run_document
 from hetopt.reports.document import Block, Document
+from hetopt.reports.live_run import resume_command
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
 from hetopt.reports.series import envelope, over_time, stretches
@@ -154,10 +154,11 @@ def test_a_checkpoint_is_found_wherever_the_run_was(launch: Launch, tmp_path: Pa
     folder = tmp_path / launch.run_id
     (folder / kept).parent.mkdir(parents=True)
     stopped = RunStatus(state=RunState.STOPPED)
-    assert resume_command(folder, stopped, on) is None
+    run = launch.model_copy(update={"on": on})
+    assert resume_command(folder, stopped, run) is None
     (folder / kept).write_text("step-7\n", encoding="utf-8")
-    assert resume_command(folder, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
-    assert resume_command(folder, RunStatus(state=RunState.RUNNING), on) is None
+    assert resume_command(folder, stopped, run) == f"hetopt launch --on {on} --resume {launch.run_id}"
+    assert resume_command(folder, RunStatus(state=RunState.RUNNING), run) is None
 
 
 def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
