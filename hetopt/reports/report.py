@@ -126,8 +126,7 @@ class Report(Artifact):
     """A run, predicted against measured."""
 
     KIND: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 2
-    READ_AS_WELL: ClassVar[tuple[int, ...]] = (1,)
+    VERSION: ClassVar[int] = 3
     MADE_BY: ClassVar[str] = "hetopt report RUN"
 
     run_id: str
@@ -152,12 +151,6 @@ class Report(Artifact):
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
     over_time: OverTime = Field(default=OverTime(), description="the run's curves")
     happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_moments(cls, value: object) -> object:
-        """Files of version 1 have curves in another form."""
-        return {key: field for key, field in value.items() if key != "timeline"} if isinstance(value, dict) else value
 
     def __str__(self) -> str:
         """Predicted beside measured as a table, and the verdict."""

@@ -55,7 +55,8 @@ def _what(fact: Mapping[str, Any]) -> str:
     """Return what a run trains, where, and why it is as it is."""
     workers = formatting.counted(len(fact["workers"]), "worker") if fact.get("workers") else ""
     where = " ".join(filter(None, [workers, place(fact["on"]) if fact.get("on") else ""]))
-    return escape(", ".join(filter(None, [fact.get("task"), where, fact["reason"]])))
+    why = formatting.ending(fact["reason"])[2:] if fact["state"] == "finished" else fact["reason"]
+    return escape(", ".join(filter(None, [fact.get("task"), where, why])))
 
 
 def _cost(fact: Mapping[str, Any]) -> str:
