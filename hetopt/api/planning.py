@@ -6,9 +6,8 @@ import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from html import escape
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hetopt.api.catalogs import in_regions, in_use
 from hetopt.api.changes import into_plan
@@ -46,6 +45,9 @@ from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
 from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, utilisation_prior
+
+if TYPE_CHECKING:
+    from hetopt.reports.document import Document
 
 
 @takes(Search)
@@ -329,24 +331,53 @@ class Estimate:
     fits: tuple[Fit, ...]
     assumed: tuple[str, ...]
 
+    @property
+    def document(self) -> Document:
+        """What was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
+        from hetopt.reports.document import Document, Line, Remarks
+        from hetopt.reports.plan_document import choices, limits_of
+
+        counted = f"{self.model.name}, {self.samples:,} x {self.model.sample}, {self.flops:.2g} FLOPs"
+        title = ", ".join([counted, *limits_of(self.plan.goal)])
+        blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
+        return Document(kind="hetopt estimate", title=title, blocks=blocks)
+
+    def _sentences(self) -> Iterator[str]:
+        from hetopt.reports.plan_document import chosen_way, quota_notes, region_notes
+
+        way = chosen_way(self.plan)
+        took = self.plan.chosen.prediction.total_s if way is None else way.total_s
+        fits = [
+            f"{'any number' if fit.samples is None else f'{fit.samples:,}'} on {fit.gpu} ({fit.memory_gib:.0f} GiB)"
+            for fit in self.fits
+        ]
+        yield (
+            f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
+            "times the time shown (90 %); profiling narrows that."
+        )
+        yield (
+            f"Memory: {bytes_(self.state_bytes)} for weights, gradients and Adam, {bytes_(self.sample_bytes)} a "
+            f"sample; at once fit {', '.join(fits)}."
+        )
+        if self.assumed:
+            yield f"Assumed: {', '.join(self.assumed)}."
+        yield from region_notes(self.plan)
+        yield from quota_notes(self.plan)
+
     def __str__(self) -> str:
-        """What was asked, the plan, and what was assumed."""
-        return "\n".join([self._asked, str(self.plan), *self._assumed])
+        """Return the document as `hetopt estimate` prints it."""
+        from hetopt.reports.text import whole
+
+        return whole(self.document)
 
     def __repr__(self) -> str:
-        return f"<Estimate of {self._asked}: {self.plan!r}>"
+        return f"<Estimate of {self.model.name}, {self.samples:,} samples: {self.plan!r}>"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it."""
-        return "".join(f"<p>{escape(one)}</p>" for one in (self._asked, *self._assumed)) + self.plan._repr_html_()
+        """Return the document as notebooks show it."""
+        from hetopt.reports import html
 
-    @property
-    def _asked(self) -> str:
-        return f"{self.model.name}, {self.samples:,} samples, {self.flops:.2g} FLOPs"
-
-    @property
-    def _assumed(self) -> list[str]:
-        return [f"Assumed: {', '.join(self.assumed)}."] if self.assumed else []
+        return html.notebook(self.document)
 
 
 @takes(Described)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import typer
@@ -112,8 +110,8 @@ def _is_kind(path: Path, kind: str) -> bool:
 
 
 @contextmanager
-def opened(path: Path, option: str) -> Iterator[tuple[Iterator[str], bool]]:
-    """The lines of a file, or of standard input for ``-``, and whether all of them are there already.
+def opened(path: Path, option: str) -> Iterator[Iterator[str]]:
+    """Yield the lines of a file, or of standard input for ``-``.
 
     Raises:
         BadInput: it cannot be read, also while it is being read.
@@ -121,12 +119,11 @@ def opened(path: Path, option: str) -> Iterator[tuple[Iterator[str], bool]]:
     if str(path) == "-":
         if sys.stdin.isatty():
             raise BadInput(f"{option} would be read from this terminal.", hint="name a JSON Lines file, or pipe one in")
-        at_once = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
-        yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines"), at_once
+        yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines")
         return
     hint = f"name a JSON Lines file with {option}, or - for standard input"
     with opened_file(path, hint=hint) as stream, io.TextIOWrapper(stream, encoding="utf-8") as text:
-        yield lines_of(text, origin=str(path), hint=hint), True
+        yield lines_of(text, origin=str(path), hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +155,6 @@ def queries(lines: Iterable[str]) -> Iterator[Query]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _query(number, line)
-
-
-def chunks(asked: Iterable[Query], size: int) -> Iterator[list[Query]]:
-    """So many at a time."""
-    source = iter(asked)
-    while chunk := list(islice(source, size)):
-        yield chunk
 
 
 def _query(number: int, line: str) -> Query:

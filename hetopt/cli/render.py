@@ -23,7 +23,7 @@ from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.interruption import PIECES, Reporter
 from hetopt.core.paths import shortened
-from hetopt.reports.document import Block, Line, Remarks, Style
+from hetopt.reports.document import Block, Document, Line, Remarks, Style
 from hetopt.reports.text import BAR, bar, lines, phrases, shown
 
 STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
@@ -73,6 +73,11 @@ def show(blocks: Iterable[Block]) -> None:
     out = console()
     for text, style in lines(blocks, out.width, _shown):
         out.print(text, style=STYLES.get(style, style), markup=False, soft_wrap=True)
+
+
+def whole(document: Document) -> None:
+    """Print a document under its title."""
+    show((Line(document.title, "strong"), *document.about, *document.blocks))
 
 
 def plain(blocks: Iterable[Block]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from hetopt.api.run import Run
+from hetopt.cli import render, terminal
 from hetopt.cli.options import NewestRun
 
 
@@ -21,7 +23,6 @@ def serve(
       hetopt serve --listen 127.0.0.1:8000
     """
     from hetopt.api.dashboard import serve as serve_runs
-    from hetopt.cli import render, terminal
 
     with serve_runs(listen) as server:
         render.line(f"all runs are at {server.url}, until Ctrl-C")
@@ -42,8 +43,6 @@ def metrics(
       hetopt metrics --listen 127.0.0.1:9400
     """
     from hetopt.api.dashboard import serve
-    from hetopt.api.run import Run
-    from hetopt.cli import render, terminal
     from hetopt.reports.prometheus import exposition
 
     found = Run.find(run)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hetopt.api.run import Run, facts_or_why
 from hetopt.cli import render
 from hetopt.cli.options import NewestRun
+from hetopt.core.run_status import RunState
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
@@ -28,7 +30,6 @@ def status(
       hetopt status
       hetopt status --watch
     """
-    from hetopt.api.run import Run, facts_or_why
     from hetopt.reports import status_document
     from hetopt.reports.live_run import UNREADABLE
 
@@ -64,7 +65,6 @@ EVERY_S = 2.0
 
 def watch_run(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is over."""
-    from hetopt.core.run_status import RunState
 
     watched = run.unread()
     with render.live_view() as show:

@@ -14,7 +14,9 @@ from types import MappingProxyType
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import (
+    AUTO,
     CODINGS,
+    COLLECTIVES,
     CORRECTION,
     DENSE,
     GATHER,
@@ -25,7 +27,15 @@ from hetopt.core.comm.composition import (
 )
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.plain_text import known, unknown
-from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.run_spec import (
+    BATCH_POLICIES,
+    BATCH_SETTINGS,
+    RATIO_SETTINGS,
+    Compression,
+    RunSpec,
+    Settings,
+    parse_policy,
+)
 from hetopt.core.scaled_emulation import STAND_IN
 
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
@@ -89,6 +99,25 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
         "scan": "weighs exchange time against gain (AR-Topk)",
     }
 )
+
+
+def parse_batch_policy(text: str) -> tuple[str, Settings]:
+    """Return who shares the global batch: name and settings of ``allocation(micro=4)``.
+
+    Raises:
+        BadInput: there is no such policy, or setting of it.
+    """
+    return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
+
+
+def parse_ratio_policy(text: str) -> tuple[str, Settings]:
+    """Return who decides how much is sent: name and settings of ``gravac(window=50)``; errors likewise."""
+    return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
+
+
+def parse_collective(text: str) -> str:
+    """Return how payloads meet, as the registry names it; ``auto``: as is cheapest."""
+    return known(text, (AUTO, *COLLECTIVES), "collective")
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:

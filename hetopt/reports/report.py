@@ -23,9 +23,6 @@ TOLERANCE = 0.10
 
 Unit = Literal["s", "steps", "USD"]
 
-_COLUMNS = 80
-"""Of a report as text."""
-
 
 class Compared(Record):
     """A figure that was predicted and measured."""
@@ -153,12 +150,11 @@ class Report(Artifact):
     happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves")
 
     def __str__(self) -> str:
-        """Predicted beside measured as a table, and the verdict."""
+        """Return the document as `hetopt report` prints it."""
         from hetopt.reports.run_document import document
-        from hetopt.reports.text import lines
+        from hetopt.reports.text import whole
 
-        told = document(self)
-        return "\n".join([told.title, *(line for line, _ in lines((*told.about, *told.blocks), _COLUMNS))])
+        return whole(document(self))
 
     def __repr__(self) -> str:
         return f"<Report of {self.run_id}: {self.state}>"

@@ -41,6 +41,11 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
     return record(Compression, item, _KEYS, first=("ratio",), units=_UNITS, defaults=defaults)
 
 
+def parse_wish(text: str) -> Compression | str:
+    """Return a compression, or ``auto``: the run decides; errors as of `parse_compression`."""
+    return text if text == AUTO else parse_compression(text)
+
+
 def compressor(name: str) -> str:
     """The registry's name of a method as a person calls it.
 
