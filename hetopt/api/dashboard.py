@@ -97,7 +97,7 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Return where it answers."""
         address, port = self.server_address[:2]
         return f"http://{address!s}:{port}"
 
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _told(self, text: str) -> tuple[str, str]:
-        """One sentence, as a page where a person may be reading."""
+        """Return one sentence, as a page where a person may be reading."""
         if not self.server.pages or self.path.startswith("/metrics"):
             return PLAIN, f"{text}\n"
         return HTML, dashboard.page("hetopt", [Line(text)])
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(
     listen: str = "127.0.0.1:9400", *, run: str | None = None, pages: bool = True, home: Path | None = None
 ) -> Dashboard:
-    """A server that shows the runs of this user: ``serve().serve_forever()`` answers until Ctrl-C.
+    """Return a server that shows the runs of this user: ``serve().serve_forever()`` answers until Ctrl-C.
 
     ``/`` shows all runs, ``/run/NAME`` one of them, and ``/metrics`` answers Prometheus.
 

@@ -40,7 +40,7 @@ from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.device_memory import usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
-from hetopt.optimizer.step_time.observed import CONTRADICTION, observe
+from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
@@ -147,7 +147,7 @@ def search_options(asked: Sought, **instead: Any) -> Options:
 
 
 def profile_of(given: Profile | Path | str) -> Profile:
-    """The profile, or what is missing where the file holds step samples alone.
+    """Return the profile, or what is missing where the file holds step samples alone.
 
     Raises:
         BadInput: it is no profile.
@@ -188,7 +188,7 @@ def compared_regions(profile: Profile, goal: Goal, limits: Options, asked: Sough
 
 
 def _earlier(told: Reporter) -> EarlierRuns | None:
-    """What runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
+    """Return what runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
     found = kept()
     if found is not None:
         told.note(f"machine types as {len(found.runs)} earlier runs found them, of {earlier_runs_file()}, count in")
@@ -196,7 +196,7 @@ def _earlier(told: Reporter) -> EarlierRuns | None:
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
-    """The file that was named, or else the one that launches keep, if there is one."""
+    """Return the file that was named, or else the one that launches keep, if there is one."""
     if named is not None:
         return None if str(named) == "none" else ObservedPreemptions.load(Path(named))
     path = observed_file()
@@ -211,7 +211,7 @@ def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions |
 
 
 def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
-    """The quotas that were given, or else those of the account, if its own were ever read."""
+    """Return the quotas that were given, or else those of the account, if its own were ever read."""
     path = account_quotas_file()
     if given or not path.exists():
         return given
@@ -333,7 +333,7 @@ class Estimate:
 
     @property
     def document(self) -> Document:
-        """What was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
+        """Return what was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
         from hetopt.reports.document import Document, Line, Remarks
         from hetopt.reports.plan_document import choices, limits_of
 
@@ -513,7 +513,7 @@ def _config(path: Path) -> dict[str, object]:
 
 
 def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> tuple[str, ...]:
-    """One sentence for everything that a person should know before relying on predictions from these samples.
+    """Return one sentence for everything that a person should know before relying on predictions from these samples.
 
     Args:
         samples: of one job.
@@ -530,7 +530,6 @@ def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) ->
         found.append("Every row has one worker: nothing says how long communication takes. Measure two workers.")
     elif max(nodes) == 1:
         found.append("Every row has one node: nothing says how fast the network between nodes is. Measure two nodes.")
-    found += _torn(samples)
     return tuple(found)
 
 
@@ -564,7 +563,7 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
     ]
     samples = [*rented, *own]
     asked = [_not_in_the_catalogue(nameless)] if nameless else []
-    return (*asked, *_of_types(samples, types), *_torn(samples)) if samples else tuple(asked)
+    return (*asked, *_of_types(samples, types)) if samples else tuple(asked)
 
 
 def _not_in_the_catalogue(names: Sequence[str]) -> str:
@@ -573,36 +572,6 @@ def _not_in_the_catalogue(names: Sequence[str]) -> str:
         "predicted from there. Name samples after the type that has the same GPU (`hetopt catalog list`), or write "
         "the GPU's peak rates and memory bandwidth into accelerators.csv."
     )
-
-
-def _torn(samples: Sequence[StepSample]) -> list[str]:
-    """Configurations whose repeats are far apart, and types on which fewer samples took longer than more."""
-    found = []
-    repeats: dict[tuple[object, ...], list[float]] = {}
-    for sample in samples:
-        key = (sample.layout, sample.batch_sizes, sample.compression, sample.precision)
-        repeats.setdefault(key, []).append(sample.step_time_s)
-    apart = [max(times) / min(times) for times in repeats.values() if max(times) > CONTRADICTION * min(times)]
-    if apart:
-        found.append(
-            f"{len(apart)} configuration{'s were' if len(apart) > 1 else ' was'} measured more than once with times up "
-            f"to {max(apart):.1f} times apart: neither is believed fully. Measure again, or leave the wrong one out."
-        )
-    by_type: dict[tuple[str, str | None], dict[int, float]] = {}
-    for sample in samples:
-        if sample.workers == 1 and sample.compression is None:
-            (batch,) = sample.batch_sizes
-            times = by_type.setdefault((sample.nodes[0].type, sample.precision), {})
-            times[batch] = min(sample.step_time_s, times.get(batch, math.inf))
-    for (name, _), times in by_type.items():
-        pairs = [(times[few] / times[many], few, many) for few in times for many in times if few < many]
-        worst, few, many = max(pairs, default=(0.0, 0, 0))
-        if worst > CONTRADICTION:
-            found.append(
-                f"A step on {name} took {worst:.1f} times longer for {few} samples than for {many}: something else "
-                "differed too, and neither is believed fully. Measure again, or leave the wrong one out."
-            )
-    return found
 
 
 def _of_types(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:

@@ -67,7 +67,7 @@ class RunRecord:
 
     @classmethod
     def of(cls, folder: Path) -> RunRecord:
-        """What was launched (if that was written down) and how far it got.
+        """Return what was launched (if that was written down) and how far it got.
 
         Raises:
             BadInput: the launch record or the log cannot be read.
@@ -78,7 +78,7 @@ class RunRecord:
 
     @property
     def progress(self) -> RunFold:
-        """What the run has come to."""
+        """Return what the run has come to."""
         return self.history.run
 
 
@@ -96,7 +96,7 @@ class Run:
 
     @classmethod
     def find(cls, name: str | None = None, *, reporter: Reporter | None = None) -> Run:
-        """The run of that name, or of an unambiguous part of it; the newest where none is given.
+        """Return the run of that name, or of an unambiguous part of it; the newest where none is given.
 
         Raises:
             BadInput: there is none, or the name fits several.
@@ -105,7 +105,7 @@ class Run:
 
     @classmethod
     def all(cls) -> list[Run]:
-        """Every run of this user, oldest first.
+        """Return every run of this user, oldest first.
 
         Raises:
             BadInput: their folder cannot be read.
@@ -114,7 +114,7 @@ class Run:
 
     @classmethod
     def in_folder(cls, folder: Path, *, reporter: Reporter | None = None) -> Run:
-        """The run of a folder. A damaged record of its launch keeps nobody from looking after it."""
+        """Return the run of a folder. A damaged record of its launch keeps nobody from looking after it."""
         try:
             launch = read_launch(folder)
         except BadInput:
@@ -123,17 +123,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What commands call it."""
+        """Return what commands call it."""
         return self.folder.name
 
     @property
     def handle(self) -> RunHandle:
-        """What the backend knows it by."""
+        """Return what the backend knows it by."""
         return RunHandle(run_dir=self.folder)
 
     @property
     def launch(self) -> Launch | None:
-        """What was launched, with its plan and prediction; None: nobody wrote it down (rented probes).
+        """Return what was launched, with its plan and prediction; None: nobody wrote it down (rented probes).
 
         Raises:
             BadInput: the record cannot be read.
@@ -142,18 +142,18 @@ class Run:
 
     @property
     def model(self) -> Path | None:
-        """The trained model, or that of a run that was stopped before its end; None: there is none yet.
+        """Return the trained model, or that of a run that was stopped before its end; None: there is none yet.
 
         ``model.load_state_dict(safetensors.torch.load_file(run.model))`` puts it into a model of the same task.
         """
         return model_in(self.folder)
 
     def status(self) -> RunStatus:
-        """How it is now. The machines need not be alive."""
+        """Return how it is now. The machines need not be alive."""
         return self.backend.poll(self.handle)
 
     def unread(self) -> LiveRun:
-        """Return it for reading: nothing of its log was read yet."""
+        """Return the run as a reader of its log, which has read nothing yet."""
         from hetopt.reports.live_run import LiveRun
 
         return LiveRun.of(self.folder, self.launch)
@@ -179,7 +179,7 @@ class Run:
         return live.facts(self.folder, status, now_s=time.time(), rental=rental)
 
     def last_known(self) -> tuple[RunStatus, bool]:
-        """How it is as far as that is known without asking a cloud, and whether nothing of it is left."""
+        """Return how it is as far as that is known without asking a cloud, and whether nothing of it is left."""
         from hetopt.backends.ec2.renter.cluster_state import is_cleared, known
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 
@@ -191,11 +191,11 @@ class Run:
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
-        """Everything that its folder says: launch, progress, timeline and events."""
+        """Return everything that its folder says: launch, progress, timeline and events."""
         return RunRecord.of(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
-        """What its processes printed, each with its source; first what happened in it, as ``run``.
+        """Yield what its processes printed, each with its source; first what happened in it, as ``run``.
 
         Args:
             worker: only this one's output.
@@ -279,7 +279,7 @@ class Run:
         return self.model, None
 
     def fetch_outputs(self) -> Outputs:
-        """What its script wrote into ``HETOPT_OUTPUT``; that of rented machines comes here, into ``outputs``.
+        """Return what its script wrote into ``HETOPT_OUTPUT``; that of rented machines comes here, into ``outputs``.
 
         Raises:
             BadInput: there is no room for it.
@@ -329,7 +329,7 @@ class Run:
         write_atomically(Path(path), self.html())
 
     def html(self) -> str:
-        """The same page as text.
+        """Return the same page as text.
 
         Raises:
             BadInput: nothing was predicted for it, or it has not been through a step.
@@ -377,7 +377,7 @@ class _LeaderOutput:
         return [path for path in log_files(self._folder, 0).values() if path.name == "stdout.log"]
 
     def lines(self) -> Iterator[str]:
-        """Whole lines since the last call."""
+        """Yield whole lines since the last call."""
         for path in self._files():
             text, self._offsets[path] = read_from(path, self._offsets.get(path, 0))
             yield from text.splitlines()
@@ -469,7 +469,7 @@ def report(run: Run | str | None = None) -> Report:
 
 
 def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
-    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
+    """Return output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
 
     Workers are called by their rank in the run, on whichever of its hosts they are.
     """

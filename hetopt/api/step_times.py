@@ -96,7 +96,7 @@ class StepTimes:
         return self.own.explain(configuration)
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """What renting the configuration for a measurement costs; absent where a price is not known."""
+        """Return what renting the configuration for a measurement costs; absent where a price is not known."""
         hourly = 0.0
         for node in configuration.nodes:
             listed = node.type in self.catalog.instance_types
@@ -108,7 +108,7 @@ class StepTimes:
 
 
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:
-    """What was measured, what else is believed, and the profile if it is one."""
+    """Return what was measured, what else is believed, and the profile if it is one."""
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
         return observe(samples), PRIORS, None

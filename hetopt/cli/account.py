@@ -195,7 +195,7 @@ def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
 
 
 def _lines(found: HostFound) -> Iterator[tuple[str, str]]:
-    """A mark and what is said of a host."""
+    """Yield a mark and what is said of a host."""
     from hetopt.api.hosts import in_words
 
     worst = [one for one in found.troubles if one.verdict == found.verdict]

@@ -89,7 +89,7 @@ class Setting:
 def settings(
     root: Command, environment: Mapping[str, str], folder: Path, *, typed: str | None = None
 ) -> tuple[Setting, ...]:
-    """Every option that a file or a variable gives, of every command.
+    """Return every option that a file or a variable gives, of every command.
 
     Args:
         root: the whole command line.
@@ -134,7 +134,7 @@ def _refuse_misspelt(
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
-    """The settings as the command line takes them: by command, and by subcommand within."""
+    """Return the settings as the command line takes them: by command, and by subcommand within."""
     whole: dict[str, Any] = {}
     for one in given:
         inner = whole
@@ -145,7 +145,7 @@ def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
 
 
 def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Setting, ...]:
-    """The settings that matter to what was typed."""
+    """Return the settings that matter to what was typed."""
     typed = {word.partition("=")[0] for word in arguments}
     words = {one.command: one.command.split() for one in given}
     return tuple(
@@ -154,7 +154,7 @@ def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Settin
 
 
 def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]:
-    """The options of every command, or of one (none, if there is no such), by name without dashes."""
+    """Return the options of every command, or of one (none, if there is no such), by name without dashes."""
     found: dict[str, dict[str, Parameter]] = {}
 
     def walk(command: Command, path: tuple[str, ...]) -> None:
@@ -176,7 +176,7 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    """The user's file, then the project's."""
+    """Yield the user's file, then the project's."""
     home, own = environment.get("XDG_CONFIG_HOME", ""), None
     with suppress(BadInput):  # whose home nothing tells has no file there
         base = expanded(home if home.startswith("/") else "~/.config")
@@ -191,7 +191,7 @@ def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
 
 
 def _is_there(file: Path, *, hint: str) -> bool:
-    """Whether there is anything of that name; a link to nothing is refused when it is read."""
+    """Return whether there is anything of that name; a link to nothing is refused when it is read."""
     try:
         file.lstat()
     except PermissionError as error:
@@ -284,7 +284,7 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
 
 
 def _is_path(parameter: Parameter) -> bool:
-    """Whether an option takes a path; typer tells it in its own way since it has no click beside it."""
+    """Return whether an option takes a path; typer tells it in its own way since it has no click beside it."""
     described = getattr(parameter, "type_descriptor", None)
     return (
         getattr(described, "annotation", None) is Path or getattr(getattr(parameter, "type", 0), "name", "") == "path"
@@ -292,7 +292,7 @@ def _is_path(parameter: Parameter) -> bool:
 
 
 def _typed(value: Any) -> str:
-    """A value of a file as a person would type it."""
+    """Return a value of a file as a person would type it."""
     if isinstance(value, list):
         return ("; " if any(isinstance(one, dict) for one in value) else ",").join(map(_typed, value))
     if isinstance(value, dict):

@@ -154,14 +154,14 @@ def _given_back(run: Run) -> HetoptError | None:
 
 
 def _planned(launch: Launch) -> str:
-    """The steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
+    """Return the steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
     most = launch.spec.stop.max_steps
     predicted = formatting.count(max(1, round(launch.prediction.steps.value)))
     return formatting.count(most) if most is not None else f"about {predicted}"
 
 
 def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
-    """The launch, once somebody has said yes to it.
+    """Return the launch, once somebody has said yes to it.
 
     Raises:
         BadInput: it costs money, and nobody is there to say yes.
@@ -214,7 +214,7 @@ def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> Non
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
-    """Whether to begin on fewer machines. Within what the plan stated nobody is asked; beyond it a person is.
+    """Return whether to begin on fewer machines. Within what the plan stated nobody is asked; beyond it a person is.
 
     The slowest of those that are left computes as much longer as its local batch has grown; communication is as it was.
     """

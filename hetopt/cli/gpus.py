@@ -41,7 +41,7 @@ def gpus(
 
 
 def _facts(gpu: RentableGpu) -> dict[str, Any]:
-    """A GPU as JSON, rates in the units that their names say. What is unknown is null."""
+    """Return a GPU as JSON, rates in the units that their names say. What is unknown is null."""
     from hetopt.reports import catalog_document
 
     machine = catalog_document.facts(gpu.machine)

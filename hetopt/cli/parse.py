@@ -23,7 +23,7 @@ from hetopt.core.synchronization import parse_sync
 
 
 def is_attended() -> bool:
-    """Whether a person can answer."""
+    """Return whether a person can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -103,7 +103,7 @@ def save(path: Path, text: str) -> None:
 
 
 def _is_kind(path: Path, kind: str) -> bool:
-    """Whether a file is an artifact, or a page, of this kind."""
+    """Return whether a file is an artifact, or a page, of this kind."""
     from hetopt.reports.html import is_page
 
     return kind_in(path) == kind or is_page(path, kind)
@@ -151,7 +151,7 @@ class Query:
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
-    """Every line that is not empty."""
+    """Yield every line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _query(number, line)

@@ -109,7 +109,7 @@ def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_
 
 
 def epochs_asked(script: Sequence[str]) -> str | None:
-    """How many epochs a script's own arguments ask for: of `train.py --epochs 12` 12."""
+    """Return how many epochs a script's own arguments ask for: of `train.py --epochs 12` 12."""
     for name, value in pairwise([part for word in script[1:] for part in word.split("=", 1)]):
         if name.startswith("-") and name.endswith("epochs") and value.isdecimal() and int(value):
             return value
@@ -142,7 +142,7 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
 
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
-    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    """Return the step samples of a file (JSON Lines, ``-`` for standard input), checked."""
     with parse.opened(source, "--from-samples") as rows:
         return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
 

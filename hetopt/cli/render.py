@@ -54,7 +54,7 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now (tests and pipes replace it).
+    """Return a console on the stream as it is now (tests and pipes replace it).
 
     Progress and errors that go to a file or a pipe keep one line a sentence: a reader or a program there looks for
     words, and the width of a terminal that is not there must not break them.
@@ -233,10 +233,10 @@ def progress_lines(description: str, text: str, done: float | None, *, elapsed_s
 
 
 def _shown(text: str) -> str:
-    """The text as it may reach the terminal, in the command line's words."""
+    """Return the text as it may reach the terminal, in the command line's words."""
     return shown(in_flags(text))
 
 
 def _cell(text: str) -> str:
-    """Plain text where rich expects its own markup."""
+    """Return plain text where rich expects its own markup."""
     return escape(_shown(text))

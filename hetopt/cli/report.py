@@ -104,7 +104,7 @@ def export(
 def _texts(
     plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
 ) -> dict[Path, str | bytes]:
-    """What to write where; everything is made before anything is written."""
+    """Return what to write where; everything is made before anything is written."""
     from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
     from hetopt.reports.exports import schemas as all_schemas
 

@@ -300,7 +300,7 @@ def _table(table: Table) -> str:
 
 
 def swatch(colour: str) -> str:
-    """A small square of one of the page's colours, for legends."""
+    """Return a small square of one of the page's colours, for legends."""
     return f'<span class="swatch {colour}"></span>'
 
 
@@ -321,7 +321,7 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
 
 
 def share_bar(name: str, share: float) -> str:
-    """How much of something is used; more than all of it is a warning."""
+    """Return how much of something is used; more than all of it is a warning."""
     colour = "over" if share > 1 else "a"
     said = escape(f"{name}: {formatting.share(max(share, 0.0))}")
     width = 100 * min(max(share, 0.0), 1.0)

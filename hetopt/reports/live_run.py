@@ -78,7 +78,7 @@ class LiveRun:
 
     @property
     def unread(self) -> Unread:
-        """Lines that were no events."""
+        """Return lines that were no events."""
         return self.log.unread + self.decisions.unread
 
     def facts(

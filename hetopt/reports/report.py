@@ -56,7 +56,7 @@ class WorkerReport(Record):
     @model_validator(mode="before")
     @classmethod
     def _as_named_before(cls, value: object) -> object:
-        """Files of 0.1 call the slowdown factor ``pace``."""
+        """Return files of 0.1 call the slowdown factor ``pace``."""
         return renamed(value, {"pace": "slowdown"})
 
 
@@ -85,7 +85,7 @@ class Sent(Record):
 
     @property
     def share(self) -> float:
-        """Bytes sent, as a share of those of the dense fp32 gradient."""
+        """Return bytes sent, as a share of those of the dense fp32 gradient."""
         return self.sent_bytes / self.dense_bytes
 
 
@@ -103,7 +103,7 @@ class BroughtTogether(Record):
 
     @property
     def share(self) -> float:
-        """Share of the steps that synchronized."""
+        """Return share of the steps that synchronized."""
         return self.synchronised / max(1, self.synchronised + self.local)
 
 
@@ -293,7 +293,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
 
 
 def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
-    """A prediction and what was measured in its place, both times ``factor``."""
+    """Return a prediction and what was measured in its place, both times ``factor``."""
     return Compared(
         name=name,
         unit=unit,
@@ -344,7 +344,7 @@ def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Int
 
 
 def _of_interruptions(told: Interrupted | None) -> list[str]:
-    """A sentence for each kind of interruption."""
+    """Return a sentence for each kind of interruption."""
     if told is None:
         return []
     sentences = []
@@ -448,7 +448,7 @@ def _logged(
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
-    """The seconds of run time beyond its prediction by where they come from; together they are all of them."""
+    """Return the seconds of run time beyond its prediction by where they come from; together they are all of them."""
     step_time, steps = figures["step time"], figures["steps"]
     run_time = figures["run time"]
     parts_s = {

@@ -249,7 +249,7 @@ def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Stretches:
 
 
 def envelope(values: Column, over: Stretches) -> Envelope:
-    """The envelope of ``values`` [rows, ...] over stretches of rows."""
+    """Return the envelope of ``values`` [rows, ...] over stretches of rows."""
     if len(over) == len(values):
         return Envelope(low=values, middle=values, high=values)
     parts = np.split(values, over.first[1:])

@@ -204,7 +204,7 @@ def _row(
 
 
 def phrases(pieces: Sequence[str], *, columns: int) -> list[str]:
-    """Phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
+    """Return phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
     lines: list[str] = []
     for piece in pieces:
         if lines and len(lines[-1]) + len(PIECES) + len(piece) <= columns:

@@ -47,7 +47,7 @@ def parse_wish(text: str) -> Compression | str:
 
 
 def compressor(name: str) -> str:
-    """The registry's name of a method as a person calls it.
+    """Return the registry's name of a method as a person calls it.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.
@@ -59,13 +59,13 @@ def compressor(name: str) -> str:
 
 
 def spell(compression: Compression) -> str:
-    """The compression as `parse_compression` reads it."""
+    """Return the compression as `parse_compression` reads it."""
     ratio = (compression.ratio,) if METHODS[compression.name].by_ratio else ()
     return written(compression.name, ratio, _options(compression))
 
 
 def spell_options(compression: Compression) -> list[str]:
-    """What is said of it beyond name and ratio, as ``key=value``."""
+    """Return what is said of it beyond name and ratio, as ``key=value``."""
     return [f"{key}={value}" for key, value in _options(compression).items()]
 
 
