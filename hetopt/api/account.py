@@ -140,7 +140,7 @@ class Setup:
             yield f"{request.api_name}: {request.purpose}"
 
     def policies(self, types: Sequence[str] | str = ()) -> dict[str, Any]:
-        """The least that hetopt needs, as IAM reads it, and the commands that apply it.
+        """Return the least that hetopt needs, as IAM reads it, and the commands that apply it.
 
         Args:
             types: allow only these instance types; none: all.
@@ -160,7 +160,7 @@ class Setup:
 
 
 def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
-    """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
+    """Yield what would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
 
     What the account may run is kept for plans (`account_quotas_file`).
 
@@ -201,7 +201,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
 
 
 def _quotas(edge: Edge, region: str) -> Check:
-    """What the account may run in the region, kept for plans."""
+    """Return what the account may run in the region, kept for plans."""
     try:
         granted = doctor.account_quotas(edge)
         number = accounts.identity(edge).account_id
@@ -232,7 +232,7 @@ _FIRST_REGION = "us-east-1"
 
 
 def of_rehearsals(*, remove: bool) -> tuple[list[FoundNetwork], dict[str, RunFailed]]:
-    """The networks of rehearsals whose launcher is dead, and of those that could not be removed why, by id.
+    """Return the networks of rehearsals whose launcher is dead, and of those that could not be removed why, by id.
 
     Args:
         remove: do it.
@@ -310,7 +310,7 @@ class Search:
             self.found.extend(Leftover(region=region, found=one, left_alone=kept, removed=removed) for one in things)
 
     def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
-        """Why the things of a run are left alone; None where they may go."""
+        """Return why the things of a run are left alone; None where they may go."""
         if not self.everybody and not all(removal.is_of(one, who) for one in things):
             return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
         if self.everything or self.run_id is not None:
@@ -383,7 +383,7 @@ def _regions_of_the_account(configured: Sequence[str]) -> tuple[list[str], list[
 
 
 def rental_of(prepared: Prepared) -> Rental:
-    """What a launch on EC2 is about to rent."""
+    """Return what a launch on EC2 is about to rent."""
     assert isinstance(prepared, Rental)
     return prepared
 
@@ -406,7 +406,7 @@ def unfollowed(rental: Rental) -> str:
 
 
 def last_end(order: Order) -> str:
-    """What ends a machine that nothing of the run reaches, such as one that never boots."""
+    """Return what ends a machine that nothing of the run reaches, such as one that never boots."""
     if order.end_role is None:
         return (
             f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
@@ -421,7 +421,7 @@ def last_end(order: Order) -> str:
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
-    """How a rented run is. Without a way to ask, what was seen last is told, with its age.
+    """Return how a rented run is. Without a way to ask, what was seen last is told, with its age.
 
     Args:
         run: that one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,22 +33,9 @@ if TYPE_CHECKING:
 Make = Callable[[Reporter], "Backend"]
 
 
-def _local(reporter: Reporter) -> Backend:
-    from hetopt.backends.on_this_machine import LocalBackend
-
-    return LocalBackend()
-
-
-def _rehearsal(reporter: Reporter) -> Backend:
-    from hetopt.backends.on_this_machine import RehearsalBackend
-
-    return RehearsalBackend()
-
-
-def _ssh(reporter: Reporter) -> Backend:
-    from hetopt.backends.ssh.backend import SshBackend
-
-    return SshBackend()
+def _later(module: str, name: str) -> Make:
+    """Return what makes a backend of this class, which is imported then."""
+    return lambda reporter: getattr(import_module(f"hetopt.backends.{module}"), name)()
 
 
 def _ec2(reporter: Reporter) -> Backend:
@@ -58,9 +46,9 @@ def _ec2(reporter: Reporter) -> Backend:
 
 
 BACKENDS: dict[str, tuple[type[Machines], Make]] = {
-    Local.PLACE: (Local, _local),
-    Rehearsal.PLACE: (Rehearsal, _rehearsal),
-    Ssh.PLACE: (Ssh, _ssh),
+    Local.PLACE: (Local, _later("on_this_machine", "LocalBackend")),
+    Rehearsal.PLACE: (Rehearsal, _later("on_this_machine", "RehearsalBackend")),
+    Ssh.PLACE: (Ssh, _later("ssh.backend", "SshBackend")),
     Ec2.PLACE: (Ec2, _ec2),
 }
 """By name the record of its options, and what makes it; the reporter is told what goes on in the cloud."""

@@ -20,7 +20,7 @@ __all__ = ["Found", "RentableGpu", "find", "gpus", "in_use"]
 
 
 def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogInUse:
-    """The catalogue that is planned with: the one in a folder, the newest refreshed one, or the bundled one.
+    """Return the catalogue that is planned with: the one in a folder, the newest refreshed one, or the bundled one.
 
     Raises:
         BadInput: there is no such region, or a file cannot be used.
@@ -29,7 +29,7 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogI
 
 
 def in_regions(region: str, directory: Path | None = None) -> tuple[Catalog, ...]:
-    """The catalogue in use of a region, or for `ANY_REGION` of each that has prices; errors as of `in_use`."""
+    """Return the catalogue in use of a region, or for `ANY_REGION` of each that has prices; errors as of `in_use`."""
     if region != ANY_REGION:
         return (in_use(region, directory).catalog,)
     today = datetime.datetime.now(datetime.UTC).date()

@@ -275,7 +275,7 @@ def parse_stream(text: str) -> StreamWish:
 
 
 def on_stream(wish: StreamWish, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
-    """The run on that stream; batches follow it where no other policy was asked for.
+    """Return the run on that stream; batches follow it where no other policy was asked for.
 
     In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.
 
@@ -310,7 +310,7 @@ def on_stream(wish: StreamWish, run: RunSpec, policy: BatchPolicy | None) -> Run
 
 
 def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:
-    """The prediction of a run on a stream, and what to know of it.
+    """Return the prediction of a run on a stream, and what to know of it.
 
     A step takes what was predicted, or until the samples of every worker have arrived, whichever is longer:
 
@@ -350,14 +350,14 @@ def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:
 
 
 def _longer(time_s: Range, steps: float, waits_s: Range) -> Range:
-    """A time in which so many steps wait; quick steps wait for longer."""
+    """Return a time in which so many steps wait; quick steps wait for longer."""
     value = time_s.value + steps * waits_s.value
     low, high = time_s.low + steps * waits_s.high, time_s.high + steps * waits_s.low
     return Range(value=value, low=min(low, value), high=max(high, value))
 
 
 def _numbers(text: str, count: int | None) -> tuple[float, ...]:
-    """Positive numbers, with slashes between them."""
+    """Return positive numbers, with slashes between them."""
     numbers = tuple(quantity(part, NUMBER, "`stream`: each of its rates") for part in split(text, "/", "`stream`"))
     if (count is not None and len(numbers) != count) or min(numbers) <= 0:
         wanted = {None: "positive numbers", 1: "a positive number", 2: "a mean and a standard deviation"}[count]
@@ -388,5 +388,5 @@ def draw_rates(
 
 
 def scaled(rates_per_s: Sequence[float], factor: float) -> tuple[float, ...]:
-    """The same streams, all of them faster by a factor."""
+    """Return the same streams, all of them faster by a factor."""
     return tuple(rate * factor for rate in rates_per_s)

@@ -12,25 +12,24 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from hetopt.api.run import Run
+from hetopt.api.run import Run, facts_or_why
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE
 from hetopt.core.listening import is_loopback
 from hetopt.core.run_folder import STOP_FILE, RunFolders, runs_home
 from hetopt.optimizer.launch_record import LAUNCH_FILE
-from hetopt.reports import cursor, dashboard
-from hetopt.reports.dashboard import MOST_COMPARED, NOT_READ
-from hetopt.reports.live_run import LiveRun, RunSummary
-from hetopt.reports.scalars import CONTENT_TYPE, Exposed, exposition
+from hetopt.reports import cursor, dashboard, status_document
+from hetopt.reports.document import Heading, Line
+from hetopt.reports.live_run import LiveRun
+from hetopt.reports.prometheus import CONTENT_TYPE, exposition
 
 MOST_CLIENTS = 8
 """That are answered at once; others are sent away."""
@@ -98,7 +97,7 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Return where it answers."""
         address, port = self.server_address[:2]
         return f"http://{address!s}:{port}"
 
@@ -153,10 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _told(self, text: str) -> tuple[str, str]:
-        """One sentence, as a page where a person may be reading."""
+        """Return one sentence, as a page where a person may be reading."""
         if not self.server.pages or self.path.startswith("/metrics"):
             return PLAIN, f"{text}\n"
-        return HTML, dashboard.message("hetopt", text)
+        return HTML, dashboard.page("hetopt", [Line(text)])
 
     def _check_host(self) -> None:
         if not self.server.is_loopback:
@@ -179,23 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.pages:
             raise Answer(HTTPStatus.NOT_FOUND, "see /metrics")
         if path == "/":
-            told = runs.summaries()
-            unread = sum(one.state == NOT_READ for one in told)
-            return HTML, dashboard.overview(told, now_s=time.time(), unread=unread)
-        if path == "/compare":
-            return HTML, self._compared(parse_qs(asked.query).get("run", []))
+            return HTML, dashboard.overview(runs.facts(), now_s=time.time())
         if path == "/favicon.ico":
             return PLAIN, ""  # every browser asks for it, and complains where there is none
         if path.startswith("/run/"):
             return HTML, self._run(path.removeprefix("/run/"))
         raise Answer(HTTPStatus.NOT_FOUND, "see / and /metrics")
-
-    def _compared(self, names: list[str]) -> str:
-        told = {one.run: one for one in self.server.runs.summaries()}
-        chosen = [told[name] for name in dict.fromkeys(names) if name in told]
-        if not 2 <= len(chosen) <= MOST_COMPARED:
-            return dashboard.message("Compare", f"Choose two to {MOST_COMPARED} runs in the list of all runs.")
-        return dashboard.compare(chosen)
 
     def _run(self, name: str) -> str:
         run = self.server.runs.find(name)
@@ -204,8 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return run.html()
         except BadInput:  # no step yet, or nothing was predicted: what is known is told
-            known = next(one for one in self.server.runs.summaries() if one.run == name)
-            return dashboard.brief(known, now_s=time.time())
+            fact = next(fact for fact in self.server.runs.facts() if fact["run"] == name)
+            known = status_document.status(fact) if "step" in fact else [Line(fact["reason"])]
+            return dashboard.page(name, [Heading("So far"), *known])
 
     def log_message(self, *_: object) -> None:
         """Print nothing about a request."""
@@ -214,10 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(
     listen: str = "127.0.0.1:9400", *, run: str | None = None, pages: bool = True, home: Path | None = None
 ) -> Dashboard:
-    """A server that shows the runs of this user: ``serve().serve_forever()`` answers until Ctrl-C.
+    """Return a server that shows the runs of this user: ``serve().serve_forever()`` answers until Ctrl-C.
 
-    ``/`` shows all runs, ``/run/NAME`` one of them, ``/compare?run=A&run=B`` some side by side, and ``/metrics``
-    answers Prometheus.
+    ``/`` shows all runs, ``/run/NAME`` one of them, and ``/metrics`` answers Prometheus.
 
     Args:
         listen: ``ADDRESS:PORT``, of this machine alone where there are pages; port 0 is any that is free.
@@ -245,13 +233,8 @@ def serve(
         ) from None
 
 
-WITHIN_S = 0.5
-"""For which a look waits for logs that were not read before; the rest is read meanwhile."""
-
-UNREADABLE = "unreadable"
-
 Mark = tuple[tuple[int, int], ...]
-"""Size and time of change of each file that a summary rests on."""
+"""Size and time of change of each file that the facts of a run rest on."""
 
 
 @dataclass(kw_only=True)
@@ -261,119 +244,68 @@ class KnownRuns:
     Attributes:
         home: the folder of their folders.
         only: the one run that is shown; absent: all are.
-        clock: seconds since the epoch.
     """
 
     home: Path
     only: str | None = None
-    clock: Callable[[], float] = time.time
-    _over: dict[str, tuple[Mark, RunSummary]] = field(default_factory=dict)
+    _over: dict[str, tuple[Mark, dict[str, Any]]] = field(default_factory=dict)
     _live: dict[str, LiveRun] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _reading: threading.Thread | None = None
-    _is_closed: bool = False
 
-    def summaries(self, *, within_s: float = WITHIN_S) -> list[RunSummary]:
-        """Every run, newest first; those whose logs could not be read in time say so, and are read meanwhile.
+    def facts(self) -> list[dict[str, Any]]:
+        """Return the facts of every run, newest first; what was read is not read again.
 
         Raises:
             BadInput: the runs cannot be listed.
         """
         with self._lock:
-            until_s = time.monotonic() + within_s
-            told = [self._summary(folder, until_s) for folder in reversed(self._folders())]
-            if any(one.state == NOT_READ for one in told) and self._reading is None:
-                self._reading = threading.Thread(target=self._read_on, daemon=True)
-                self._reading.start()
-            return told
+            return [self._facts(folder) for folder in reversed(self._folders())]
 
     def find(self, name: str) -> Run | None:
-        """The run of exactly this name; None: there is none. The name never becomes a path: it is looked up."""
+        """Return the run of exactly this name; None: there is none. It never becomes a path: it is looked up."""
         with self._lock:
-            for folder in self._folders():
-                if folder.name == name:
-                    return Run.in_folder(folder)
-        return None
+            return next((Run.in_folder(folder) for folder in self._folders() if folder.name == name), None)
 
     def close(self) -> None:
-        """Nothing is read from here on: a thread that is reading when the process ends would abort it."""
-        self._is_closed = True
+        """Read nothing from here on: a thread that is reading when the process ends would abort it."""
         self._lock.acquire()
 
     def metrics(self) -> str:
-        """Prometheus' text of the runs that go on, or of the only one, or else of the newest.
+        """Return Prometheus' text of the runs that go on, or of the only one, or else of the newest.
 
         Raises:
             BadInput: a log cannot be read.
         """
         with self._lock:
-            told = self.summaries()
-            going = [one.run for one in told if not one.is_over and one.state not in (NOT_READ, UNREADABLE)]
-            names = going if going and self.only is None else [one.run for one in told[:1]]
-            folders = {folder.name: folder for folder in self._folders()}
-            return exposition([self._exposed(folders[name]) for name in reversed(names)])
+            facts = self.facts()
+            going = [fact["run"] for fact in facts if fact["state"] in ("starting", "running")]
+            names = going if going and self.only is None else [fact["run"] for fact in facts[:1]]
+            exposed = []
+            for folder in (folder for folder in self._folders() if folder.name in names):
+                live = self._followed(folder)
+                live.read()
+                exposed.append((folder.name, live.progress, live.unread.lines))
+            return exposition(exposed)
 
     def _folders(self) -> list[Path]:
         return [folder for folder in RunFolders(home=self.home).all() if self.only is None or folder.name == self.only]
 
-    def _exposed(self, folder: Path) -> Exposed:
-        live = self._followed(folder)
-        live.read()
-        return Exposed(name=folder.name, run=live.progress, unread=live.unread.lines)
-
     def _followed(self, folder: Path) -> LiveRun:
         if folder.name not in self._live:
-            self._live[folder.name] = LiveRun.of(folder, Run.in_folder(folder).launch)
+            self._live[folder.name] = Run.in_folder(folder).unread()
         return self._live[folder.name]
 
-    def _summary(self, folder: Path, until_s: float) -> RunSummary:
-        name = folder.name
+    def _facts(self, folder: Path) -> dict[str, Any]:
         mark = _mark(folder)
-        known, summary = self._over.get(name, (None, None))
-        if summary is not None and known == mark:
-            return summary
-        try:
-            summary = self._read(folder, until_s)
-        except HetoptError as error:
-            return RunSummary(run=name, state=UNREADABLE, reason=error.message)
-        except OSError as error:
-            return RunSummary(run=name, state=UNREADABLE, reason=f"it cannot be read: {error.strerror}")
-        if summary.is_over:
-            self._over[name] = (mark, summary)
+        known, facts = self._over.get(folder.name, (None, None))
+        if facts is not None and known == mark:
+            return facts
+        facts = facts_or_why(Run.in_folder(folder), self._followed)
+        if facts["state"] in status_document.OVER:
+            self._over[folder.name] = (mark, facts)
             if self.only is None:
-                self._live.pop(name, None)
-        return summary
-
-    def _read(self, folder: Path, until_s: float) -> RunSummary:
-        name = folder.name
-        if time.monotonic() > until_s and name not in self._live:
-            return RunSummary(run=name, state=NOT_READ)
-        run, live = Run.in_folder(folder), self._followed(folder)
-        while live.read_some():
-            if time.monotonic() > until_s:
-                return RunSummary(run=name, state=NOT_READ)
-        rented_usd, is_estimate = None, False
-        if live.launch is not None and live.launch.on == "ec2":
-            from hetopt.api.account import look
-
-            status, rental = look(run, ask=False)
-            rented_usd, is_estimate = float(rental["spent_usd"]), bool(rental["spent_is_estimate"])
-        else:
-            status = run.status()
-        told = live.summary(name, status.state.value, now_s=self.clock(), reason=status.reason, rented_usd=rented_usd)
-        return told.model_copy(update={"usd_is_estimate": is_estimate}) if is_estimate else told
-
-    def _read_on(self) -> None:
-        """Until every log was read once."""
-        unread = True
-        while unread and not self._is_closed:
-            try:
-                with self._lock:
-                    unread = any(one.state == NOT_READ for one in self.summaries(within_s=WITHIN_S / 2))
-            except BadInput:  # whoever looks next is told
-                break
-            time.sleep(0.01)  # others may ask in between
-        self._reading = None
+                self._live.pop(folder.name, None)
+        return facts
 
 
 def _mark(folder: Path) -> Mark:

@@ -64,7 +64,7 @@ class Place:
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
-    """The profile with the steps of the layouts that were worth measuring.
+    """Return the profile with the steps of the layouts that were worth measuring.
 
     Raises:
         BadInput: there is nothing to explore.
@@ -189,7 +189,7 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
-    """Hosts of one's own, each alone and the first two, three and more together; their samples name them.
+    """Return hosts of one's own, each alone and the first two, three and more together; their samples name them.
 
     Raises:
         BadInput: the inventory cannot be read, or the task does not travel.
@@ -330,5 +330,5 @@ def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, floa
 
 
 def _folder() -> Path:
-    """A run's folder: whatever happens, `hetopt gc` knows of it."""
+    """Return a run's folder: whatever happens, `hetopt gc` knows of it."""
     return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

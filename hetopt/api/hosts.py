@@ -16,7 +16,7 @@ USUAL_FILE = "hosts.toml"
 
 
 def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple[Host, ...]:
-    """The hosts of a file, or of a text such as ``alice@box1,bob@box2``.
+    """Return the hosts of a file, or of a text such as ``alice@box1,bob@box2``.
 
     Args:
         path: of the file; absent, where no text is given: ``hosts.toml`` here.
@@ -31,7 +31,7 @@ def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple
 
 
 def check(path: Path | str | None = None, hosts: str | None = None, plan: Path | None = None) -> tuple[HostFound, ...]:
-    """What would keep the hosts of an inventory from training together. Nothing is written or changed on them.
+    """Return what would keep the hosts of an inventory from training together. Nothing is written or changed on them.
 
     Args:
         path: as of `inventory`.

@@ -111,7 +111,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
 
 
 def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
-    """A run that has ended, to go on from its last checkpoint. Nothing is started or rented.
+    """Return a run that has ended, to go on from its last checkpoint. Nothing is started or rented.
 
     Args:
         run: that one.
@@ -143,7 +143,7 @@ def _refuse_what_would_train(changes: Changes) -> None:
 
 
 def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with the script that will run, where it is of one, and what to know of that script.
+    """Return the plan with the script that will run, where it is of one, and what to know of that script.
 
     Raises:
         BadInput: the plan is of a task, or the script has no session, no place for its data, or shares out its data
@@ -209,7 +209,7 @@ def _another_script(path: Path, planned: Path) -> Iterator[str]:
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
-    """What becomes of a script after an interruption, where it is not what is usual, or not what was planned."""
+    """Yield what becomes of a script after an interruption, where it is not what is usual, or not what was planned."""
     if not run.resumes:
         priced = (
             "the plan reckons with checkpoints, and is too cheap without"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import DURATION, FRACTION, NUMBER, PERCENT, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, size_bytes, within
-from hetopt.core.plain_text import known
 
 if TYPE_CHECKING:
     import optuna
@@ -44,58 +44,18 @@ LARGEST_SEED = 2**63 - 1
 """What every generator of random numbers and every file takes."""
 
 
-def read_by(parse: Callable[[str], Any]) -> Callable[[Any, str], Any]:
-    """Return a reader that parses texts, and leaves what was parsed already."""
-    return lambda given, name: parse(given.strip()) if isinstance(given, str) else given
+def read_by(parser: str) -> Callable[[Any, str], Any]:
+    """Return a reader that parses texts, and leaves what was parsed already.
 
+    Args:
+        parser: of a text, as ``module:function``; it is imported when the first text is read.
+    """
 
-def _batch_policy(text: str) -> Policy:
-    from hetopt.core.run_spec import BATCH_POLICIES, BATCH_SETTINGS, parse_policy
+    def read(given: Any, name: str) -> Any:
+        module, _, function = parser.partition(":")
+        return getattr(import_module(module), function)(given.strip()) if isinstance(given, str) else given
 
-    return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
-
-
-def _ratio_policy(text: str) -> Policy:
-    from hetopt.core.run_rules import CONTROLLERS
-    from hetopt.core.run_spec import RATIO_SETTINGS, parse_policy
-
-    return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
-
-
-def _compression(text: str) -> Compression | str:
-    from hetopt.core.comm.compression_text import parse_compression
-
-    return text if text == "auto" else parse_compression(text)
-
-
-def _collective(text: str) -> str:
-    from hetopt.core.comm.composition import COLLECTIVES
-
-    return known(text, ("auto", *COLLECTIVES), "collective")
-
-
-def _sync(text: str) -> Synchronization:
-    from hetopt.core.synchronization import parse_sync
-
-    return parse_sync(text)
-
-
-def _partition(text: str) -> Partition:
-    from hetopt.core.synchronization import parse_partition
-
-    return parse_partition(text)
-
-
-def _inject(text: str) -> Injection:
-    from hetopt.core.synchronization import parse_injection
-
-    return parse_injection(text)
-
-
-def _stream(text: str) -> StreamWish:
-    from hetopt.api.changes import parse_stream
-
-    return parse_stream(text)
+    return read
 
 
 def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
@@ -239,7 +199,7 @@ class Changes(Options):
             help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, model, or "
             "rate with `stream`; with settings as in 'allocation(micro=4)'. Default: the plan's.",
             names=("hetopt.core.run_spec:BATCH_POLICIES",),
-            read=read_by(_batch_policy),
+            read=read_by("hetopt.core.run_rules:parse_batch_policy"),
         ),
     ] = None
     compression: Annotated[
@@ -249,7 +209,7 @@ class Changes(Options):
             "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; "
             "topk:0.01 needs no quotes. Default: the plan's.",
             names=("auto", "dense", "hetopt.core.comm.composition:METHODS"),
-            read=read_by(_compression),
+            read=read_by("hetopt.core.comm.compression_text:parse_wish"),
         ),
     ] = None
     ratio_policy: Annotated[
@@ -258,7 +218,7 @@ class Changes(Options):
             help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto; with "
             "settings as in 'gravac(window=50, eps=0.7)'. Default: the plan's, or fixed with a named compression.",
             names=("hetopt.core.run_rules:CONTROLLERS",),
-            read=read_by(_ratio_policy),
+            read=read_by("hetopt.core.run_rules:parse_ratio_policy"),
         ),
     ] = None
     collective: Annotated[
@@ -267,7 +227,7 @@ class Changes(Options):
             help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
             "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
             names=("auto", "hetopt.core.comm.composition:COLLECTIVES"),
-            read=read_by(_collective),
+            read=read_by("hetopt.core.run_rules:parse_collective"),
         ),
     ] = None
     sync: Annotated[
@@ -277,7 +237,7 @@ class Changes(Options):
             "'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of parameters promise to take "
             "clearly less time. Default: the plan's.",
             names=("hetopt.core.synchronization:SyncName",),
-            read=read_by(_sync),
+            read=read_by("hetopt.core.synchronization:parse_sync"),
         ),
     ] = None
     partition: Annotated[
@@ -285,7 +245,7 @@ class Changes(Options):
         Option(
             help="Which samples a worker sees: global, shards, seldp or 'labels(1)'. Default: the plan's.",
             names=("hetopt.core.synchronization:PartitionName",),
-            read=read_by(_partition),
+            read=read_by("hetopt.core.synchronization:parse_partition"),
         ),
     ] = None
     inject: Annotated[
@@ -293,7 +253,7 @@ class Changes(Options):
         Option(
             help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
             flag="data-injection",
-            read=read_by(_inject),
+            read=read_by("hetopt.core.synchronization:parse_injection"),
         ),
     ] = None
     stream: Annotated[
@@ -301,7 +261,7 @@ class Changes(Options):
         Option(
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
             "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
-            read=read_by(_stream),
+            read=read_by("hetopt.api.changes:parse_stream"),
         ),
     ] = None
     precision: Annotated[
@@ -475,7 +435,7 @@ class Search(Sought):
             help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', 'local-sgd(8)', "
             "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
             names=("hetopt.core.synchronization:SyncName",),
-            read=read_by(_sync),
+            read=read_by("hetopt.core.synchronization:parse_sync"),
         ),
     ] = None
     precision: Annotated[
@@ -622,7 +582,7 @@ class Measurement(Options):
             help="Where to explore: local, rehearsal, ssh (hosts of your own) or ec2, which rents.",
             flag="on",
             names=("hetopt.api.backends:BACKENDS",),
-            read=read_by(str),
+            read=lambda given, name: str(given).strip(),
         ),
     ] = "local"
     hosts: Annotated[

@@ -6,9 +6,8 @@ import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from html import escape
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hetopt.api.catalogs import in_regions, in_use
 from hetopt.api.changes import into_plan
@@ -41,11 +40,14 @@ from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.device_memory import usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
-from hetopt.optimizer.step_time.observed import CONTRADICTION, observe
+from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
 from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, utilisation_prior
+
+if TYPE_CHECKING:
+    from hetopt.reports.document import Document
 
 
 @takes(Search)
@@ -145,7 +147,7 @@ def search_options(asked: Sought, **instead: Any) -> Options:
 
 
 def profile_of(given: Profile | Path | str) -> Profile:
-    """The profile, or what is missing where the file holds step samples alone.
+    """Return the profile, or what is missing where the file holds step samples alone.
 
     Raises:
         BadInput: it is no profile.
@@ -186,7 +188,7 @@ def compared_regions(profile: Profile, goal: Goal, limits: Options, asked: Sough
 
 
 def _earlier(told: Reporter) -> EarlierRuns | None:
-    """What runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
+    """Return what runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
     found = kept()
     if found is not None:
         told.note(f"machine types as {len(found.runs)} earlier runs found them, of {earlier_runs_file()}, count in")
@@ -194,7 +196,7 @@ def _earlier(told: Reporter) -> EarlierRuns | None:
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
-    """The file that was named, or else the one that launches keep, if there is one."""
+    """Return the file that was named, or else the one that launches keep, if there is one."""
     if named is not None:
         return None if str(named) == "none" else ObservedPreemptions.load(Path(named))
     path = observed_file()
@@ -209,7 +211,7 @@ def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions |
 
 
 def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
-    """The quotas that were given, or else those of the account, if its own were ever read."""
+    """Return the quotas that were given, or else those of the account, if its own were ever read."""
     path = account_quotas_file()
     if given or not path.exists():
         return given
@@ -329,24 +331,53 @@ class Estimate:
     fits: tuple[Fit, ...]
     assumed: tuple[str, ...]
 
+    @property
+    def document(self) -> Document:
+        """Return what was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
+        from hetopt.reports.document import Document, Line, Remarks
+        from hetopt.reports.plan_document import choices, limits_of
+
+        counted = f"{self.model.name}, {self.samples:,} x {self.model.sample}, {self.flops:.2g} FLOPs"
+        title = ", ".join([counted, *limits_of(self.plan.goal)])
+        blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
+        return Document(kind="hetopt estimate", title=title, blocks=blocks)
+
+    def _sentences(self) -> Iterator[str]:
+        from hetopt.reports.plan_document import chosen_way, quota_notes, region_notes
+
+        way = chosen_way(self.plan)
+        took = self.plan.chosen.prediction.total_s if way is None else way.total_s
+        fits = [
+            f"{'any number' if fit.samples is None else f'{fit.samples:,}'} on {fit.gpu} ({fit.memory_gib:.0f} GiB)"
+            for fit in self.fits
+        ]
+        yield (
+            f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
+            "times the time shown (90 %); profiling narrows that."
+        )
+        yield (
+            f"Memory: {bytes_(self.state_bytes)} for weights, gradients and Adam, {bytes_(self.sample_bytes)} a "
+            f"sample; at once fit {', '.join(fits)}."
+        )
+        if self.assumed:
+            yield f"Assumed: {', '.join(self.assumed)}."
+        yield from region_notes(self.plan)
+        yield from quota_notes(self.plan)
+
     def __str__(self) -> str:
-        """What was asked, the plan, and what was assumed."""
-        return "\n".join([self._asked, str(self.plan), *self._assumed])
+        """Return the document as `hetopt estimate` prints it."""
+        from hetopt.reports.text import whole
+
+        return whole(self.document)
 
     def __repr__(self) -> str:
-        return f"<Estimate of {self._asked}: {self.plan!r}>"
+        return f"<Estimate of {self.model.name}, {self.samples:,} samples: {self.plan!r}>"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it."""
-        return "".join(f"<p>{escape(one)}</p>" for one in (self._asked, *self._assumed)) + self.plan._repr_html_()
+        """Return the document as notebooks show it."""
+        from hetopt.reports import html
 
-    @property
-    def _asked(self) -> str:
-        return f"{self.model.name}, {self.samples:,} samples, {self.flops:.2g} FLOPs"
-
-    @property
-    def _assumed(self) -> list[str]:
-        return [f"Assumed: {', '.join(self.assumed)}."] if self.assumed else []
+        return html.notebook(self.document)
 
 
 @takes(Described)
@@ -482,7 +513,7 @@ def _config(path: Path) -> dict[str, object]:
 
 
 def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> tuple[str, ...]:
-    """One sentence for everything that a person should know before relying on predictions from these samples.
+    """Return one sentence for everything that a person should know before relying on predictions from these samples.
 
     Args:
         samples: of one job.
@@ -499,7 +530,6 @@ def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) ->
         found.append("Every row has one worker: nothing says how long communication takes. Measure two workers.")
     elif max(nodes) == 1:
         found.append("Every row has one node: nothing says how fast the network between nodes is. Measure two nodes.")
-    found += _torn(samples)
     return tuple(found)
 
 
@@ -533,7 +563,7 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
     ]
     samples = [*rented, *own]
     asked = [_not_in_the_catalogue(nameless)] if nameless else []
-    return (*asked, *_of_types(samples, types), *_torn(samples)) if samples else tuple(asked)
+    return (*asked, *_of_types(samples, types)) if samples else tuple(asked)
 
 
 def _not_in_the_catalogue(names: Sequence[str]) -> str:
@@ -542,36 +572,6 @@ def _not_in_the_catalogue(names: Sequence[str]) -> str:
         "predicted from there. Name samples after the type that has the same GPU (`hetopt catalog list`), or write "
         "the GPU's peak rates and memory bandwidth into accelerators.csv."
     )
-
-
-def _torn(samples: Sequence[StepSample]) -> list[str]:
-    """Configurations whose repeats are far apart, and types on which fewer samples took longer than more."""
-    found = []
-    repeats: dict[tuple[object, ...], list[float]] = {}
-    for sample in samples:
-        key = (sample.layout, sample.batch_sizes, sample.compression, sample.precision)
-        repeats.setdefault(key, []).append(sample.step_time_s)
-    apart = [max(times) / min(times) for times in repeats.values() if max(times) > CONTRADICTION * min(times)]
-    if apart:
-        found.append(
-            f"{len(apart)} configuration{'s were' if len(apart) > 1 else ' was'} measured more than once with times up "
-            f"to {max(apart):.1f} times apart: neither is believed fully. Measure again, or leave the wrong one out."
-        )
-    by_type: dict[tuple[str, str | None], dict[int, float]] = {}
-    for sample in samples:
-        if sample.workers == 1 and sample.compression is None:
-            (batch,) = sample.batch_sizes
-            times = by_type.setdefault((sample.nodes[0].type, sample.precision), {})
-            times[batch] = min(sample.step_time_s, times.get(batch, math.inf))
-    for (name, _), times in by_type.items():
-        pairs = [(times[few] / times[many], few, many) for few in times for many in times if few < many]
-        worst, few, many = max(pairs, default=(0.0, 0, 0))
-        if worst > CONTRADICTION:
-            found.append(
-                f"A step on {name} took {worst:.1f} times longer for {few} samples than for {many}: something else "
-                "differed too, and neither is believed fully. Measure again, or leave the wrong one out."
-            )
-    return found
 
 
 def _of_types(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:

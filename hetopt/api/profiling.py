@@ -131,7 +131,7 @@ def profile(
 
 
 def is_script(task: str) -> bool:
-    """Whether a job is a training script, and no task in a file."""
+    """Return whether a job is a training script, and no task in a file."""
     return task.endswith(".py") and ":" not in task
 
 
@@ -148,7 +148,7 @@ def _accelerators() -> int:
 
 
 def _worker_count(asked: int | None, accelerators: int, most: int = MOST_MEASURED) -> int:
-    """Workers to measure together: as many as were asked for, else the GPUs, else two or one a processor.
+    """Return workers to measure together: as many as were asked for, else the GPUs, else two or one a processor.
 
     Raises:
         BadInput: more were asked for than there are GPUs, or than ``most``.
@@ -168,7 +168,7 @@ def _needs_torch(what: str) -> None:
 
 
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
-    """What would go wrong with a task on many workers, before anything is measured.
+    """Return what would go wrong with a task on many workers, before anything is measured.
 
     Args:
         task: as of `profile`.
@@ -192,7 +192,7 @@ def _check_type(name: str) -> None:
 
 
 def _measurable(text: str) -> str:
-    """A way to average parameters, as a pilot is told."""
+    """Return a way to average parameters, as a pilot is told."""
     wanted = parse_sync(text)
     if wanted.name in ("bsp", "ssp") or wanted.delta == "never":
         raise BadInput(
@@ -259,7 +259,7 @@ def _prepare(
 
 
 def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
-    """What is measured: fp32, which all else is held against, and then what was asked for.
+    """Return what is measured: fp32, which all else is held against, and then what was asked for.
 
     Raises:
         BadInput: it is not for this machine.

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import pty
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from threading import Thread
 from typing import TypeAlias
 
 from hetopt.api.converting import convert
@@ -286,7 +283,8 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
     with ExitStack() as outputs:
         try:
             for rank in range(order.workers):
-                said = outputs.enter_context(_output(inside(place, SAID_FILE.format(rank=rank))))
+                # A file, as of a launch: what a script cannot do there is found out now.
+                said = outputs.enter_context(inside(place, SAID_FILE.format(rank=rank)).open("wb"))
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "hetopt.profiler.script.child", str(place), str(rank)],
@@ -305,32 +303,6 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
                 process.wait()
 
 
-@contextmanager
-def _output(path: Path) -> Iterator[int]:
-    """Where a process writes: into a file; through a terminal of the same size where this one's output is one."""
-    with path.open("wb") as said:
-        if not sys.stdout.isatty():
-            yield said.fileno()
-            return
-        reading, terminal = pty.openpty()
-        termios.tcsetwinsize(terminal, termios.tcgetwinsize(sys.stdout.fileno()))
-
-        def copy() -> None:
-            with suppress(OSError):  # nobody has the other end any more
-                while written := os.read(reading, 1 << 16):
-                    said.write(written)
-                    said.flush()
-
-        copying = Thread(target=copy, daemon=True)
-        copying.start()
-        try:
-            yield terminal
-        finally:
-            os.close(terminal)
-            copying.join(POLL_S)
-            os.close(reading)
-
-
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
     own = {**openmp_environment(order.workers), THREADS_VARIABLE: str(order.threads)}
     if accelerators and order.workers > 1:
@@ -339,14 +311,14 @@ def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[st
 
 
 def alone_environment() -> dict[str, str]:
-    """What a script that runs by itself sees: no other worker, and no display."""
+    """Return what a script that runs by itself sees: no other worker, and no display."""
     hidden = (*PLACES, "MASTER_ADDR", "MASTER_PORT", *DISPLAYS)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}
 
 
 def _why(place: Path, rank: int, code: int) -> HetoptError:
-    """Why a process of the script ended without having measured."""
+    """Return why a process of the script ended without having measured."""
     path = inside(place, FAILED_FILE.format(rank=rank))
     if path.exists():
         failure = read_record(Failure, path, hint="run `hetopt profile` again")
@@ -360,7 +332,7 @@ def _why(place: Path, rank: int, code: int) -> HetoptError:
 
 
 def _joined(logs: Sequence[Events]) -> Iterator[Mapping[str, object]]:
-    """The events of all starts as those of one: one beginning, one end, one host and one job."""
+    """Yield the events of all starts as those of one: one beginning, one end, one host and one job."""
     for number, log in enumerate(logs):
         for event in log:
             name = event.get("event")

@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetopt.api.backends import backend_of, read_launch
 from hetopt.backends.backend import POLL_S, RunHandle
 from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread, read_with_decisions
 from hetopt.core.events.records import RunStarted, StepsLogged
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from hetopt.core.events.records import LogEvent
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
+    from hetopt.reports.live_run import LiveRun
     from hetopt.reports.report import Report
-    from hetopt.reports.timeline import Happening
 import re
 
 from hetopt.core.run_folder import LOG_FOLDER
@@ -68,7 +67,7 @@ class RunRecord:
 
     @classmethod
     def of(cls, folder: Path) -> RunRecord:
-        """What was launched (if that was written down) and how far it got.
+        """Return what was launched (if that was written down) and how far it got.
 
         Raises:
             BadInput: the launch record or the log cannot be read.
@@ -79,15 +78,8 @@ class RunRecord:
 
     @property
     def progress(self) -> RunFold:
-        """What the run has come to."""
+        """Return what the run has come to."""
         return self.history.run
-
-    @cached_property
-    def happenings(self) -> tuple[Happening, ...]:
-        """What happened on the way, in order."""
-        from hetopt.reports.timeline import happenings
-
-        return happenings(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +96,7 @@ class Run:
 
     @classmethod
     def find(cls, name: str | None = None, *, reporter: Reporter | None = None) -> Run:
-        """The run of that name, or of an unambiguous part of it; the newest where none is given.
+        """Return the run of that name, or of an unambiguous part of it; the newest where none is given.
 
         Raises:
             BadInput: there is none, or the name fits several.
@@ -113,7 +105,7 @@ class Run:
 
     @classmethod
     def all(cls) -> list[Run]:
-        """Every run of this user, oldest first.
+        """Return every run of this user, oldest first.
 
         Raises:
             BadInput: their folder cannot be read.
@@ -122,7 +114,7 @@ class Run:
 
     @classmethod
     def in_folder(cls, folder: Path, *, reporter: Reporter | None = None) -> Run:
-        """The run of a folder. A damaged record of its launch keeps nobody from looking after it."""
+        """Return the run of a folder. A damaged record of its launch keeps nobody from looking after it."""
         try:
             launch = read_launch(folder)
         except BadInput:
@@ -131,17 +123,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What commands call it."""
+        """Return what commands call it."""
         return self.folder.name
 
     @property
     def handle(self) -> RunHandle:
-        """What the backend knows it by."""
+        """Return what the backend knows it by."""
         return RunHandle(run_dir=self.folder)
 
     @property
     def launch(self) -> Launch | None:
-        """What was launched, with its plan and prediction; None: nobody wrote it down (rented probes).
+        """Return what was launched, with its plan and prediction; None: nobody wrote it down (rented probes).
 
         Raises:
             BadInput: the record cannot be read.
@@ -150,18 +142,44 @@ class Run:
 
     @property
     def model(self) -> Path | None:
-        """The trained model, or that of a run that was stopped before its end; None: there is none yet.
+        """Return the trained model, or that of a run that was stopped before its end; None: there is none yet.
 
         ``model.load_state_dict(safetensors.torch.load_file(run.model))`` puts it into a model of the same task.
         """
         return model_in(self.folder)
 
     def status(self) -> RunStatus:
-        """How it is now. The machines need not be alive."""
+        """Return how it is now. The machines need not be alive."""
         return self.backend.poll(self.handle)
 
+    def unread(self) -> LiveRun:
+        """Return the run as a reader of its log, which has read nothing yet."""
+        from hetopt.reports.live_run import LiveRun
+
+        return LiveRun.of(self.folder, self.launch)
+
+    def facts(self, *, ask: bool = False, live: LiveRun | None = None) -> dict[str, Any]:
+        """Return how it is, as `hetopt status --json` prints it.
+
+        Args:
+            ask: whether to ask the cloud about rented machines.
+            live: what was read of it before; absent: nothing.
+
+        Raises:
+            BadInput: its launch record or its log cannot be read.
+        """
+        live, rental = live or self.unread(), None
+        if live.launch is not None and live.launch.on == "ec2":
+            from hetopt.api.account import look
+
+            status, rental = look(self, ask=ask)
+        else:
+            status = self.status()
+        live.read()
+        return live.facts(self.folder, status, now_s=time.time(), rental=rental)
+
     def last_known(self) -> tuple[RunStatus, bool]:
-        """How it is as far as that is known without asking a cloud, and whether nothing of it is left."""
+        """Return how it is as far as that is known without asking a cloud, and whether nothing of it is left."""
         from hetopt.backends.ec2.renter.cluster_state import is_cleared, known
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 
@@ -173,11 +191,11 @@ class Run:
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
-        """Everything that its folder says: launch, progress, timeline and events."""
+        """Return everything that its folder says: launch, progress, timeline and events."""
         return RunRecord.of(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
-        """What its processes printed, each with its source; first what happened in it, as ``run``.
+        """Yield what its processes printed, each with its source; first what happened in it, as ``run``.
 
         Args:
             worker: only this one's output.
@@ -261,7 +279,7 @@ class Run:
         return self.model, None
 
     def fetch_outputs(self) -> Outputs:
-        """What its script wrote into ``HETOPT_OUTPUT``; that of rented machines comes here, into ``outputs``.
+        """Return what its script wrote into ``HETOPT_OUTPUT``; that of rented machines comes here, into ``outputs``.
 
         Raises:
             BadInput: there is no room for it.
@@ -311,7 +329,7 @@ class Run:
         write_atomically(Path(path), self.html())
 
     def html(self) -> str:
-        """The same page as text.
+        """Return the same page as text.
 
         Raises:
             BadInput: nothing was predicted for it, or it has not been through a step.
@@ -359,7 +377,7 @@ class _LeaderOutput:
         return [path for path in log_files(self._folder, 0).values() if path.name == "stdout.log"]
 
     def lines(self) -> Iterator[str]:
-        """Whole lines since the last call."""
+        """Yield whole lines since the last call."""
         for path in self._files():
             text, self._offsets[path] = read_from(path, self._offsets.get(path, 0))
             yield from text.splitlines()
@@ -422,6 +440,22 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         time.sleep(POLL_S)
 
 
+def facts_or_why(run: Run, followed: Callable[[Path], LiveRun] | None = None) -> dict[str, Any]:
+    """Return the facts of a run, without asking a cloud; of one that cannot be read, why: it must not hide others.
+
+    ``followed`` gives what was read of it before.
+    """
+    from hetopt.reports.live_run import UNREADABLE
+
+    try:
+        return run.facts(live=followed(run.folder) if followed is not None else None)
+    except HetoptError as error:
+        reason = error.message
+    except OSError as error:
+        reason = f"{error.filename or run.folder} cannot be read: {error.strerror}"
+    return {"run": run.name, "folder": str(run.folder), "state": UNREADABLE, "reason": reason}
+
+
 def report(run: Run | str | None = None) -> Report:
     """Hold a run against its prediction: time, steps, cost, balance of the workers, and communication.
 
@@ -435,7 +469,7 @@ def report(run: Run | str | None = None) -> Report:
 
 
 def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
-    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
+    """Return output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
 
     Workers are called by their rank in the run, on whichever of its hosts they are.
     """

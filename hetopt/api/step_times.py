@@ -29,42 +29,14 @@ PROBE_STEPS = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """The planner's steps where a plan could have the configuration; else the model of what was measured.
-
-    Attributes:
-        plans: what plans know; absent where there are step samples alone, which no plan is made from.
-        own: hetopt's model of what was measured.
-    """
-
-    plans: AskedSteps | None
-    own: StepTimeModel
-
-    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
-        """Of each configuration its step time.
-
-        Raises:
-            BadInput: one of them cannot be predicted.
-        """
-        plans = self.plans
-        if plans is None:
-            return self.own.predict(configurations)
-        planned = [plans.answers(one) for one in configurations]
-        others = [one for one, is_planned in zip(configurations, planned, strict=True) if not is_planned]
-        rest = iter(self.own.predict(others) if others else ())
-        return [
-            plans.step(one) if is_planned else next(rest)
-            for one, is_planned in zip(configurations, planned, strict=True)
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """What can be asked about step times, once something was measured.
 
+    The planner's steps answer where a plan could have the configuration, else the model of what was measured.
+
     Attributes:
         own: hetopt's model of what was measured.
-        plans: what plans know of it; absent where there are step samples alone.
+        plans: what plans know of it; absent where there are step samples alone, which no plan is made from.
         catalog: what machines are, and cost.
         market: on which they are rented.
     """
@@ -98,13 +70,23 @@ class StepTimes:
         own = StepTimeModel.fit(observed, listed.instance_types, priors)
         return cls(own=own, plans=plans, catalog=listed, market=where)
 
-    @property
-    def model(self) -> Planned:
-        """Hetopt's model."""
-        return Planned(plans=self.plans, own=self.own)
+    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime | str]:
+        """Return the step time of each configuration, or why there is none."""
+        planned = [self.plans is not None and self.plans.answers(configuration) for configuration in configurations]
+        try:
+            others = [one for one, is_planned in zip(configurations, planned, strict=True) if not is_planned]
+            rest = iter(self.own.predict(others) if others else ())
+            return [
+                self.plans.step(one) if self.plans is not None and is_planned else next(rest)
+                for one, is_planned in zip(configurations, planned, strict=True)
+            ]
+        except BadInput as error:
+            if len(configurations) == 1:
+                return [error.message]
+            return [answer for one in configurations for answer in self.predict([one])]
 
     def explain(self, configuration: Configuration) -> Explanation:
-        """The step of one configuration as `model` predicts it, with what it is made of.
+        """Return the step of one configuration as `predict` has it, with what it is made of.
 
         Raises:
             BadInput: it cannot be predicted.
@@ -114,7 +96,7 @@ class StepTimes:
         return self.own.explain(configuration)
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """What renting the configuration for a measurement costs; absent where a price is not known."""
+        """Return what renting the configuration for a measurement costs; absent where a price is not known."""
         hourly = 0.0
         for node in configuration.nodes:
             listed = node.type in self.catalog.instance_types
@@ -125,18 +107,8 @@ class StepTimes:
         return hourly * (SETUP_S + PROBE_STEPS * step_time_s) / 3600
 
 
-def predicted(model: Planned, asked: Sequence[Configuration]) -> list[StepTime | str]:
-    """Of each configuration its step time, or why there is none."""
-    try:
-        return list(model.predict(asked)) if asked else []
-    except BadInput as error:
-        if len(asked) == 1:
-            return [error.message]
-        return [answer for one in asked for answer in predicted(model, [one])]
-
-
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:
-    """What was measured, what else is believed, and the profile if it is one."""
+    """Return what was measured, what else is believed, and the profile if it is one."""
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
         return observe(samples), PRIORS, None

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetopt.api.options import Ec2
+from hetopt.cli import render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
 from hetopt.cli.options import Json, with_options
+from hetopt.core.errors import BadInput
 
 if TYPE_CHECKING:
     from hetopt.api.hosts import HostFound
@@ -36,11 +40,9 @@ def doctor(
       hetopt doctor
       hetopt doctor plan.json
     """
-    from dataclasses import asdict
 
     from hetopt.api.account import checks as look
     from hetopt.api.account import worst
-    from hetopt.cli import render
 
     checks: list[Check] = []
     marks = {"good": "✓", "bad": "✗", "unknown": "?"}
@@ -77,11 +79,8 @@ def setup(
       hetopt setup --print-policy
       hetopt setup --create-bucket
     """
-    import sys
 
     from hetopt.api.account import Setup
-    from hetopt.cli import render
-    from hetopt.core.errors import BadInput
 
     if not print_policy and not create_bucket:
         raise BadInput(
@@ -112,7 +111,6 @@ def attach(
       hetopt attach 20261120-131649
     """
     from hetopt.api import account
-    from hetopt.cli import render
 
     account.attach(run, region=region, bucket=bucket)
     render.line(f"{run} is known here now; look at it with `hetopt status {run}`")
@@ -170,7 +168,6 @@ def check(
     It exits with 6 if something would keep them from training.
     """
     from hetopt.api import hosts as owned
-    from hetopt.cli import render
 
     found = owned.check(inventory, hosts, plan)
     if as_json:
@@ -186,7 +183,6 @@ def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
 
     What is said of several hosts in the same words is said once.
     """
-    from hetopt.cli import render
 
     hosts: dict[tuple[str, str], list[str]] = {}
     for one in found:
@@ -202,7 +198,7 @@ def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
 
 
 def _lines(found: HostFound) -> Iterator[tuple[str, str]]:
-    """A mark and what is said of a host."""
+    """Yield a mark and what is said of a host."""
     from hetopt.api.hosts import in_words
 
     worst = [one for one in found.troubles if one.verdict == found.verdict]
@@ -214,7 +210,6 @@ def _lines(found: HostFound) -> Iterator[tuple[str, str]]:
 
 
 def _facts(found: HostFound) -> dict[str, Any]:
-    from dataclasses import asdict
 
     return {
         "name": found.name,

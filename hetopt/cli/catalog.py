@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetopt.api.options import REGION, Listed
+from hetopt.cli import render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
 from hetopt.cli.options import CatalogFolder, Json, Region, every_region, with_options
 
@@ -49,7 +50,6 @@ def list_(
       hetopt catalog list --gpus-min 8 --sort network --reverse
     """
     from hetopt.api.catalogs import find
-    from hetopt.cli import render
     from hetopt.reports import catalog_document
 
     told = find(**typed)
@@ -78,7 +78,6 @@ def show(
       hetopt catalog show g5.xlarge
     """
     from hetopt.api.catalogs import in_use
-    from hetopt.cli import render
     from hetopt.reports import catalog_document
 
     loaded = in_use(region, catalog).catalog
@@ -113,7 +112,6 @@ def refresh(
       hetopt catalog refresh --region all
     """
     from hetopt.api import catalog_refreshing
-    from hetopt.cli import render
 
     with render.progress("reading prices") as reporter:
         own = catalog_refreshing.refresh(region, reporter=reporter)

@@ -11,7 +11,11 @@ from typing import Annotated
 
 import typer
 
+import hetopt
+from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import Json
+from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import converted_script, typed_script
 
 
 def check(
@@ -31,8 +35,6 @@ def check(
       hetopt check -- train.py --lr 0.1
       hetopt check mine.py:task
     """
-    from hetopt.core.errors import BadInput
-    from hetopt.core.plain_text import typed_script
 
     name, *own_arguments = typed_script((task, *(arguments or ())))
     is_script = Path(name).suffix == ".py"
@@ -50,7 +52,6 @@ def check(
 def _check_script(script: Path, arguments: list[str], *, as_json: bool) -> None:
     """Print how far the script's shares are from one machine."""
     from hetopt.api.exactness import check_script
-    from hetopt.cli import render
 
     with render.progress("three steps alone and in shares") as reporter:
         shares = check_script(script, arguments, reporter=reporter)
@@ -66,9 +67,6 @@ def _check_task(task: str, data: Path | None, *, as_json: bool) -> None:
     Raises:
         BadInput: torch is missing, or the task has errors.
     """
-    import hetopt
-    from hetopt.cli import render
-    from hetopt.core.errors import BadInput
 
     findings = hetopt.check(task, data=data)
     errors = [finding for finding in findings if finding.level == "error"]
@@ -111,11 +109,8 @@ def convert(
     \b
       hetopt convert train.py -o train_hetopt.py -- --batch-size 64
     """
-    import hetopt
     from hetopt.api.converting import FOUR_LINES, NotPlain
     from hetopt.api.exactness import check_script
-    from hetopt.cli import parse, render, terminal
-    from hetopt.core.plain_text import converted_script, typed_script
 
     name, *own_arguments = typed_script((str(script), *(arguments or ())))
     script = Path(name)

@@ -16,6 +16,7 @@ or removes is only ever taken from the command line.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hetopt.cli import render
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
-from hetopt.core.paths import expanded, inside
-from hetopt.core.plain_text import known, meant
+from hetopt.core.paths import expanded, inside, read_text
+from hetopt.core.plain_text import fault_of, known, meant, texts_in
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -87,7 +89,7 @@ class Setting:
 def settings(
     root: Command, environment: Mapping[str, str], folder: Path, *, typed: str | None = None
 ) -> tuple[Setting, ...]:
-    """Every option that a file or a variable gives, of every command.
+    """Return every option that a file or a variable gives, of every command.
 
     Args:
         root: the whole command line.
@@ -132,7 +134,7 @@ def _refuse_misspelt(
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
-    """The settings as the command line takes them: by command, and by subcommand within."""
+    """Return the settings as the command line takes them: by command, and by subcommand within."""
     whole: dict[str, Any] = {}
     for one in given:
         inner = whole
@@ -143,7 +145,7 @@ def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
 
 
 def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Setting, ...]:
-    """The settings that matter to what was typed."""
+    """Return the settings that matter to what was typed."""
     typed = {word.partition("=")[0] for word in arguments}
     words = {one.command: one.command.split() for one in given}
     return tuple(
@@ -152,7 +154,7 @@ def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Settin
 
 
 def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]:
-    """The options of every command, or of one (none, if there is no such), by name without dashes."""
+    """Return the options of every command, or of one (none, if there is no such), by name without dashes."""
     found: dict[str, dict[str, Parameter]] = {}
 
     def walk(command: Command, path: tuple[str, ...]) -> None:
@@ -174,7 +176,7 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    """The user's file, then the project's."""
+    """Yield the user's file, then the project's."""
     home, own = environment.get("XDG_CONFIG_HOME", ""), None
     with suppress(BadInput):  # whose home nothing tells has no file there
         base = expanded(home if home.startswith("/") else "~/.config")
@@ -189,7 +191,7 @@ def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
 
 
 def _is_there(file: Path, *, hint: str) -> bool:
-    """Whether there is anything of that name; a link to nothing is refused when it is read."""
+    """Return whether there is anything of that name; a link to nothing is refused when it is read."""
     try:
         file.lstat()
     except PermissionError as error:
@@ -201,9 +203,6 @@ def _is_there(file: Path, *, hint: str) -> bool:
 
 def _read(file: Path) -> dict[str, Any]:
     import tomllib
-
-    from hetopt.core.paths import read_text
-    from hetopt.core.plain_text import fault_of, texts_in
 
     hint = "correct the file, or move it away"
     try:
@@ -220,58 +219,40 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _given(
-    given: Mapping[str, Any], options: Mapping[str, Mapping[str, Parameter]], file: Path
+    table: Mapping[str, Any], options: Mapping[str, Mapping[str, Parameter]], file: Path, command: str = ""
 ) -> Iterator[tuple[str, str, Any]]:
-    """Command, option and value of a file: those of every command that has the option first, those of one behind them.
+    """Yield command, option and value of a table: options of every command that has them, then those of one.
 
     A table is a command where there is one of that name: ``[report]`` is `hetopt report`, not an option --report.
+
+    Raises:
+        BadInput: there is no such option or command, it must be typed, or a command is no table.
     """
-    groups = {command.split()[0] for command in options}
-    every = {option for its in options.values() for option in its}
-    for key, value in given.items():
-        if key in groups and isinstance(value, dict):
-            continue
-        name = known(_dashed(key), sorted(every | groups), f"option or command (in {file})", hint=_LISTS)
-        if name not in every:
-            raise BadInput(f"{file}: {key} must be a table of options.", hint=f"write [{key}] above its options")
-        having = [command for command in options if name in options[command] and not _is_typed_only(command, name)]
+    within = [one for one in options if not command or one == command or one.startswith(f"{command} ")]
+    below = {one.removeprefix(command).split()[0] for one in within if one != command}
+    names = {name for one in within for name in options[one]}
+    tables = {key: value for key, value in table.items() if key in below and isinstance(value, dict)}
+    for key in [key for key in table if key not in tables]:
+        what, hint = "option or command", _LISTS
+        if command and not below:
+            what, hint = f"option of `hetopt {command}`", f"`hetopt {command} --help-all` lists them"
+        name = known(_dashed(key), sorted(names | below), f"{what} (in {file})", hint=hint)
+        if name not in names:
+            path = f"{command} {name}".strip()
+            raise BadInput(f"{file}: {path} must be a table of options.", hint=f"write [{path.replace(' ', '.')}]")
+        having = [one for one in within if name in options[one] and not _is_typed_only(one, name)]
         if not having:
-            raise _must_be_typed(name, file)
-        yield from ((command, name, value) for command in having)
-    tables = {key: value for key, value in given.items() if key in groups and isinstance(value, dict)}
-    for command in options:
-        table: Any = tables
-        for word in command.split():
-            table = table.get(word, {})
-        if not isinstance(table, dict):
             raise BadInput(
-                f"{file}: {command} must be a table of options.", hint=f"write [{command.replace(' ', '.')}]"
+                f"{file}: {name} must be typed where it is meant, and is never taken from here.",
+                hint=f"remove it there, and type --{name}",
             )
-        for key, value in table.items():
-            name = known(
-                _dashed(key),
-                options[command],
-                f"option of `hetopt {command}` (in {file})",
-                hint=f"`hetopt {command} --help-all` lists them",
-            )
-            if _is_typed_only(command, name):
-                raise _must_be_typed(name, file)
-            yield command, name, value
-    for group in groups - set(options):
-        within = {command.split()[1] for command in options if command.startswith(f"{group} ")}
-        for key in tables.get(group, {}):
-            known(key, within, f"command of `hetopt {group}` (in {file})", hint=_LISTS)
+        yield from ((one, name, table[key]) for one in having)
+    for key, inner in tables.items():
+        yield from _given(inner, options, file, f"{command} {key}".strip())
 
 
 def _is_typed_only(command: str, name: str) -> bool:
     return name in TYPED_ONLY or f"{command} {name}" in TYPED_ONLY
-
-
-def _must_be_typed(name: str, source: object) -> BadInput:
-    return BadInput(
-        f"{source}: {name} must be typed where it is meant, and is never taken from here.",
-        hint=f"remove it there, and type --{name}",
-    )
 
 
 def _setting(command: str, parameter: Parameter, value: Any, source: Path | str) -> Setting:
@@ -303,7 +284,7 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
 
 
 def _is_path(parameter: Parameter) -> bool:
-    """Whether an option takes a path; typer tells it in its own way since it has no click beside it."""
+    """Return whether an option takes a path; typer tells it in its own way since it has no click beside it."""
     described = getattr(parameter, "type_descriptor", None)
     return (
         getattr(described, "annotation", None) is Path or getattr(getattr(parameter, "type", 0), "name", "") == "path"
@@ -311,7 +292,7 @@ def _is_path(parameter: Parameter) -> bool:
 
 
 def _typed(value: Any) -> str:
-    """A value of a file as a person would type it."""
+    """Return a value of a file as a person would type it."""
     if isinstance(value, list):
         return ("; " if any(isinstance(one, dict) for one in value) else ",").join(map(_typed, value))
     if isinstance(value, dict):
@@ -339,10 +320,7 @@ def config(
     \b
       hetopt config
     """
-    import os
-    from pathlib import Path
 
-    from hetopt.cli import render
     from hetopt.cli.configuration import settings
     from hetopt.reports.document import Table, columns
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hetopt
 from hetopt.api.options import Described
+from hetopt.cli import parse, render
 from hetopt.cli.options import Json, with_options
+from hetopt.core import plain_text
+from hetopt.core.interruption import Reporter
 
 if TYPE_CHECKING:
-    from hetopt.api.planning import Estimate, Fit
+    from hetopt.api.planning import Estimate
 
 
 @with_options(Described)
@@ -32,9 +35,6 @@ def estimate(
       hetopt estimate --config config.json --samples 1e6 --deadline 2d
       hetopt estimate --flops 1e18
     """
-    import hetopt
-    from hetopt.cli import parse, render
-    from hetopt.core.interruption import Reporter
 
     parse.ready_to_write(output, force=force, replaces="plan")
     told = hetopt.estimate(reporter=Reporter(note=render.note), **typed)
@@ -43,7 +43,10 @@ def estimate(
     if as_json:
         render.print_json(_facts(told))
     else:
-        _show(told, output)
+        render.whole(told.document)
+        render.line("next: hetopt profile -- train.py", style="strong")
+        if output is not None:
+            render.line(f"or:   hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200", style="strong")
 
 
 def _facts(told: Estimate) -> dict[str, Any]:
@@ -64,45 +67,3 @@ def _facts(told: Estimate) -> dict[str, Any]:
         "evidence": "counted FLOPs, not measured",
         "plan": told.plan.model_dump(mode="json"),
     }
-
-
-def _show(told: Estimate, plan_file: Path | None) -> None:
-    """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
-    from hetopt.cli import render
-    from hetopt.core import formatting
-    from hetopt.core.plain_text import typed
-    from hetopt.reports.document import Line, Remarks
-    from hetopt.reports.plan_document import choices, limits_of
-
-    model = told.model
-    counted = f"{model.name}, {formatting.count(told.samples)} x {model.sample}, {told.flops:.2g} FLOPs"
-    head = Line(", ".join([counted, *limits_of(told.plan.goal)]), "strong")
-    render.show([head, *choices(told.plan), Line(""), Remarks(list(_sentences(told)))])
-    render.line("next: hetopt profile -- train.py", style="strong")
-    if plan_file is not None:
-        render.line(f"or:   hetopt launch {typed(plan_file)} --on rehearsal --steps 200", style="strong")
-
-
-def _sentences(told: Estimate) -> Iterator[str]:
-    from hetopt.core import formatting
-    from hetopt.reports.plan_document import chosen_way, quota_notes, region_notes
-
-    way = chosen_way(told.plan)
-    took = told.plan.chosen.prediction.total_s if way is None else way.total_s
-    yield (
-        f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} times "
-        "the time shown (90 %); profiling narrows that."
-    )
-    yield (
-        f"Memory: {formatting.bytes_(told.state_bytes)} for weights, gradients and Adam, "
-        f"{formatting.bytes_(told.sample_bytes)} a sample; at once fit {', '.join(map(_fit, told.fits))}."
-    )
-    if told.assumed:
-        yield f"Assumed: {', '.join(told.assumed)}."
-    yield from region_notes(told.plan)
-    yield from quota_notes(told.plan)
-
-
-def _fit(fit: Fit) -> str:
-    samples = "any number" if fit.samples is None else f"{fit.samples:,}"
-    return f"{samples} on {fit.gpu} ({fit.memory_gib:.0f} GiB)"

@@ -11,12 +11,12 @@ import typer
 
 from hetopt.cli import render, runs, terminal
 from hetopt.cli.parse import is_attended
-from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, BudgetStop, HetoptError, NoFeasiblePlan, RunFailed, RunStopped
 from hetopt.core.interruption import stopping
 from hetopt.core.run_folder import UNFINISHED_MODEL_FILE, checkpoint_step
 from hetopt.core.run_status import RunState
+from hetopt.reports.live_run import resume_command
 from hetopt.reports.report import TOLERANCE
 from hetopt.reports.status_document import UNSEEN_END
 
@@ -75,7 +75,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     ended_by = _given_back(run) if rented else None
     status = run.status()
     if status.state is RunState.FAILED:
-        again = resume_command(run.folder, status, run.launch.on if run.launch else None)
+        again = resume_command(run.folder, status, run.launch)
         reading = f"read `hetopt logs {run.name}`{f'; go on with `{again}`' if again else ''}"
         raise RunFailed(status.reason or "the run failed without saying why.", hint=status.next_step(reading))
     record = run.record()
@@ -98,7 +98,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     if ended_by is not None:
         raise ended_by
     if status.state is RunState.STOPPED:
-        again = resume_command(run.folder, status, record.launch.on if record.launch is not None else None)
+        again = resume_command(run.folder, status, record.launch)
         raise RunStopped(
             f"the run was stopped after {done}; the model of so far is {run.folder / UNFINISHED_MODEL_FILE}.",
             hint=f"go on with `{again}`" if again else "nothing is saved here: launch its plan anew",
@@ -128,7 +128,7 @@ def _of_another_length(launch: Launch | None, progress: RunFold) -> str | None:
 def _stopped_here(run: Run) -> None:
     """After Ctrl-C: how far it came, whether that is kept, and how to go on."""
     with suppress(OSError, ValueError, HetoptError):  # a terminal that is gone: the run has ended all the same
-        again = resume_command(run.folder, run.status(), run.launch.on if run.launch else None)
+        again = resume_command(run.folder, run.status(), run.launch)
         kept = checkpoint_step(run.folder)
         step = run.record().progress.step
         saved = "no checkpoint was saved yet" if kept is None else f"its checkpoint is of step {kept:,}"
@@ -152,14 +152,14 @@ def _given_back(run: Run) -> HetoptError | None:
 
 
 def _planned(launch: Launch) -> str:
-    """The steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
+    """Return the steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
     most = launch.spec.stop.max_steps
     predicted = formatting.count(max(1, round(launch.prediction.steps.value)))
     return formatting.count(most) if most is not None else f"about {predicted}"
 
 
 def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
-    """The launch, once somebody has said yes to it.
+    """Return the launch, once somebody has said yes to it.
 
     Raises:
         BadInput: it costs money, and nobody is there to say yes.
@@ -212,7 +212,7 @@ def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> Non
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
-    """Whether to begin on fewer machines. Within what the plan stated nobody is asked; beyond it a person is.
+    """Return whether to begin on fewer machines. Within what the plan stated nobody is asked; beyond it a person is.
 
     The slowest of those that are left computes as much longer as its local batch has grown; communication is as it was.
     """

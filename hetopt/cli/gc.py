@@ -11,7 +11,7 @@ from hetopt.api.account import of_rehearsals
 from hetopt.cli import render
 from hetopt.cli.flags import in_flags
 from hetopt.cli.options import one_of
-from hetopt.core.errors import CloudRefused
+from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.reports.document import Block, Line, Remarks
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def gc(
     --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
     else is left alone. What could not be looked at is named, and the exit code is not 0.
     """
-    from hetopt.core.errors import BadInput
 
     if on == "ec2":
         from hetopt.api.account import search

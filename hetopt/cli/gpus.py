@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hetopt
 from hetopt.api.options import Gpus
+from hetopt.cli import render
 from hetopt.cli.options import Json, with_options
 
 if TYPE_CHECKING:
@@ -26,9 +28,7 @@ def gpus(
       hetopt gpus A10G L4 --region eu-west-1
       hetopt gpus --memory-min 40 --sort rate-per-usd --reverse
     """
-    import hetopt
     from hetopt.api.catalogs import in_regions
-    from hetopt.cli import render
     from hetopt.reports.catalog_document import gpu_table
 
     asked, found = Gpus(**typed), hetopt.gpus(only or (), **typed)
@@ -41,7 +41,7 @@ def gpus(
 
 
 def _facts(gpu: RentableGpu) -> dict[str, Any]:
-    """A GPU as JSON, rates in the units that their names say. What is unknown is null."""
+    """Return a GPU as JSON, rates in the units that their names say. What is unknown is null."""
     from hetopt.reports import catalog_document
 
     machine = catalog_document.facts(gpu.machine)

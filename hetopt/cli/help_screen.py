@@ -77,7 +77,7 @@ MAIN: Mapping[str, str] = MappingProxyType(
 
 
 def wants_all(context: Context) -> bool:
-    """Whether everything is to be shown."""
+    """Return whether everything is to be shown."""
     return bool(context.meta.get(_WANTS_ALL))
 
 
@@ -195,7 +195,7 @@ def _path(context: Context) -> str:
 
 
 def _row(context: Context, parameter: Parameter) -> Iterator[tuple[str, str]]:
-    """How a parameter is written, and what is first said about it."""
+    """Yield how a parameter is written, and what is first said about it."""
     record = parameter.get_help_record(context)
     if record is not None:
         yield record

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hetopt
 from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Ssh
+from hetopt.cli import parse, render
 from hetopt.cli.options import one_of, with_options
+from hetopt.core.errors import BadInput
+from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of
 
 if TYPE_CHECKING:
@@ -92,8 +96,6 @@ def launch(
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
     from hetopt.cli import follow, launch_document, render
-    from hetopt.core.errors import BadInput
-    from hetopt.core.interruption import Reporter
 
     if plan is None and resume is None:
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
@@ -135,7 +137,6 @@ def launch(
 def _needs_equal_shares(prepared: Prepared) -> bool:
     """Return whether a script fails in unequal shares and runs in equal ones; says what is new of its check."""
     from hetopt.api.exactness import first_check
-    from hetopt.cli import render
 
     script, *arguments = prepared.launch.spec.script_command
     with render.progress("three steps alone and in shares (--no-check leaves it out)") as reporter:
@@ -150,7 +151,6 @@ def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | Non
     from hetopt.api.backends import options_at
     from hetopt.api.launching import prepare, prepare_resumed
     from hetopt.api.run import Run
-    from hetopt.core.errors import BadInput
 
     changes = Changes(**{name: value for name, value in typed.items() if name in options_of(Changes)})
     told = options_at(place, {name: value for name, value in typed.items() if name not in options_of(Changes)})
@@ -171,10 +171,7 @@ def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
     Raises:
         BadInput: nobody is there to say where, or the plan is an estimate, which only a rehearsal can run.
     """
-    import hetopt
     from hetopt.api.run import Run
-    from hetopt.cli import parse
-    from hetopt.core.errors import BadInput
 
     if name is not None:
         return name

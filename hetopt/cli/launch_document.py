@@ -192,7 +192,7 @@ def _here(prepared: Prepared) -> Iterator[Block]:
 
 
 def _exchange(spec: RunSpec) -> str:
-    """What is sent, who decides how much, and how it travels."""
+    """Return what is sent, who decides how much, and how it travels."""
     asked = spec.compression
     if spec.is_local:
         return f"sync {formatting.exchange(asked, spec.sync)}"
@@ -207,7 +207,7 @@ def _exchange(spec: RunSpec) -> str:
 
 
 def _data(spec: RunSpec) -> str:
-    """What of the data each worker sees, where that is not all of it."""
+    """Return what of the data each worker sees, where that is not all of it."""
     partition = "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
     if spec.injection is None:
         return partition

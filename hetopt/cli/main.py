@@ -180,7 +180,7 @@ def _exit_code() -> int:
 
 
 def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
-    """Options of files and of the environment for what was typed; where they come from is said on stderr."""
+    """Return options of files and of the environment for what was typed; where they come from is said on stderr."""
     name = arguments[0] if arguments else "--help"
     if name.startswith("-") or name == "config" or {"-h", "--help", ALL} & set(arguments):
         return {}

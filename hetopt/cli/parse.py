@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import typer
@@ -25,7 +23,7 @@ from hetopt.core.synchronization import parse_sync
 
 
 def is_attended() -> bool:
-    """Whether a person can answer."""
+    """Return whether a person can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -105,15 +103,15 @@ def save(path: Path, text: str) -> None:
 
 
 def _is_kind(path: Path, kind: str) -> bool:
-    """Whether a file is an artifact, or a page, of this kind."""
+    """Return whether a file is an artifact, or a page, of this kind."""
     from hetopt.reports.html import is_page
 
     return kind_in(path) == kind or is_page(path, kind)
 
 
 @contextmanager
-def opened(path: Path, option: str) -> Iterator[tuple[Iterator[str], bool]]:
-    """The lines of a file, or of standard input for ``-``, and whether all of them are there already.
+def opened(path: Path, option: str) -> Iterator[Iterator[str]]:
+    """Yield the lines of a file, or of standard input for ``-``.
 
     Raises:
         BadInput: it cannot be read, also while it is being read.
@@ -121,12 +119,11 @@ def opened(path: Path, option: str) -> Iterator[tuple[Iterator[str], bool]]:
     if str(path) == "-":
         if sys.stdin.isatty():
             raise BadInput(f"{option} would be read from this terminal.", hint="name a JSON Lines file, or pipe one in")
-        at_once = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
-        yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines"), at_once
+        yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines")
         return
     hint = f"name a JSON Lines file with {option}, or - for standard input"
     with opened_file(path, hint=hint) as stream, io.TextIOWrapper(stream, encoding="utf-8") as text:
-        yield lines_of(text, origin=str(path), hint=hint), True
+        yield lines_of(text, origin=str(path), hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,17 +151,10 @@ class Query:
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
-    """Every line that is not empty."""
+    """Yield every line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _query(number, line)
-
-
-def chunks(asked: Iterable[Query], size: int) -> Iterator[list[Query]]:
-    """So many at a time."""
-    source = iter(asked)
-    while chunk := list(islice(source, size)):
-        yield chunk
 
 
 def _query(number: int, line: str) -> Query:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from hetopt.api.step_times import Planned, StepTimes, predicted
-from hetopt.cli import render, terminal
+from hetopt.api.step_times import StepTimes
+from hetopt.cli import parse, render
 from hetopt.cli.options import one_of
 from hetopt.cli.parse import Query
 from hetopt.core import formatting
@@ -21,9 +21,6 @@ from hetopt.reports.document import Block, Facts, Heading, Line, Remarks
 
 if TYPE_CHECKING:
     from hetopt.optimizer.step_time.model import Explanation, StepTime
-
-CHUNK = 1000
-"""Queries of a file that are predicted together; from a pipe each is answered at once."""
 
 
 def predict(
@@ -59,18 +56,14 @@ def predict(
     A worker is a GPU, or a machine without one. local_batch_size is a number, or a list with one for each worker.
     Also read: "compression": {"name": "topk", "ratio": 0.01}, "precision": "bf16", "sync": "local-sgd(8)", "id".
     """
-    from hetopt.api.step_times import StepTimes
-    from hetopt.cli import parse
 
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
-    with parse.opened(queries, "QUERIES") as (rows, is_whole):
-        if explain is not None:
-            show_explained(times, parse.queries(rows), explain, as_json=json_)
-        elif suggest_probes:
-            show_suggested(times, list(parse.queries(rows)), suggest_probes)
-        else:
-            at_once = CHUNK if is_whole else 1
-            show_answers(times.model, parse.chunks(parse.queries(rows), at_once))
+    with parse.opened(queries, "QUERIES") as rows:
+        asked = list(parse.queries(rows))
+    if explain is not None:
+        show_explained(times, asked, explain, as_json=json_)
+    else:
+        show_answers(times, asked, probes=suggest_probes)
 
 
 MOST_SOURCES = 6
@@ -113,69 +106,56 @@ def _document(configuration: Configuration, explanation: Explanation) -> Iterato
     yield Remarks(explanation.priors)
 
 
-def show_answers(model: Planned, chunks: Iterable[list[Query]]) -> None:
-    """One line out for each line in. Lines that cannot be predicted carry the reason, and are counted at the end."""
-    total, refused = 0, list[str]()
-    for chunk in chunks:
-        total += len(chunk)
-        for query, answer in _answered(model, chunk):
-            refused += _written(query, answer)
-        if len(chunk) == 1:
-            terminal.flush()
-    _report(total, refused)
+def show_answers(times: StepTimes, asked: list[Query], *, probes: int) -> None:
+    """Write a line for each query, with its prediction, or why there is none.
 
+    Args:
+        times: that answer.
+        asked: the queries.
+        probes: so many of the lines that are worth measuring say in which order, and why.
 
-def _answered(model: Planned, asked: list[Query]) -> list[tuple[Query, StepTime | str]]:
-    """Every query with its prediction, or with why there is none."""
-    good = [query.configuration for query in asked if query.configuration is not None]
-    found = iter(predicted(model, good))
-    return [(query, next(found) if query.configuration is not None else query.reason) for query in asked]
-
-
-def _written(query: Query, answer: StepTime | str, mark: Mapping[str, object] | None = None) -> list[str]:
-    """Write one line, and say why where there is no prediction."""
-    if isinstance(answer, str):
-        query.write(error=answer)
-        return [f"line {query.number}: {answer}"]
-    query.write(**asdict(answer), **(mark or {}))
-    return []
-
-
-def _report(total: int, refused: list[str]) -> None:
-    """Refuse at the end what could not be predicted, or an input without queries."""
-    if not total:
+    Raises:
+        BadInput: there are no queries, or some could not be predicted.
+    """
+    found = iter(times.predict([query.configuration for query in asked if query.configuration is not None]))
+    answers = [(query, next(found) if query.configuration is not None else query.reason) for query in asked]
+    marks = _suggested(times, answers, probes) if probes else {}
+    refused = []
+    for query, answer in answers:
+        if isinstance(answer, str):
+            query.write(error=answer)
+            refused.append(f"line {query.number}: {answer}")
+        else:
+            query.write(**asdict(answer), **marks.get(query.number, {}))
+    if not asked:
         raise BadInput("there are no queries.", hint=HINT)
     if refused:
-        what = "The only query" if total == 1 else f"{len(refused)} of {total} queries"
+        what = "The only query" if len(asked) == 1 else f"{len(refused)} of {len(asked)} queries"
         raise BadInput(f"{what} could not be predicted; {refused[0]}", hint="each such line of the output says why")
 
 
-def show_suggested(times: StepTimes, asked: list[Query], count: int) -> None:
-    """All predictions; the lines that are worth measuring say in which order, and why."""
-    answers = _answered(times.model, asked)
+def _suggested(
+    times: StepTimes, answers: Sequence[tuple[Query, StepTime | str]], count: int
+) -> dict[int, dict[str, object]]:
+    """Return by line what is said of those that are worth measuring."""
     good = [
-        (place, query.configuration, answer.step_time_s)
-        for place, (query, answer) in enumerate(answers)
+        (query.number, query.configuration, answer.step_time_s)
+        for query, answer in answers
         if query.configuration is not None and not isinstance(answer, str)
     ]
-    configurations = [configuration for _, configuration, _ in good]
     usd = [times.probe_usd(configuration, step_s) for _, configuration, step_s in good]
-    probes = times.own.suggest(configurations, count, usd) if good else ()
     marks: dict[int, dict[str, object]] = {}
-    for number, probe in enumerate(probes, start=1):
-        place, configuration, _ = good[probe.row]
-        layout = f"{configuration.workers} workers on {len(configuration.nodes)} nodes"
+    suggested = times.own.suggest([configuration for _, configuration, _ in good], count, usd) if good else ()
+    for number, probe in enumerate(suggested, start=1):
+        line, configuration, _ = good[probe.row]
         reason = (
-            f"{layout}: expected to remove {formatting.share(probe.removed)} of the remaining uncertainty, "
-            f"mostly about {probe.about}; measure further batch sizes in the same launch"
+            f"{configuration.workers} workers on {len(configuration.nodes)} nodes: expected to remove "
+            f"{formatting.share(probe.removed)} of the remaining uncertainty, mostly about {probe.about}; measure "
+            "further batch sizes in the same launch"
         )
-        marks[place] = {"suggested_probe": number, "reason": reason}
-        if probe.usd is not None:
-            marks[place]["probe_cost_usd"] = probe.usd
-    refused = list[str]()
-    for place, (query, answer) in enumerate(answers):
-        refused += _written(query, answer, marks.get(place))
-    _report(len(asked), refused)
+        cost = {} if probe.usd is None else {"probe_cost_usd": probe.usd}
+        marks[line] = {"suggested_probe": number, "reason": reason, **cost}
+    return marks
 
 
 def show_explained(times: StepTimes, asked: Iterable[Query], wanted: str, *, as_json: bool) -> None:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hetopt
 from hetopt.api.catalogs import in_use
 from hetopt.api.options import Measurement
 from hetopt.api.planning import remarks
 from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import with_options
 from hetopt.core import formatting
+from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import typed
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
 from hetopt.reports.document import Facts
 
@@ -65,10 +68,7 @@ def profile(
       hetopt profile -o profile.json -- train.py --batch-size 64
       hetopt profile mine.py:task -o mine.json
     """
-    import hetopt
-    from hetopt.cli import parse, render
     from hetopt.cli.profile import import_samples, read_file
-    from hetopt.core.errors import BadInput
 
     output = Path("profile.json") if output is None and not as_json else output
     if from_samples is not None and task is None:
@@ -90,8 +90,6 @@ def profile(
 
 
 def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_json: bool) -> None:
-    from hetopt.cli import render, terminal
-    from hetopt.core.plain_text import typed
     from hetopt.reports import profile_document
 
     if as_json:
@@ -111,7 +109,7 @@ def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_
 
 
 def epochs_asked(script: Sequence[str]) -> str | None:
-    """How many epochs a script's own arguments ask for: of `train.py --epochs 12` 12."""
+    """Return how many epochs a script's own arguments ask for: of `train.py --epochs 12` 12."""
     for name, value in pairwise([part for word in script[1:] for part in word.split("=", 1)]):
         if name.startswith("-") and name.endswith("epochs") and value.isdecimal() and int(value):
             return value
@@ -125,7 +123,6 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
         BadInput: the options do not go together, or nobody is there to say yes.
     """
     from hetopt.cli import follow
-    from hetopt.core.errors import BadInput
 
     elsewhere = {"explore_on", "hosts", "inventory", "types", "ec2_data"} & typed.keys()
     if explore != ("probe_budget_usd" in typed) or (not explore and elsewhere):
@@ -145,8 +142,8 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
 
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
-    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
-    with parse.opened(source, "--from-samples") as (rows, _):
+    """Return the step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    with parse.opened(source, "--from-samples") as rows:
         return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
 
 

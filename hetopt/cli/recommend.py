@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hetopt
 from hetopt.api.options import Search
+from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import with_options
+from hetopt.core.errors import NoFeasiblePlan
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Plan
@@ -48,8 +51,6 @@ def recommend(
     A plan that keeps them with less than the probability that is asked for (0.9) is shown and written, and is no
     success: exit code 3, unless --accept-risk is given.
     """
-    import hetopt
-    from hetopt.cli import parse, render, terminal
     from hetopt.reports import html
     from hetopt.reports.plan_document import answer, details, page
 
@@ -78,7 +79,6 @@ def _refuse_a_risk(plan: Plan) -> None:
     Raises:
         NoFeasiblePlan: it is not, and nobody has accepted that.
     """
-    from hetopt.core.errors import NoFeasiblePlan
 
     seen = plan.insight
     if plan.risk is None or seen is None or seen.risk_accepted:

@@ -23,7 +23,7 @@ from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.interruption import PIECES, Reporter
 from hetopt.core.paths import shortened
-from hetopt.reports.document import Block, Line, Remarks, Style
+from hetopt.reports.document import Block, Document, Line, Remarks, Style
 from hetopt.reports.text import BAR, bar, lines, phrases, shown
 
 STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
@@ -54,7 +54,7 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now (tests and pipes replace it).
+    """Return a console on the stream as it is now (tests and pipes replace it).
 
     Progress and errors that go to a file or a pipe keep one line a sentence: a reader or a program there looks for
     words, and the width of a terminal that is not there must not break them.
@@ -73,6 +73,11 @@ def show(blocks: Iterable[Block]) -> None:
     out = console()
     for text, style in lines(blocks, out.width, _shown):
         out.print(text, style=STYLES.get(style, style), markup=False, soft_wrap=True)
+
+
+def whole(document: Document) -> None:
+    """Print a document under its title."""
+    show((Line(document.title, "strong"), *document.about, *document.blocks))
 
 
 def plain(blocks: Iterable[Block]) -> list[str]:
@@ -228,10 +233,10 @@ def progress_lines(description: str, text: str, done: float | None, *, elapsed_s
 
 
 def _shown(text: str) -> str:
-    """The text as it may reach the terminal, in the command line's words."""
+    """Return the text as it may reach the terminal, in the command line's words."""
     return shown(in_flags(text))
 
 
 def _cell(text: str) -> str:
-    """Plain text where rich expects its own markup."""
+    """Return plain text where rich expects its own markup."""
     return escape(_shown(text))

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+import hetopt
+from hetopt.cli import render, terminal
 from hetopt.cli.options import NewestRun
+from hetopt.cli.parse import ready_to_write
+from hetopt.core.artifact import write_atomically
+from hetopt.core.errors import BadInput
+from hetopt.core.listening import new_secret
+from hetopt.core.profile import Profile
 
 if TYPE_CHECKING:
     from hetopt.core.events.fold import RunHistory
@@ -31,9 +38,6 @@ def report(
       hetopt report --html run.html
       hetopt report -o report.json
     """
-    import hetopt
-    from hetopt.cli import render, terminal
-    from hetopt.cli.parse import ready_to_write
     from hetopt.reports.run_document import document
 
     ready_to_write(output, force=force, replaces="report")
@@ -55,15 +59,11 @@ def report(
     if json_:
         terminal.write(made.to_json())
     else:
-        told = document(made)
-        render.line(told.title, style="strong")
-        render.show((*told.about, *told.blocks))
+        render.whole(document(made))
 
 
 def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     """Bring a profile up to date with what a run measured."""
-    from hetopt.cli import render
-    from hetopt.core.profile import Profile
     from hetopt.reports.learn import keep_for_other_jobs, learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
@@ -92,7 +92,6 @@ def export(
       hetopt export plan.json --torchrun cluster
       hetopt export plan.json --skypilot task.yaml
     """
-    from hetopt.core.errors import BadInput
 
     if (plan is None) != (torchrun is None and skypilot is None) or (plan is None and schemas is None):
         raise BadInput(
@@ -105,9 +104,7 @@ def export(
 def _texts(
     plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
 ) -> dict[Path, str | bytes]:
-    """What to write where; everything is made before anything is written."""
-    import hetopt
-    from hetopt.core.listening import new_secret
+    """Return what to write where; everything is made before anything is written."""
     from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
     from hetopt.reports.exports import schemas as all_schemas
 
@@ -129,10 +126,6 @@ def _texts(
 
 
 def _write(texts: dict[Path, str | bytes], *, force: bool) -> None:
-    from hetopt.cli import render
-    from hetopt.cli.parse import ready_to_write
-    from hetopt.core.artifact import write_atomically
-    from hetopt.core.errors import BadInput
 
     for folder in {path.parent for path in texts}:
         try:

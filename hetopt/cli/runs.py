@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.api.run import Run
+from hetopt.cli import render, terminal
 from hetopt.cli.options import NewestRun, runs
+from hetopt.core import formatting
+from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.run_folder import OUTPUT_FOLDER, is_unfinished
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
@@ -26,8 +33,6 @@ def logs(
       hetopt logs
       hetopt logs --follow
     """
-    from hetopt.api.run import Run
-    from hetopt.cli import terminal
 
     for line in Run.find(run).logs(worker=worker, events=events, follow=follow):
         terminal.write(f"{line.text}\n" if events else f"[{line.source}] {line.text}\n")
@@ -48,8 +53,6 @@ def stop(
       hetopt stop
       hetopt stop 20261120-131649
     """
-    from hetopt.api.run import Run
-    from hetopt.cli import render
 
     found = Run.find(run)
     # Machines are given back first; how far they came is read after.
@@ -87,9 +90,6 @@ def inject(
       hetopt inject 20261120-131649 'h1 speed=0.5,rate=10mbit'
       hetopt inject 20261120-131649 'h2 dies'
     """
-    from hetopt.api.run import Run
-    from hetopt.cli import render
-    from hetopt.core import formatting
 
     found = Run.find(run)
     asked, rate_here = found.change(change)
@@ -115,9 +115,6 @@ def fetch(
       hetopt fetch
       hetopt fetch 20261120-131649 -o model.safetensors
     """
-    from hetopt.api.run import Run
-    from hetopt.cli import render
-    from hetopt.core.run_folder import is_unfinished
 
     found = Run.find(run)
     path, _ = found.fetch_model()
@@ -136,8 +133,6 @@ def fetch(
 
 def bring_model(run: Run) -> None:
     """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
-    from hetopt.cli import render
-    from hetopt.core.errors import BadInput, CloudRefused
 
     try:
         path, url = run.fetch_model()
@@ -154,8 +149,6 @@ def bring_model(run: Run) -> None:
 
 def _tell(run: Run, outputs: Outputs) -> None:
     """Where the files of the script are, and what was left out."""
-    from hetopt.cli import render
-    from hetopt.core.run_folder import OUTPUT_FOLDER
 
     if outputs.sizes:
         render.line(f"{len(outputs.sizes)} outputs are in {run.folder / OUTPUT_FOLDER}")
@@ -169,10 +162,6 @@ def _copy(path: Path, out: Path) -> None:
     Raises:
         BadInput: it cannot be written there.
     """
-    import os
-    import shutil
-
-    from hetopt.core.errors import BadInput
 
     partial = out.with_name(f".{out.name}.partial")
     try:

@@ -102,7 +102,7 @@ def losses_told() -> Iterator[None]:
 
 
 def finish(code: int) -> int:
-    """The exit code, once everything is out; what cannot get out is given up, and said where that helps.
+    """Return the exit code, once everything is out; what cannot get out is given up, and said where that helps.
 
     Args:
         code: that the command ends with.
@@ -134,7 +134,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """JSON's spelling for letters that the encoding does not know."""
+    """Return JSON's spelling for letters that the encoding does not know."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(spelled, error.object[error.start : error.end])), error.end
@@ -145,7 +145,7 @@ codecs.register_error(_AS_JSON, _spelled)
 
 
 def _in_few_letters(error: UnicodeError) -> tuple[str, int]:
-    """What stands in for letters that a stream's encoding does not know."""
+    """Return what stands in for letters that a stream's encoding does not know."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lost = error.object[error.start : error.end]

@@ -18,7 +18,7 @@ _KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"
 
 
 def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
-    """The error of what was typed; None: it is a group of commands alone, and its message their help.
+    """Return the error of what was typed; None: it is a group of commands alone, and its message their help.
 
     Args:
         error: a `UsageError`.

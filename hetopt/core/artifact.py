@@ -70,7 +70,7 @@ class PlainText(BaseModel):
 
 @cache
 def _text_fields(kind: type[BaseModel]) -> tuple[str, ...]:
-    """The fields of a record that can hold text: most records have few, and are made many times."""
+    """Return the fields of a record that can hold text: most records have few, and are made many times."""
     return tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
 
 
@@ -180,7 +180,7 @@ class Artifact(Record):
         return cls.from_json(text, origin=str(path))
 
     def to_json(self) -> str:
-        """The artifact as indented JSON, ending in a newline."""
+        """Return the artifact as indented JSON, ending in a newline."""
         return self.model_dump_json(indent=2) + "\n"
 
     def save(self, path: Path | str) -> None:
@@ -221,7 +221,7 @@ def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact |
 
 
 def kind_in(path: Path) -> str | None:
-    """The kind of artifact that a file says it holds; None: it cannot be read, or says nothing."""
+    """Return the kind of artifact that a file says it holds; None: it cannot be read, or says nothing."""
     try:
         data = read_json(path)
     except BadInput:
@@ -231,7 +231,7 @@ def kind_in(path: Path) -> str | None:
 
 
 def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
-    """A record that is a file without a kind and a version of its own.
+    """Return a record that is a file without a kind and a version of its own.
 
     Raises:
         MissingFile: there is none.
@@ -254,7 +254,7 @@ class ReplacedRecord(Generic[AnyRecord]):
         self._record: AnyRecord | None = None
 
     def now(self) -> AnyRecord | None:
-        """The record as it was written last; None: none ever was. What nobody wrote whole is passed over."""
+        """Return the record as it was written last; None: none ever was. What nobody wrote whole is passed over."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -270,7 +270,7 @@ class ReplacedRecord(Generic[AnyRecord]):
 
 
 def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:
-    """Plain values, as `parse_json` gives them, as a record.
+    """Return plain values, as `parse_json` gives them, as a record.
 
     Raises:
         BadInput: the first field that cannot be, in one sentence.
@@ -349,7 +349,7 @@ _RULE = "Input should be "
 def faults(
     error: ValidationError, names: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Each fault as a part of a sentence: ``workers must be greater than 0, got -1``.
+    """Return each fault as a part of a sentence: ``workers must be greater than 0, got -1``.
 
     Args:
         error: of a record.
@@ -377,7 +377,7 @@ def _is_branch(part: str) -> bool:
 
 
 def _told(named: str, its: list[Any], got: str) -> str:
-    """The faults of one value: of a choice each branch has its own."""
+    """Return the faults of one value: of a choice each branch has its own."""
     first = its[0]
     rules = list(dict.fromkeys(one["msg"] for one in its))
     match first["type"]:

@@ -69,7 +69,7 @@ class WorkerTime:
         return max(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples) - (parts - 1) * self.once_s
 
     def slower(self, factor: float) -> WorkerTime:
-        """The same, all of it so many times as long."""
+        """Return the same, all of it so many times as long."""
         return replace(
             self,
             fixed_s=factor * self.fixed_s,
@@ -98,7 +98,7 @@ class GroupShares:
 
     @property
     def local_batch_sizes(self) -> tuple[int, ...]:
-        """One local batch size a worker, groups in order, the raised members of a group first."""
+        """Return one local batch size a worker, groups in order, the raised members of a group first."""
         sizes: list[int] = []
         for base, raised, count in zip(self.base, self.raised, self.counts, strict=True):
             sizes += [base + 1] * raised + [base] * (count - raised)
@@ -111,7 +111,7 @@ def least_within(least: int, global_batch_size: int, workers: int) -> int:
 
 
 def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Shares:
-    """The integer shares of ``global_batch_size`` samples that minimise the slowest worker's time, exactly.
+    """Return the integer shares of ``global_batch_size`` samples that minimise the slowest worker's time, exactly.
 
     Identical workers differ by at most one sample (earlier ones take the larger share); the order of the workers does
     not matter otherwise.
@@ -191,7 +191,7 @@ def solve_group_shares(groups: Sequence[tuple[WorkerTime, int]], global_batch_si
 def largest_remainder(
     weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
 ) -> tuple[int, ...]:
-    """Integers in proportion to ``weights`` that sum to ``total`` within ``minimum`` and ``maximum``.
+    """Return integers in proportion to ``weights`` that sum to ``total`` within ``minimum`` and ``maximum``.
 
     The real-valued quotas come from `proportional_quotas`; the samples lost by rounding them down go to the largest
     fractions (Hamilton's method), ties to the larger weight, then to the earlier position.
@@ -215,7 +215,7 @@ def largest_remainder(
 def proportional_quotas(
     weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
 ) -> tuple[float, ...]:
-    """Real shares ``clip(x * weight_i, minimum_i, maximum_i)`` that sum to ``total``; water-filling finds x.
+    """Return real shares ``clip(x * weight_i, minimum_i, maximum_i)`` that sum to ``total``; water-filling finds x.
 
     Raises:
         BadInput: the bounds leave no room for ``total``.
@@ -314,7 +314,7 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
 
 
 def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
-    """Local batch sizes as near to these as the workers' memory allows.
+    """Return local batch sizes as near to these as the workers' memory allows.
 
     A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches.
     """
@@ -327,7 +327,7 @@ def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def micro_batch_size(spec: RunSpec) -> int | None:
-    """How many samples are computed together; ``None``: as many as fit.
+    """Return how many samples are computed together; ``None``: as many as fit.
 
     Raises:
         BadInput: shares are to be whole micro-batches, and the global batch cannot be cut into such.
@@ -336,7 +336,7 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 
 
 def allocated_micro_batch_size(spec: RunSpec) -> int:
-    """The spec's, or the divisor of the global batch that cuts an equal share into about eight."""
+    """Return the spec's, or the divisor of the global batch that cuts an equal share into about eight."""
     total, workers = spec.global_batch_size, len(spec.workers)
     asked = AllocationSettings.model_validate(spec.batch_settings).micro or spec.micro_batch_size
     if asked is not None:
@@ -363,7 +363,7 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
 
 
 def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:
-    """The shares that are nearest to ``shares``, of the same sum, in whole micro-batches, at least one a worker.
+    """Return the shares that are nearest to ``shares``, of the same sum, in whole micro-batches, at least one a worker.
 
     Raises:
         BadInput: the sum is not made of micro-batches, or of fewer than there are workers.
@@ -384,7 +384,7 @@ def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:
-    """The spec of a generation.
+    """Return the spec of a generation.
 
     The shares were balanced when they were last in use, so everyone takes over the same part of what the lost ones
     leave. A worker that comes back was planned with a share beside those of the others: it begins with as much more

@@ -29,12 +29,12 @@ are paid for until they are off."""
 
 
 def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
-    """What machines cost at most for so long."""
+    """Return what machines cost at most for so long."""
     return worst_usd_per_hour * (lasts_s / SECONDS_PER_HOUR)
 
 
 def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
-    """How long machines are paid for, were all prices at their worst: `worst_usd` the other way round."""
+    """Return how long machines are paid for, were all prices at their worst: `worst_usd` the other way round."""
     return left_usd / worst_usd_per_hour * SECONDS_PER_HOUR
 
 

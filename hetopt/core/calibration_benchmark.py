@@ -119,7 +119,7 @@ class Timing:
 
     @property
     def is_noisy(self) -> bool:
-        """The machine was too busy with other things for this median to be relied on."""
+        """Return whether the machine was too busy with other things for this median to be relied on."""
         return self.relative_error > NOISY_SPREAD
 
 
@@ -137,7 +137,7 @@ def summarize(samples_s: Sequence[float]) -> Timing:
 
 
 def usual_mean(samples_s: Sequence[float]) -> float:
-    """Mean without the longest tenth: what a run pays on average, hiccups that come every few steps included.
+    """Return mean without the longest tenth: what a run pays on average, hiccups that come every few steps included.
 
     Collectives scatter by whole time slices of the operating system, which a median would not see.
     """

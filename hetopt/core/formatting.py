@@ -39,17 +39,17 @@ def duration(seconds: float) -> str:
 
 
 def with_startup(total_s: float, startup_s: float) -> str:
-    """A duration from a launch to its end, and what of it is start-up: '31.2 s with 27 s of start-up'."""
+    """Return a duration from a launch to its end, and what of it is start-up: '31.2 s with 27 s of start-up'."""
     return f"{duration(total_s)} with {duration(startup_s)} of start-up"
 
 
 def difference(seconds: float) -> str:
-    """How much longer or shorter something took: '4.4 s more', '2 min 33 s less'."""
+    """Return how much longer or shorter something took: '4.4 s more', '2 min 33 s less'."""
     return f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"
 
 
 def duration_span(value_s: float, low_s: float, high_s: float) -> str:
-    """Two durations around a third, in its unit: '1.2–4.0 h'."""
+    """Return two durations around a third, in its unit: '1.2–4.0 h'."""
     size, name = next(((size, name) for least, size, name in _UNITS if value_s >= least), (1e-3, "ms"))
     return f"{_short(low_s / size)}–{_short(high_s / size)} {name}"
 
@@ -63,12 +63,12 @@ def _short(number: float) -> str:
 
 
 def usd_span(low: float, high: float) -> str:
-    """Two amounts behind one sign: '$4.84–18.80'."""
+    """Return two amounts behind one sign: '$4.84–18.80'."""
     return f"{usd(low)}–{usd(high)[1:]}"
 
 
 def usd(amount: float) -> str:
-    """Dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    """Return dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
     if amount >= 999.995:
         return f"${amount:,.0f}"
     if amount >= 0.995:
@@ -82,7 +82,7 @@ def usd(amount: float) -> str:
 
 
 def round_up_usd(amount: float) -> float:
-    """The least amount that `usd` writes and that is no less: a budget of so much is enough."""
+    """Return the least amount that `usd` writes and that is no less: a budget of so much is enough."""
     if amount <= 0:
         return 0.0
     digits = (
@@ -93,18 +93,18 @@ def round_up_usd(amount: float) -> float:
 
 
 def usd_at_least(amount: float) -> str:
-    """The amount as `usd` writes it, rounded up."""
+    """Return the amount as `usd` writes it, rounded up."""
     return usd(round_up_usd(amount))
 
 
 def round_up_s(seconds: float) -> float:
-    """The least time that `duration` writes and that is no less: a deadline of so much is enough."""
+    """Return the least time that `duration` writes and that is no less: a deadline of so much is enough."""
     unit = 0.1 if seconds < 10 else 1.0 if seconds < 3600 else 60.0 if seconds < 48 * 3600 else 3600.0
     return math.ceil(seconds / unit - 1e-9) * unit
 
 
 def percent(share: float) -> str:
-    """A share as percent with a sign that a reader of differences expects: '+3.2 %'."""
+    """Return a share as percent with a sign that a reader of differences expects: '+3.2 %'."""
     return f"{share * 100:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
@@ -118,7 +118,7 @@ _ENDINGS = {
 
 
 def ending(reason: str | None) -> str:
-    """Why a run was over, to stand behind its state."""
+    """Return why a run was over, to stand behind its state."""
     return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
 
 
@@ -157,26 +157,26 @@ def compression(name: str, ratio: float) -> str:
 
 
 def exchange(way: Compression, sync: Synchronization) -> str:
-    """What brings together what workers learn: a compression of gradients, or how else."""
+    """Return what brings together what workers learn: a compression of gradients, or how else."""
     if not sync.is_local:
         return compression(way.name, way.ratio) + ("" if way.rank is None else f" rank {way.rank}")
     return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
 
 
 def method(way: Compression, sync: Synchronization, precision: Precision) -> str:
-    """How a plan trains: 'none', 'topk 1 % (100x), in bf16'."""
+    """Return how a plan trains: 'none', 'topk 1 % (100x), in bf16'."""
     return exchange(way, sync) + ("" if precision == "fp32" else f", in {precision}")
 
 
 def share(part: float) -> str:
-    """A part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
+    """Return a part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
     if 0 < part < 1e-6:
         return "<0.0001 %"
     return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
 def distance(relative: float) -> str:
-    """A relative distance of two gradients, down to rounding: '12 %', '2e-7'."""
+    """Return a relative distance of two gradients, down to rounding: '12 %', '2e-7'."""
     if not math.isfinite(relative):
         return "a gradient that is not finite"
     return f"{100 * relative:.2g} %" if relative >= _ROUNDING else f"{relative:.0e}".replace("e-0", "e-")
@@ -187,7 +187,7 @@ _ROUNDING = 1e-4
 
 
 def chance(probability: float) -> str:
-    """A probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
+    """Return a probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
     return f"{math.floor(probability * 100 + 1e-9)} %"
 
 
@@ -197,7 +197,7 @@ def vcpus(number: int) -> str:
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
-    """Machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
+    """Return machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)
 
 
@@ -230,7 +230,7 @@ _HOW = {"replace": "with another machine as", "on-demand": "on"}
 
 
 def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
-    """What came of a decision, by the fields of the event that says so.
+    """Return what came of a decision, by the fields of the event that says so.
 
     Args:
         told: the fields of ``supervisor_measured``.

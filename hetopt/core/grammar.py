@@ -41,7 +41,7 @@ class Item:
 
 
 def split(text: str, separators: str, where: str) -> list[str]:
-    """The parts of a text between separators that stand outside parentheses.
+    """Return the parts of a text between separators that stand outside parentheses.
 
     Raises:
         BadInput: a parenthesis is not closed, or closed without being opened.
@@ -61,7 +61,7 @@ def split(text: str, separators: str, where: str) -> list[str]:
 
 
 def repeated(text: str) -> tuple[str, int]:
-    """What stands before ``x2`` at the end, and how often it is meant."""
+    """Return what stands before ``x2`` at the end, and how often it is meant."""
     found = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
     return (found[1], int(found[2])) if found else (text.strip(), 1)
 
@@ -113,7 +113,7 @@ def call(text: str, where: str) -> Item:
 
 
 def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:
-    """What was written, by field.
+    """Return what was written, by field.
 
     Args:
         item: as written.
@@ -169,7 +169,7 @@ def record(
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
-    """The call as `call` reads it; numbers are read back exactly."""
+    """Return the call as `call` reads it; numbers are read back exactly."""
     inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
     return f"{name}({', '.join(inside)})" if inside else name
 

@@ -149,7 +149,7 @@ class Hours(Record):
         return self
 
     def has(self, moment: datetime.datetime) -> bool:
-        """Whether a moment, in the time of this machine, is in them."""
+        """Return whether a moment, in the time of this machine, is in them."""
         minute = 60 * moment.hour + moment.minute
         return any(
             begin <= minute < end if begin < end else minute >= begin or minute < end for begin, end in self.spans
@@ -209,37 +209,37 @@ class Host(Record):
 
     @property
     def through(self) -> tuple[Host, ...]:
-        """The hosts that ssh goes through, the nearest first."""
+        """Return the hosts that ssh goes through, the nearest first."""
         return () if self.jump is None else _hosts_at(self.jump)
 
     @property
     def reached_as(self) -> str:
-        """Where ssh goes, for a person: ``box1 (alice@box1.lan:2222 through gateway)``."""
+        """Return where ssh goes, for a person: ``box1 (alice@box1.lan:2222 through gateway)``."""
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
         way = f"{user}{self.address}{port}" + (f" through {self.jump}" if self.jump else "")
         return self.name if way == self.name else f"{self.name} ({way})"
 
     @property
     def cost_usd_per_hour(self) -> float | None:
-        """What an hour of training on it costs: as it was said, or its electricity; None: nobody said."""
+        """Return what an hour of training on it costs: as it was said, or its electricity; None: nobody said."""
         if self.usd_per_hour is not None:
             return self.usd_per_hour
         return None if self.kw is None or self.usd_per_kwh is None else self.kw * self.usd_per_kwh
 
     @property
     def cost_in_words(self) -> str:
-        """What that rests on: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
+        """Return what that rests on: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
         if self.usd_per_hour is not None or self.kw is None:
             return "as the inventory says"
         return f"{self.kw:g} kW at ${self.usd_per_kwh:g} a kWh"
 
     def may_be_used(self, moment: datetime.datetime) -> bool:
-        """Whether its owner leaves it to us at a moment, in this machine's time."""
+        """Return whether its owner leaves it to us at a moment, in this machine's time."""
         return self.hours is None or self.hours.has(moment)
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """The machines of a ``hosts.toml``, in its order.
+    """Return the machines of a ``hosts.toml``, in its order.
 
     Raises:
         BadInput: the file cannot be read, names no host, or says something of one that cannot be.
@@ -298,7 +298,7 @@ _SEEN_BY_PLANS = (
 
 
 def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Hosts in which a plan sees no difference, by the name of the first.
+    """Return hosts in which a plan sees no difference, by the name of the first.
 
     Args:
         hosts: of an inventory.
@@ -312,7 +312,7 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
 
 
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """All of an inventory together."""
+    """Return all of an inventory together."""
     if not 0 < len(hosts) <= MOST_HOSTS:
         raise BadInput(
             f"{where} must name 1 to {MOST_HOSTS} hosts, got {len(hosts)}.",

@@ -32,7 +32,7 @@ class Terminated(BaseException):
 
 
 def exit_code_of(error: KeyboardInterrupt | Terminated) -> int:
-    """What a shell gives for a command that the signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
+    """Return what a shell gives for a command that the signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
     return 128 + (error.number if isinstance(error, Terminated) else int(signal.SIGINT))
 
 
@@ -230,7 +230,7 @@ _GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What each of so many workers of this machine needs beside ``given``, which is kept where it says anything.
+    """Return what each of so many workers of this machine needs beside ``given``, which is kept where it says anything.
 
     The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
     set before torch is loaded.

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, or the first that a name stands for, reaches this machine alone."""
+    """Return whether an address, or the first that a name stands for, reaches this machine alone."""
     try:
         found = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -23,7 +23,7 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of this machine's network interface that has an address; None: no interface has it."""
+    """Return the name of this machine's network interface that has an address; None: no interface has it."""
     wanted = LOOPBACK if address.startswith("127.") else address  # it has all of them, and is listed with one
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == wanted for one in addresses):
@@ -32,7 +32,7 @@ def interface_of(address: str) -> str | None:
 
 
 def collectives_on(address: str) -> dict[str, str]:
-    """The environment by which gloo and NCCL listen on the interface that has an address.
+    """Return the environment by which gloo and NCCL listen on the interface that has an address.
 
     Raises:
         RunFailed: this machine has no such address.
@@ -53,12 +53,12 @@ SECRET_PATTERN = r"[0-9a-f]{64}"
 
 
 def new_secret() -> str:
-    """A secret for one run."""
+    """Return a secret for one run."""
     return secrets.token_hex(32)
 
 
 def checked_secret(secret: str | None) -> bytes:
-    """The secret as bytes.
+    """Return the secret as bytes.
 
     Raises:
         BadInput: there is none, or it is something that `new_secret` does not give.

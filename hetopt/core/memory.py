@@ -79,7 +79,7 @@ class TrainingMemory(Record):
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def peak_bytes(self, samples: int, exchange: ExchangeMemory = ALONE) -> float:
-        """The most that a worker's tensors hold at a time.
+        """Return the most that a worker's tensors hold at a time.
 
         Args:
             samples: of a micro-batch.
@@ -90,7 +90,7 @@ class TrainingMemory(Record):
         return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
-        """The most samples that fit together: 0 where not even one does, None where any number does."""
+        """Return the most samples that fit together: 0 where not even one does, None where any number does."""
 
         def fits(samples: int) -> bool:
             return self.peak_bytes(samples, exchange) <= limit_bytes
@@ -129,7 +129,7 @@ MOST_SAMPLES = 1 << 40
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
-    """Bytes a sample, by least squares; of one size alone, as if all of it grew with the samples."""
+    """Return bytes a sample, by least squares; of one size alone, as if all of it grew with the samples."""
     if len(sizes) == 1:
         return counted[0] / sizes[0]
     size, bytes_ = sum(sizes) / len(sizes), sum(counted) / len(counted)
@@ -149,7 +149,7 @@ class MemoryLine:
         return self.fixed_bytes + self.per_sample_bytes * local_batch_size
 
     def largest_batch(self, limit_bytes: float) -> int | None:
-        """The largest batch that stays within the limit: 0 when not even one sample fits, None when any does."""
+        """Return the largest batch that stays within the limit: 0 when not even one sample fits, None when any does."""
         if self.fixed_bytes > limit_bytes:
             return 0
         if self.per_sample_bytes <= 0:
@@ -176,7 +176,7 @@ def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> M
 
 
 def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> int:
-    """What one of ``workers`` equal workers may use of a memory they share, ``fraction`` of it at most."""
+    """Return what one of ``workers`` equal workers may use of a memory they share, ``fraction`` of it at most."""
     if total_bytes < 1 or workers < 1 or not 0 < fraction <= 1:
         raise ValueError("a limit needs memory, workers and a fraction in (0, 1]")
     return max(1, int(total_bytes * fraction) // workers)

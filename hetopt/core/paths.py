@@ -50,7 +50,7 @@ _SHOWN = 80
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with a user's home folder in place of ``~``.
+    """Return the path with a user's home folder in place of ``~``.
 
     Raises:
         BadInput: nothing says where that is: HOME is not set and the system has no such user.
@@ -65,7 +65,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
-    """Where a foreign name lies below a folder; it need not exist yet.
+    """Return where a foreign name lies below a folder; it need not exist yet.
 
     Args:
         folder: which everything must stay in.
@@ -96,7 +96,7 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
 
 
 def temporary_folder(purpose: str) -> Path:
-    """Where a folder of this program may be made among the temporary files; nothing is there yet.
+    """Return where a folder of this program may be made among the temporary files; nothing is there yet.
 
     It has a name before it is made: whatever comes between, who asked can remove it.
     """
@@ -104,18 +104,18 @@ def temporary_folder(purpose: str) -> Path:
 
 
 def is_name(pattern: str, text: object) -> bool:
-    """Whether something is text that a pattern of this module describes, all of it."""
+    """Return whether something is text that a pattern of this module describes, all of it."""
     return isinstance(text, str) and re.fullmatch(pattern.removesuffix("$"), text) is not None
 
 
 def host_name(text: str) -> str:
-    """What a machine that calls itself so is called in a run."""
+    """Return what a machine that calls itself so is called in a run."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
     return name or "host"
 
 
 def run_name(text: str) -> str:
-    """The name of a run as somebody gave it.
+    """Return the name of a run as somebody gave it.
 
     Raises:
         BadInput: no run can be called so.
@@ -126,7 +126,7 @@ def run_name(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A foreign name for a message: quoted, in plain characters, and no longer than a line."""
+    """Return a foreign name for a message: quoted, in plain characters, and no longer than a line."""
     short = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
     return ascii(short) if not short.isprintable() else repr(short)
 
@@ -191,7 +191,7 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> bytes:
-    """All of a regular file.
+    """Return all of a regular file.
 
     Raises:
         MissingFile: it does not exist.
@@ -205,7 +205,7 @@ def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_AN
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> str:
-    """All of a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
+    """Return all of a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
 
     Raises:
         MissingFile: it does not exist.
@@ -216,7 +216,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
-    """All of a regular file as JSON.
+    """Return all of a regular file as JSON.
 
     Raises:
         MissingFile: it does not exist.
@@ -227,7 +227,7 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
 
 
 def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
-    """Bytes as UTF-8 text, without a byte order mark; line ends become newlines.
+    """Return bytes as UTF-8 text, without a byte order mark; line ends become newlines.
 
     Raises:
         BadInput: they are not UTF-8.
@@ -240,7 +240,7 @@ def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
 
 
 def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> Any:
-    """JSON text as plain values.
+    """Return JSON text as plain values.
 
     Args:
         text: as it was read; a byte order mark is passed over.
@@ -272,7 +272,7 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
 
 
 def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOTHER) -> Iterator[str]:
-    """The lines of a text stream, without a byte order mark.
+    """Yield the lines of a text stream, without a byte order mark.
 
     Raises:
         BadInput: a line is longer than `MOST_LINE_CHARACTERS`, or is not UTF-8 text.
@@ -295,7 +295,7 @@ def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOT
 
 
 def shortened(text: str, most: int = 4 * _SHOWN_CHARACTERS) -> str:
-    """Text that someone else wrote, short enough for a sentence: its middle is left out."""
+    """Return text that someone else wrote, short enough for a sentence: its middle is left out."""
     if len(text) <= most:
         return text
     kept = (most - 5) // 2
@@ -303,7 +303,7 @@ def shortened(text: str, most: int = 4 * _SHOWN_CHARACTERS) -> str:
 
 
 def _integer(digits: str) -> int:
-    """An integer of JSON; immense ones are no measure of anything, and end whoever makes a float of them."""
+    """Return an integer of JSON; immense ones are no measure of anything, and end whoever makes a float of them."""
     if len(digits) > len(str(_LARGEST_INTEGER)) + 1 or abs(value := int(digits)) > _LARGEST_INTEGER:
         raise ValueError("beyond 64 bits")
     return value

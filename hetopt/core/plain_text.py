@@ -32,12 +32,12 @@ _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def is_plain(character: str) -> bool:
-    """Whether a character shows as itself, and does nothing else."""
+    """Return whether a character shows as itself, and does nothing else."""
     return character.isprintable() or character in _JOINERS or unicodedata.category(character) not in _REFUSED
 
 
 def fault_of(text: str) -> str | None:
-    """Why a record cannot hold a text, in words that follow its name; None: it can."""
+    """Return why a record cannot hold a text, in words that follow its name; None: it can."""
     if len(text) > MOST_CHARACTERS:
         return f"must have at most {MOST_CHARACTERS:,} characters, not {len(text):,}"
     if text.isprintable():
@@ -49,7 +49,7 @@ def fault_of(text: str) -> str | None:
 
 
 def texts_in(value: object) -> Iterable[str]:
-    """Every text in plain values, keys included."""
+    """Return every text in plain values, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -80,12 +80,12 @@ def one_line(text: str) -> str:
 
 
 def without_colours(text: str) -> str:
-    """Text as it looks in a terminal that knows no colours."""
+    """Return text as it looks in a terminal that knows no colours."""
     return _ANSI.sub("", text)
 
 
 def spelled(character: str) -> str:
-    """A character as JSON can spell it in letters that every encoding knows."""
+    """Return a character as JSON can spell it in letters that every encoding knows."""
     code = ord(character)
     if code < 0x10000:
         return f"\\u{code:04x}"
@@ -106,7 +106,7 @@ _INTERPRETERS = ("python", "python3")
 
 
 def typed_script(words: Sequence[str]) -> tuple[str, ...]:
-    """A script's file and its arguments, of how people start it: ``python train.py``, ``-m package.train``.
+    """Return a script's file and its arguments, of how people start it: ``python train.py``, ``-m package.train``.
 
     Raises:
         BadInput: there is no such module in this folder.
@@ -128,12 +128,12 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """What a script is called once a session was written into it: beside it, as it imports what lies there."""
+    """Return what a script is called once a session was written into it: beside it, as it imports what lies there."""
     return script.with_name(f"{script.stem}_hetopt.py")
 
 
 def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> str:
-    """The name, if it is one of these.
+    """Return the name, if it is one of these.
 
     Args:
         name: as it was given.
@@ -151,7 +151,7 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 
 
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
-    """The error of a name that is none of these; see `known`."""
+    """Return the error of a name that is none of these; see `known`."""
     spelled = {other.casefold(): other for other in names}
     near = [spelled[one] for one in _nearest(name.casefold(), spelled)]
     if hint is None:
@@ -163,7 +163,7 @@ def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = No
 
 @functools.lru_cache(maxsize=256)
 def meant(name: str, names: Iterable[str]) -> str | None:
-    """Which of these a name is that has a slip or two; None: it is a name of its own, which somebody else reads.
+    """Return which of these a name is that has a slip or two; None: it is a name of its own, which somebody else reads.
 
     Args:
         name: none of these.
@@ -180,14 +180,14 @@ def either(names: Iterable[object]) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The name that is most alike, and those that are just as much so; none where none is close."""
+    """Return the name that is most alike, and those that are just as much so; none where none is close."""
     near = difflib.get_close_matches(name, names)
     alike = [difflib.SequenceMatcher(None, one, name).ratio() for one in near]
     return [one for one, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
 
 
 def typed(*words: object) -> str:
-    """A command, or a part of one, as it is typed: a path with a space in it, a pattern or a quote is in quotes.
+    """Return a command, or a part of one, as it is typed: a path with a space in it, a pattern or a quote is in quotes.
 
     Args:
         words: of the command; each becomes one word of the shell.
@@ -196,7 +196,7 @@ def typed(*words: object) -> str:
 
 
 def html_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, below: Sequence[str] = ()) -> str:
-    """A table with a bold title, and sentences under it. All texts are escaped.
+    """Return a table with a bold title, and sentences under it. All texts are escaped.
 
     Args:
         title: above it.

@@ -350,7 +350,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def is_counted(self) -> bool:
-        """Whether operations were counted and nothing was measured, as `hetopt estimate` does it."""
+        """Return whether operations were counted and nothing was measured, as `hetopt estimate` does it."""
         return any(device.counted_log_sd is not None for device in self.devices)
 
     @property
@@ -360,7 +360,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def measured_machines(self) -> frozenset[str]:
-        """Types, or names of one's own machines, that its step samples are of."""
+        """Return types, or names of one's own machines, that its step samples are of."""
         return frozenset(node.type for sample in self.samples for node in sample.nodes)
 
     def computing_in(self, precision: Precision) -> Self:

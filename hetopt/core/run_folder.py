@@ -57,12 +57,12 @@ MANIFEST_FILE = "manifest.json"
 
 
 def is_unfinished(model: Path) -> bool:
-    """Whether a file of this name is the model of a run that was stopped before its planned end."""
+    """Return whether a file of this name is the model of a run that was stopped before its planned end."""
     return model.stem == Path(UNFINISHED_MODEL_FILE).stem
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
-    """What names the newest checkpoint that is kept in a run's folder, wherever the run was; None: none is.
+    """Return what names the newest checkpoint that is kept in a run's folder, wherever the run was; None: none is.
 
     Those of rented machines are in their bucket.
     """
@@ -78,7 +78,7 @@ def checkpoint_step(run_dir: Path) -> int | None:
 
 
 def model_in(run_dir: Path) -> Path | None:
-    """The model in a run's folder: the trained one, or that of so far; None: there is none yet."""
+    """Return the model in a run's folder: the trained one, or that of so far; None: there is none yet."""
     return next((path for name in MODEL_FILES if (path := run_dir / name).is_file()), None)
 
 
@@ -101,13 +101,13 @@ def write_living(run_dir: Path, spec: RunSpec) -> None:
 
 
 def living_file(run_dir: Path) -> Path:
-    """The file with the spec that workers who begin now have to follow."""
+    """Return the file with the spec that workers who begin now have to follow."""
     living = run_dir / LIVING_FILE
     return living if living.is_file() else run_dir / SPEC_FILE
 
 
 def read_living(run_dir: Path) -> RunSpec:
-    """The run as those who begin now have to follow it.
+    """Return the run as those who begin now have to follow it.
 
     Raises:
         BadInput: there is none, or it is not a spec.
@@ -116,7 +116,7 @@ def read_living(run_dir: Path) -> RunSpec:
 
 
 def read_spec(run_dir: Path) -> RunSpec:
-    """The spec of the run in ``run_dir``.
+    """Return the spec of the run in ``run_dir``.
 
     Raises:
         BadInput: there is none, or it is not a spec.
@@ -128,7 +128,7 @@ LOG_FOLDER = "log"
 
 
 def host_log_folder(run_dir: Path, host: str) -> Path:
-    """Where the processes of one host write what they print; it need not exist yet.
+    """Return where the processes of one host write what they print; it need not exist yet.
 
     Raises:
         BadInput: no host can be called so.
@@ -137,7 +137,7 @@ def host_log_folder(run_dir: Path, host: str) -> Path:
 
 
 def read_from(path: Path, offset: int) -> tuple[str, int]:
-    """Whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet.
+    """Return whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet.
 
     Raises:
         BadInput: the file cannot be read.
@@ -207,7 +207,7 @@ class Outputs:
 
 
 def written_in(folder: Path) -> Outputs:
-    """What was written into a folder; links are not followed, and nothing but files counts."""
+    """Return what was written into a folder; links are not followed, and nothing but files counts."""
     found = Outputs()
     for name, size in sorted(_files(folder)):
         found.add(folder, name, size)
@@ -267,7 +267,7 @@ class ConditionsReader:
         self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)
 
     def now(self) -> Conditions:
-        """The present conditions; without a file, everything is as it was declared."""
+        """Return the present conditions; without a file, everything is as it was declared."""
         return self._file.now() or AS_DECLARED
 
 
@@ -275,13 +275,13 @@ _SECRET_BYTES = 8
 
 
 def home() -> Path:
-    """The folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    """Return the folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
     base = os.environ.get("HETOPT_HOME")
     return expanded(base or "~/.hetopt")
 
 
 def runs_home() -> Path:
-    """The folder that holds all runs of this user."""
+    """Return the folder that holds all runs of this user."""
     return home() / "runs"
 
 
@@ -323,7 +323,7 @@ class RunFolders:
         return path
 
     def all(self) -> list[Path]:
-        """Every run, oldest first (their names sort by time).
+        """Return every run, oldest first (their names sort by time).
 
         Raises:
             BadInput: their folder cannot be read.
@@ -339,7 +339,7 @@ class RunFolders:
             ) from None
 
     def find(self, name: str | None) -> Path:
-        """The run called ``name`` (any unambiguous part of it will do), or the newest one.
+        """Return the run called ``name`` (any unambiguous part of it will do), or the newest one.
 
         Raises:
             BadInput: there is no such run, or the name fits several.

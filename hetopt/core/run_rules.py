@@ -14,7 +14,9 @@ from types import MappingProxyType
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import (
+    AUTO,
     CODINGS,
+    COLLECTIVES,
     CORRECTION,
     DENSE,
     GATHER,
@@ -25,7 +27,15 @@ from hetopt.core.comm.composition import (
 )
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.plain_text import known, unknown
-from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.run_spec import (
+    BATCH_POLICIES,
+    BATCH_SETTINGS,
+    RATIO_SETTINGS,
+    Compression,
+    RunSpec,
+    Settings,
+    parse_policy,
+)
 from hetopt.core.scaled_emulation import STAND_IN
 
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
@@ -35,7 +45,7 @@ _OF_CORRECTION = ("momentum", "clip_norm")
 
 
 def checked(compression: Compression) -> Combination:
-    """The combination that ``compression`` means.
+    """Return the combination that ``compression`` means.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -91,6 +101,25 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def parse_batch_policy(text: str) -> tuple[str, Settings]:
+    """Return name and settings of a batch policy, such as ``allocation(micro=4)``.
+
+    Raises:
+        BadInput: there is no such policy, or setting of it.
+    """
+    return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
+
+
+def parse_ratio_policy(text: str) -> tuple[str, Settings]:
+    """Return name and settings of a ratio policy, such as ``gravac(window=50)``; errors likewise."""
+    return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
+
+
+def parse_collective(text: str) -> str:
+    """Return a collective, as the registry names it; ``auto``: the cheapest."""
+    return known(text, (AUTO, *COLLECTIVES), "collective")
+
+
 def check_ratio_controller(name: str, ratio: float) -> None:
     """Whether a run can have that controller.
 
@@ -109,7 +138,7 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 
 def why_not_local(spec: RunSpec) -> str | None:
-    """One sentence on what of a run does not go with workers that train for themselves; None where all does."""
+    """Return one sentence on what of a run does not go with workers that train for themselves; None where all does."""
     sync = spec.sync
     reason = why_not_synchronised(spec.compression.name, "updates" if sync.name == "ssp" else "parameters")
     if reason is not None:
@@ -128,7 +157,7 @@ def why_not_local(spec: RunSpec) -> str | None:
 
 
 def why_not_settling(spec: RunSpec) -> str | None:
-    """One sentence on what of a run does not go with sync ``auto``; None where all does."""
+    """Return one sentence on what of a run does not go with sync ``auto``; None where all does."""
     if len(spec.workers) > 1 and spec.ratio_policy != "auto":
         return (
             "Sync auto weighs averages of parameters against the best exchange of gradients, which the ratio policy "
@@ -142,7 +171,7 @@ def why_not_settling(spec: RunSpec) -> str | None:
 
 
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
-    """Steps of so many passes over the data; at least one."""
+    """Return steps of so many passes over the data; at least one."""
     return max(1, round(epochs * dataset_size / global_batch_size))
 
 

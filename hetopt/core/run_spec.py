@@ -261,7 +261,7 @@ def parse_policy(
 
 
 def spell_policy(name: str, settings: Settings) -> str:
-    """The policy as `parse_policy` reads it."""
+    """Return the policy as `parse_policy` reads it."""
     return written(name, pairs=settings)
 
 
@@ -436,7 +436,7 @@ class WorkerSpec(Record):
     @model_validator(mode="before")
     @classmethod
     def _as_named_before(cls, value: object) -> object:
-        """Files of 0.1 call the slowdown factor ``pace``."""
+        """Return files of 0.1 call the slowdown factor ``pace``."""
         return renamed(value, {"pace": "slowdown"})
 
 
@@ -547,23 +547,23 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_local(self) -> bool:
-        """Whether workers apply their own gradients, and are brought together now and then."""
+        """Return whether workers apply their own gradients, and are brought together now and then."""
         return len(self.workers) > 1 and self.sync.is_local
 
     @property
     def steers_exchange(self) -> bool:
-        """Whether what is sent, or how, may change while the run goes on."""
+        """Return whether what is sent, or how, may change while the run goes on."""
         may_change = self.ratio_policy != "fixed" or self.collective_policy != "fixed"
         return len(self.workers) > 1 and not self.is_local and may_change
 
     @property
     def weighs_ways(self) -> bool:
-        """Whether the ratio policy chooses among whole ways to exchange."""
+        """Return whether the ratio policy chooses among whole ways to exchange."""
         return self.ratio_policy in WEIGHS_WAYS
 
     @property
     def is_elastic(self) -> bool:
-        """Whether workers that lose others go on with what they have in memory.
+        """Return whether workers that lose others go on with what they have in memory.
 
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
@@ -574,12 +574,12 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def script_command(self) -> tuple[str, ...]:
-        """The script and its arguments, with the folder of the data where they say `DATA_PLACE`."""
+        """Return the script and its arguments, with the folder of the data where they say `DATA_PLACE`."""
         return tuple(one.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for one in self.script)
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of one step over all workers."""
+        """Return samples of one step over all workers."""
         return sum(worker.local_batch_size for worker in self.workers)
 
 
@@ -621,16 +621,16 @@ class Node:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it comes and goes without the others, and only its workers know of them."""
+        """Return whether it comes and goes without the others, and only its workers know of them."""
         return "," in self.meeting
 
     def to_arguments(self) -> list[str]:
-        """The node on a command line."""
+        """Return the node on a command line."""
         return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]
 
     @classmethod
     def of_arguments(cls, arguments: Sequence[str]) -> Node | None:
-        """The node that `to_arguments` wrote; None when there are no arguments.
+        """Return the node that `to_arguments` wrote; None when there are no arguments.
 
         Raises:
             BadInput: they are something else.
@@ -652,12 +652,12 @@ def _is_address(text: str) -> bool:
 
 
 def host_names(spec: RunSpec) -> list[str]:
-    """The hosts of a run in the order of their workers' ranks."""
+    """Return the hosts of a run in the order of their workers' ranks."""
     return list(dict.fromkeys(worker.host for worker in spec.workers))
 
 
 def first_rank(spec: RunSpec, host: str) -> int:
-    """The rank of a host's first worker.
+    """Return the rank of a host's first worker.
 
     Raises:
         BadInput: the run has no such host.
@@ -669,5 +669,5 @@ def first_rank(spec: RunSpec, host: str) -> int:
 
 
 def workers_on(spec: RunSpec, host: str) -> int:
-    """Number of workers of a host."""
+    """Return number of workers of a host."""
     return sum(worker.host == host for worker in spec.workers)

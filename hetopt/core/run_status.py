@@ -52,7 +52,7 @@ class RunStatus:
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """What to do: what helps, where that is known, or else to read more."""
+        """Return what to do: what helps, where that is known, or else to read more."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
@@ -67,7 +67,7 @@ def failure_reason(events: Sequence[LogEvent]) -> str | None:
 
 
 def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
-    """How the run is.
+    """Return how the run is.
 
     Args:
         events: the end of its log, oldest first.
@@ -92,7 +92,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
 
 
 def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
-    """The exit code for a run whose hosts ended so; negative codes are signals.
+    """Return the exit code for a run whose hosts ended so; negative codes are signals.
 
     The smallest of hetopt's own is the most specific (2 bad input before 6 run failed). A host that died is a failed
     run, whatever its survivors say.
@@ -104,13 +104,13 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
 
 
 def log_bytes(run_dir: Path) -> int:
-    """How long a run's log is."""
+    """Return how long a run's log is."""
     path = run_dir / EVENTS_FILE
     return path.stat().st_size if path.exists() else 0
 
 
 def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
-    """The end of a run's log.
+    """Return the end of a run's log.
 
     Args:
         run_dir: the run's folder.
@@ -140,7 +140,7 @@ def _tail(path: Path, since: int = 0) -> bytes:
 
 
 def read_tail(path: Path) -> str:
-    """The end of a file as text, from the start of a line; empty when there is none.
+    """Return the end of a file as text, from the start of a line; empty when there is none.
 
     Raises:
         BadInput: it cannot be read.
@@ -149,7 +149,7 @@ def read_tail(path: Path) -> str:
 
 
 def last_words(run_dir: Path) -> str | None:
-    """What can be told of a run whose processes are gone, if it wrote no event about its end."""
+    """Return what can be told of a run whose processes are gone, if it wrote no event about its end."""
     if not (run_dir / SPEC_FILE).exists():
         return "it was never started: its folder holds no run"
     if shutil.disk_usage(run_dir).free < LOG_ROOM_BYTES:

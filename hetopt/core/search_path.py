@@ -109,7 +109,7 @@ def install_command(extra: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """What hetopt needs of a package, such as ``torch==2.13.0``; the package alone where it declares nothing."""
+    """Return what hetopt needs of a package, such as ``torch==2.13.0``; the package alone where it declares nothing."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
     return next((one for one in declared if _name(one) == package), package)
 

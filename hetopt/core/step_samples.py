@@ -91,22 +91,22 @@ class Configuration(_Line):
 
     @property
     def workers(self) -> int:
-        """Workers of all nodes."""
+        """Return workers of all nodes."""
         return sum(node.workers for node in self.nodes)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Samples of each worker, in the order of the nodes."""
+        """Return samples of each worker, in the order of the nodes."""
         sizes = self.local_batch_size
         return (sizes,) * self.workers if isinstance(sizes, int) else sizes
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """Types and workers of the nodes whatever their order: what is rented and started as one job."""
+        """Return types and workers of the nodes whatever their order: what is rented and started as one job."""
         return tuple(sorted((self.kind(node), node.workers) for node in self.nodes))
 
     def kind(self, node: Node) -> str:
-        """What a worker of the node is: its machine's type, and what it computes in where that is said."""
+        """Return what a worker of the node is: its machine's type, and what it computes in where that is said."""
         return node.type if self.precision is None else f"{node.type}{IN_PRECISION}{self.precision}"
 
 
@@ -152,7 +152,7 @@ class StepSamples(Artifact):
 
 
 def parse_configuration(line: str) -> Configuration:
-    """One line as a configuration, with or without times.
+    """Return one line as a configuration, with or without times.
 
     Raises:
         BadInput: what is wrong with it.
@@ -161,7 +161,7 @@ def parse_configuration(line: str) -> Configuration:
 
 
 def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]:
-    """Every line as a sample; empty lines are passed over.
+    """Return every line as a sample; empty lines are passed over.
 
     Raises:
         BadInput: the first line that cannot be used, or no line at all.

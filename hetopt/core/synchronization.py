@@ -120,12 +120,12 @@ class Synchronization(_Named):
 
     @property
     def is_local(self) -> bool:
-        """Whether workers apply their own gradients, and average parameters."""
+        """Return whether workers apply their own gradients, and average parameters."""
         return self.name not in ("bsp", "auto")
 
     @property
     def may_settle(self) -> bool:
-        """Whether workers that sum their gradients may settle, while the run goes on, for averages."""
+        """Return whether workers that sum their gradients may settle, while the run goes on, for averages."""
         return self.name == "auto"
 
 
@@ -189,7 +189,7 @@ _UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants"
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
-    """When workers put together what they have learned.
+    """Return when workers put together what they have learned.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
@@ -205,7 +205,7 @@ def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
 
 
 def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
-    """Which samples a worker sees; arguments as of `parse_sync`.
+    """Return which samples a worker sees; arguments as of `parse_sync`.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
@@ -232,12 +232,12 @@ def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
 
 
 def spell_sync(sync: Synchronization) -> str:
-    """The synchronisation as `parse_sync` reads it."""
+    """Return the synchronisation as `parse_sync` reads it."""
     return _spell(sync, sync.name)
 
 
 def spell_partition(partition: Partition) -> str:
-    """The partition as `parse_partition` reads it."""
+    """Return the partition as `parse_partition` reads it."""
     return _spell(partition, partition.name)
 
 
@@ -266,6 +266,6 @@ class StalenessSchedule:
 
     @classmethod
     def of(cls, staleness: int) -> StalenessSchedule:
-        """The rhythm that keeps a staleness: ``every * flights <= staleness + 1``."""
+        """Return the rhythm that keeps a staleness: ``every * flights <= staleness + 1``."""
         flights = min(MOST_FLIGHTS, staleness + 1)
         return cls(every=(staleness + 1) // flights, flights=flights)

@@ -43,7 +43,7 @@ from hetopt.core.profile import LearningRateRule
 
 
 def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_size: int) -> float:
-    """The factor on a learning rate that was tuned at ``tuned_batch_size``, for steps of ``batch_size`` samples.
+    """Return the factor on a learning rate that was tuned at ``tuned_batch_size``, for steps of ``batch_size`` samples.
 
     - ``none``: 1.
     - ``linear``: in proportion (Goyal et al. 2017, arXiv 1706.02677, with warm-up). As many samples move the parameters
@@ -178,7 +178,7 @@ class SmoothedNoise:
             raise ValueError(f"decay must be in [0, 1), got {self.decay}")
 
     def add(self, moments: Moments) -> SmoothedNoise:
-        """The averages after one more sample."""
+        """Return the averages after one more sample."""
         fresh = 1 - self.decay
         return SmoothedNoise(
             decay=self.decay,
@@ -189,7 +189,7 @@ class SmoothedNoise:
 
     @property
     def moments(self) -> Moments:
-        """The averages.
+        """Return the averages.
 
         Raises:
             ValueError: nothing was added yet.
@@ -225,7 +225,7 @@ NOISE_COEFFICIENT_SD = 0.15
 
 
 def distance(gain: float) -> float:
-    """How far what is held back has left the model behind, in steps.
+    """Return how far what is held back has left the model behind, in steps.
 
     Raises:
         ValueError: a gain outside (0, 1].
@@ -236,12 +236,12 @@ def distance(gain: float) -> float:
 
 
 def backlog_steps(gain: float) -> float:
-    """Steps' worth of gradient that is held back once this gain has settled."""
+    """Return steps' worth of gradient that is held back once this gain has settled."""
     return distance(gain) ** 2
 
 
 def backlog_after(before: float, gain: float, steps: float) -> float:
-    """The same after so many steps that kept ``gain``, where it was ``before``.
+    """Return the same after so many steps that kept ``gain``, where it was ``before``.
 
     A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
     for gradients are mostly noise.
@@ -251,7 +251,7 @@ def backlog_after(before: float, gain: float, steps: float) -> float:
 
 
 def step_inflation(gain: float, coefficient: float = COEFFICIENT) -> float:
-    """Steps at this gain over steps of dense training, at least 1.
+    """Return steps at this gain over steps of dense training, at least 1.
 
     Args:
         gain: retained gradient energy, in (0, 1].

@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 
 
 def facts(listing: Listing) -> dict[str, Any]:
-    """An instance type in one region, as JSON. What is unknown is null."""
+    """Return an instance type in one region, as JSON. What is unknown is null."""
     found = listing.instance_type
     return {
         "instance_type": found.name,
@@ -239,7 +239,7 @@ def _accelerator(accelerator: Accelerator) -> dict[str, str]:
 
 
 def price_notes(catalogs: Sequence[Catalog], listings: Sequence[Listing]) -> list[str]:
-    """What the prices of some listings of these catalogues are, of when, and according to whom."""
+    """Return what the prices of some listings of these catalogues are, of when, and according to whom."""
     where = catalogs[0].region if len(catalogs) == 1 else "the region named"
     if not any(catalog.has_prices for catalog in catalogs):
         return [f"spot saves: share of the on-demand price in {where}, which the catalogue does not have"]

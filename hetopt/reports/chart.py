@@ -1,4 +1,4 @@
-"""Charts over the run's time: the plot is an SVG that stretches, its words are HTML that does not.
+"""The curves of a run on its page: the plot is an SVG that stretches, its words are HTML that does not.
 
 So a page is as readable on a telephone as on a wide screen. All charts share one axis of time, from the first step to
 the last. What lies side by side differs in lightness or dash, and each says in words where it begins and ends.
@@ -7,57 +7,29 @@ the last. What lies side by side differs in lightness or dash, and each says in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 import numpy as np
 
 from hetopt.core import formatting
-from hetopt.reports.series import Column, Envelope
+from hetopt.reports.document import UNITS
+from hetopt.reports.series import Column, OverTime, Series, as_column, envelope_of
 
 WIDTH = 1000
 """Of every plot, in its own units."""
 
+HEIGHT, ROW_HEIGHT = 110, 34
+"""Of a plot, and of one that has a row beside others of its kind, pixels."""
+
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
+_COLOURS = "adca"
+"""As many lines as can be told apart in one plot."""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
-    """One quantity over time.
-
-    Attributes:
-        key: its name in the page's data, by which the cursor finds it.
-        label: for people.
-        envelope: [points] each.
-        colour: a variable of the page's style.
-    """
-
-    key: str
-    label: str
-    envelope: Envelope
-    colour: str = "a"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Axes:
-    """What all charts of a page share: when its points are, and what happened when."""
-
-    end_s: Column
-    marks_s: Sequence[float]
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds from the left edge of the chart to its right edge."""
-        return float(self.end_s[-1])
-
-    def x(self, time_s: float) -> float:
-        """Where a moment is, 0 to WIDTH."""
-        return WIDTH * min(max(time_s / self.duration_s, 0.0), 1.0) if self.duration_s > 0 else 0.0
-
-    def xs(self) -> list[float]:
-        """Horizontal place of every point, 0 to WIDTH."""
-        return [self.x(float(time_s)) for time_s in self.end_s]
+Y = Callable[[float], float]
+"""From a value to its height in a plot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +42,7 @@ class Scale:
 
     @classmethod
     def around(cls, columns: Sequence[Column], *, logarithmic: bool = False, from_zero: bool = False) -> Scale:
-        """A scale that holds all that is known in the columns."""
+        """Return a scale that holds all that is known in the columns."""
         known = np.concatenate([np.ravel(column)[np.isfinite(np.ravel(column))] for column in columns])
         known = known[known > 0] if logarithmic else known
         if not len(known):
@@ -85,142 +57,118 @@ class Scale:
         return cls(low=low, high=high, logarithmic=logarithmic)
 
     def share(self, value: float) -> float:
-        """0 at the bottom, 1 at the top."""
+        """Return 0 at the bottom, 1 at the top."""
         if self.logarithmic:
             inside = min(max(value, self.low), self.high)
             return math.log(inside / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
-def line_chart(
-    title: str,
-    lines: Sequence[Line],
-    axes: Axes,
-    *,
-    say: formatting.Say,
-    note: str = "",
-    logarithmic: bool = False,
-    from_zero: bool = False,
-    height: int = 150,
-    level: tuple[str, float] | None = None,
-) -> str:
-    """Lines with their bands from least to largest.
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The time that all charts of a page share: when its points are, and what happened when."""
 
-    Args:
-        title: of the chart.
-        lines: at most as many as there are dashes.
-        axes: the page's.
-        say: how values are told.
-        note: below the title.
-        logarithmic: the heights.
-        from_zero: whether the scale begins at 0.
-        height: of the plot, pixels.
-        level: a horizontal line, and what it is.
-    """
-    columns = [part for line in lines for part in (line.envelope.low, line.envelope.high)]
-    levels = [np.array([level[1]])] if level is not None else []
-    scale = Scale.around([*columns, *levels], logarithmic=logarithmic, from_zero=from_zero)
+    end_s: Sequence[float]
+    marks_s: Sequence[float]
+
+    def x(self, time_s: float) -> float:
+        """Return where a moment is, 0 to `WIDTH`."""
+        return WIDTH * min(max(time_s / self.end_s[-1], 0.0), 1.0) if self.end_s[-1] > 0 else 0.0
+
+    def plot(self, inside: str, name: str, height: int, *, top: str = "", bottom: str = "") -> str:
+        """Return the stretching part of a chart, with what happened as lines from top to bottom."""
+        marks = "".join(f"M{self.x(time_s):.1f} 0V{height}" for time_s in self.marks_s)
+        return (
+            f'<div class="plot" style="height:{height}px"><svg viewBox="0 0 {WIDTH} {height}" '
+            f'preserveAspectRatio="none" role="img" aria-label="{escape(name)}">{inside}'
+            f'<path class="happened" d="{marks}"/></svg>'
+            f'<span class="top">{escape(top)}</span><span class="bottom">{escape(bottom)}</span>'
+            '<i class="cursor" hidden></i></div>'
+        )
+
+    def path(self, values: Column, y: Y) -> str:
+        """Return a line through what is known; a gap where nothing is."""
+        parts, pen_is_down = [], False
+        for end_s, value in zip(self.end_s, values.tolist(), strict=True):
+            if math.isfinite(value):
+                parts.append(f"{'L' if pen_is_down else 'M'}{self.x(end_s):.1f} {y(value):.1f}")
+            pen_is_down = math.isfinite(value)
+        return "".join(parts)
+
+    def band(self, curve: Series, y: Y) -> str:
+        """Return the area between the least and the largest values of a curve."""
+        if not curve.low:
+            return ""
+        low, high = as_column(curve.low), as_column(curve.high)
+        known = np.isfinite(low)
+        xs = [self.x(end_s) for end_s, is_known in zip(self.end_s, known, strict=True) if is_known]
+        over = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, high[known].tolist(), strict=True)]
+        under = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, low[known].tolist(), strict=True)]
+        return f"M{'L'.join([*over, *reversed(under)])}Z" if over else ""
+
+
+def charts(told: OverTime, marks_s: Sequence[float], predicted_step_s: float | None) -> Iterator[str]:
+    """Yield a chart for each quantity, then the axis of time."""
+    axis = Axis(end_s=told.end_s, marks_s=marks_s)
+    for title, group in groupby(told.series, key=lambda series: series.title):
+        curves = list(group)
+        is_step_time = predicted_step_s is not None and curves[0].key == "step_time"
+        yield _chart(title, curves, axis, level=predicted_step_s if is_step_time else None)
+    said = ["0", *(formatting.duration(told.end_s[-1] * quarter / 4) for quarter in range(1, 5))]
+    yield f'<div class="ticks">{"".join(f"<span>{moment}</span>" for moment in said)}</div>'
+
+
+def _chart(title: str, curves: Sequence[Series], axis: Axis, *, level: float | None) -> str:
+    """Return lines with their bands, in one plot or, where they are many, each in a row of the same scale."""
+    is_wide, say = curves[0].is_logarithmic, UNITS[curves[0].unit]
+    around = [part for curve in curves for part in (envelope_of(curve).low, envelope_of(curve).high)]
+    levels = [np.array([level])] if level is not None else []
+    from_zero = not is_wide and curves[0].unit != "number"
+    scale = Scale.around([*around, *levels], logarithmic=is_wide, from_zero=from_zero)
+    notes = [*(["band: least to largest"] if any(curve.low for curve in curves) else []), *["logarithmic"] * is_wide]
+    in_rows = len(curves) > len(DASHES)
+    height = ROW_HEIGHT if in_rows else HEIGHT
 
     def y(value: float) -> float:
         return height * (1 - scale.share(value))
 
-    parts = []
-    for number, line in enumerate(lines):
-        dash = f' stroke-dasharray="{DASHES[number]}"' if DASHES[number] else ""
-        parts.append(f'<path class="band {line.colour}" d="{_band(line.envelope, axes, y)}"/>')
-        parts.append(f'<path class="line {line.colour}"{dash} d="{_path(line.envelope.middle, axes, y)}"/>')
+    lines, legends = [], []
+    for number, curve in enumerate(curves):
+        place = 0 if in_rows else number
+        dash = f' stroke-dasharray="{DASHES[place]}"' if DASHES[place] else ""
+        kind = f'class="line {_COLOURS[place]}"{dash}'
+        band = f'<path class="band {_COLOURS[place]}" d="{axis.band(curve, y)}"/>'
+        lines.append(f'{band}<path {kind} d="{axis.path(as_column(curve.values), y)}"/>')
+        legends.append(
+            f'<span class="key1"><svg class="sample" viewBox="0 0 26 8"><path {kind} d="M0 4H26"/></svg>'
+            f'{escape(_name(curve))} <output data-series="{escape(curve.key)}"></output></span>'
+        )
+    words = [_in_words(curve) for curve in curves]
+    note = f'<span class="soft small">{", ".join(notes)}</span>'
+    head = f"<b>{escape(title[:1].upper() + title[1:])}</b>"
+    top, bottom = say(scale.high), say(scale.low)
+    if in_rows:
+        rows = "".join(
+            f'<div class="worker"><div>{legend}</div>{axis.plot(line, f"{title}: {said}", height, top=top)}</div>'
+            for line, legend, said in zip(lines, legends, words, strict=True)
+        )
+        return f'<figure class="whole"><figcaption>{head} {note}</figcaption>{rows}</figure>'
     if level is not None:
-        at = y(level[1])
-        parts.append(f'<path class="level" d="M0 {at:.1f}H{WIDTH}"/>')
-    legend = " ".join(_legend(line, DASHES[number]) for number, line in enumerate(lines))
-    told = f' <span class="soft">{escape(level[0])} {escape(say(level[1]))}</span>' if level is not None else ""
-    return figure(
-        title,
-        legend + told,
-        plot(
-            "".join(parts),
-            axes,
-            height=height,
-            top=say(scale.high),
-            bottom=say(scale.low),
-            name=f"{title}: {'; '.join(_in_words(line, say) for line in lines)}",
-        ),
-        note=note,
-    )
+        lines.append(f'<path class="level" d="M0 {y(level):.1f}H{WIDTH}"/>')
+        legends.append(f'<span class="soft">predicted {escape(say(level))}</span>')
+    drawn = axis.plot("".join(lines), f"{title}: {'; '.join(words)}", height, top=top, bottom=bottom)
+    return f"<figure><figcaption>{head} {' '.join(legends)}{note}</figcaption>{drawn}</figure>"
 
 
-def plot(inside: str, axes: Axes, *, height: int, name: str, top: str = "", bottom: str = "") -> str:
-    """The stretching part of a chart, with what happened as lines from top to bottom."""
-    marks = "".join(f"M{axes.x(time_s):.1f} 0V{height}" for time_s in axes.marks_s)
-    return (
-        f'<div class="plot" style="height:{height}px"><svg viewBox="0 0 {WIDTH} {height}" preserveAspectRatio="none" '
-        f'role="img" aria-label="{escape(name)}">{inside}'
-        f'<path class="happened" d="{marks}"/></svg>'
-        f'<span class="top">{escape(top)}</span><span class="bottom">{escape(bottom)}</span>'
-        '<i class="cursor" hidden></i></div>'
-    )
+def _name(curve: Series) -> str:
+    return curve.label or ("median" if curve.low else "")
 
 
-def figure(title: str, legend: str, body: str, *, note: str = "", rows: bool = False) -> str:
-    """A chart with its title beside it, or above it where the screen is narrow; ``legend`` and ``body`` are HTML.
-
-    Args:
-        title: of the chart.
-        legend: behind it.
-        body: a plot; or rows of a label and a plot each.
-        note: below the title.
-        rows: whether it is rows.
-    """
-    said = f'<span class="soft small">{escape(note)}</span>' if note else ""
-    kind = ' class="whole"' if rows else ""
-    return f"<figure{kind}><figcaption><b>{escape(title)}</b> {legend}{said}</figcaption>{body}</figure>"
-
-
-def ticks(axes: Axes, count: int = 5) -> str:
-    """The axis of time, once for all charts above it."""
-    said = ["0", *(formatting.duration(axes.duration_s * k / (count - 1)) for k in range(1, count))]
-    inside = "".join(f"<span>{one}</span>" for one in said)
-    return f'<div class="ticks">{inside}</div>'
-
-
-def _in_words(line: Line, say: formatting.Say) -> str:
-    """Where a line begins, ends and lies."""
-    middle = line.envelope.middle[np.isfinite(line.envelope.middle)]
-    if not len(middle):
-        return f"{line.label} unknown"
-    low, high = float(np.nanmin(line.envelope.low)), float(np.nanmax(line.envelope.high))
-    first, last = say(float(middle[0])), say(float(middle[-1]))
-    return f"{line.label} {first} at first, {last} at the end, {say(low)} to {say(high)} on the way"
-
-
-def _legend(line: Line, dash: str) -> str:
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<span class="key1"><svg class="sample" viewBox="0 0 26 8"><path class="line {line.colour}"{dashed} '
-        f'd="M0 4H26"/></svg>{escape(line.label)} <output data-series="{escape(line.key)}"></output></span>'
-    )
-
-
-def path(values: Column, axes: Axes, high: float, height: int) -> str:
-    """Return a line from 0 to ``high``."""
-    return _path(values, axes, lambda value: height * (1 - min(value / high, 1.0)))
-
-
-def _path(values: Column, axes: Axes, y: Callable[[float], float]) -> str:
-    """A line through what is known; a gap where nothing is."""
-    parts, pen_is_down = [], False
-    for x, value in zip(axes.xs(), values.tolist(), strict=True):
-        if math.isfinite(value):
-            parts.append(f"{'L' if pen_is_down else 'M'}{x:.1f} {y(value):.1f}")
-        pen_is_down = math.isfinite(value)
-    return "".join(parts)
-
-
-def _band(around: Envelope, axes: Axes, y: Callable[[float], float]) -> str:
-    known = np.isfinite(around.low)
-    if not known.any() or np.array_equal(around.low, around.high, equal_nan=True):
-        return ""
-    xs = np.array(axes.xs())[known].tolist()
-    over = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, around.high[known].tolist(), strict=True)]
-    under = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, around.low[known].tolist(), strict=True)]
-    return f"M{'L'.join([*over, *reversed(under)])}Z"
+def _in_words(curve: Series) -> str:
+    """Return where a line begins, ends and lies."""
+    known = [value for value in curve.values if value is not None]
+    name, say = _name(curve), UNITS[curve.unit]
+    if not known:
+        return f"{name} unknown".lstrip()
+    low, high = (say(find(value for value in known)) for find in (min, max))
+    return f"{name} {say(known[0])} at first, {say(known[-1])} at the end, {low} to {high} on the way".lstrip()

@@ -68,7 +68,7 @@ class Html:
     markup: str
 
 
-Cell: TypeAlias = "str | Figure | Html"
+Cell: TypeAlias = "str | Figure | Html | Line"
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,16 @@ class Heading:
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence or a phrase that stands alone; ``is_copied``: a command for the clipboard, never wrapped."""
+    """A sentence or a phrase that stands alone, or in a cell.
+
+    ``is_copied``: a command for the clipboard, never wrapped; ``link``: where a page leads from it.
+    """
 
     text: str
     style: Style = ""
     hang: int = 0
     is_copied: bool = False
+    link: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ _SKYPILOT_HEAD = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
 
 
 def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
-    """A shell script that starts any one machine of a plan; `SPEC_FILE` and the wheel of hetopt lie beside it.
+    """Return a shell script that starts any one machine of a plan; `SPEC_FILE` and the wheel of hetopt lie beside it.
 
     A machine's number decides its workers' ranks, and with them their shares.
 
@@ -142,7 +142,7 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
 
 
 def _machines(plan: Plan) -> Iterator[tuple[Group, tuple[int, ...]]]:
-    """Each machine with the shares of its workers, in rank order."""
+    """Yield each machine with the shares of its workers, in rank order."""
     for group in plan.chosen.groups:
         each = group.workers_per_machine
         for machine in range(group.machines):
@@ -150,7 +150,7 @@ def _machines(plan: Plan) -> Iterator[tuple[Group, tuple[int, ...]]]:
 
 
 def _comment(text: str) -> str:
-    """A line that a shell and YAML pass over, whatever the text: it stays one line, and nothing in it acts."""
+    """Return a line that a shell and YAML pass over, whatever the text: it stays one line, and nothing in it acts."""
     return f"# {one_line(text)}"
 
 
@@ -162,7 +162,7 @@ def _title(plan: Plan) -> str:
 
 
 def own_wheel() -> tuple[str, bytes]:
-    """File name and bytes of hetopt as it is here, as a wheel that machines of other launchers can install.
+    """Return file name and bytes of hetopt as it is here, as a wheel that machines of other launchers can install.
 
     What was planned with one version has to run with that version, and no index may have it: a plan that is exported
     takes the wheel along. It is made from the installed files (or the checkout behind an editable install) without a
@@ -215,7 +215,7 @@ _FILES: dict[str, type[BaseModel]] = {
 
 
 def schemas() -> dict[str, str]:
-    """The text of each schema by its file's name."""
+    """Return the text of each schema by its file's name."""
     return {f"{name}.schema.json": _text(name, record) for name, record in _FILES.items()}
 
 

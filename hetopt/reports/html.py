@@ -109,32 +109,13 @@ output { font-variant-numeric: tabular-nums; font-weight: 600; }
 .level { stroke: var(--soft); stroke-dasharray: 3 3; vector-effect: non-scaling-stroke; }
 .happened { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 1 3; vector-effect: non-scaling-stroke; }
 .line.a { stroke: var(--a); } .line.b { stroke: var(--b); } .line.c { stroke: var(--c); } .line.d { stroke: var(--d); }
-.band.a, .fill.a { fill: var(--a); } .fill.b { fill: var(--b); } .band.d { fill: var(--d); }
-.fill.wait { fill: var(--e); }
+.band.a { fill: var(--a); } .band.c { fill: var(--c); } .band.d { fill: var(--d); }
 .cursor { position: absolute; top: 0; bottom: 0; width: 0; border-left: 1.5px solid var(--ink); pointer-events: none; }
 .worker { display: grid; grid-template-columns: 11rem minmax(0, 1fr); gap: 0 .8rem; margin-top: .5rem; }
 .worker > div:first-child { font-size: .85rem; } .worker .plot { margin: 0; }
-.marks, .ticks { margin-left: 11.8rem; }
-.ticks { display: flex; justify-content: space-between; font-size: .75rem; color: var(--soft); }
-.marks { position: relative; height: 1.5rem; } .marks a, ol.told b { display: inline-block; min-width: 1.2rem;
-  text-align: center; font: 600 .7rem/1.2rem system-ui, sans-serif; color: var(--paper); background: var(--ink);
-  border-radius: .6rem; padding: 0 .25rem; text-decoration: none; } .marks a { position: absolute;
-  transform: translateX(-50%); } .marks a.dot { min-width: .35rem; width: .35rem; height: .35rem; padding: 0;
-  top: .45rem; background: var(--soft); } ol.told { list-style: none; padding: 0; }
-ol.told li:target { background: var(--tint); }
-.pieces { display: flex; height: 1.5rem; align-self: start; } .pieces i { border-right: 1px solid var(--paper);
-  overflow: hidden; font: .75rem/1.5rem system-ui, sans-serif; white-space: nowrap; padding-left: .2rem; min-width: 0; }
-.pieces .k0 { background: var(--tint); } .pieces .k1 { background: var(--line); } .pieces .k2 { background: var(--b); }
-.pieces .k3 { background: var(--card); } .pieces .none { background: none; color: var(--soft); }
+.ticks { margin-left: 11.8rem; display: flex; justify-content: space-between; font-size: .75rem; color: var(--soft); }
 .line.c { stroke: var(--c); }
-ol.when { list-style: none; padding: 0; margin: 0; } .when li { display: grid; gap: 0 .8rem; margin: .15rem 0;
-  grid-template-columns: 18rem minmax(0, 1fr); font-size: .85rem; } .when + .ticks { margin-left: 18.8rem; }
 .name { white-space: nowrap; } th .of { font-weight: 400; }
-.track { position: relative; background: var(--card); height: 1.2rem; } .track i { position: absolute; top: .2rem;
-  height: .8rem; min-width: 3px; background: var(--accent); border-radius: .15rem; }
-.track i.left { background: none; border: 1.5px dashed var(--accent); }
-button { font: inherit; color: var(--ink); background: var(--card); border: 1px solid var(--c); border-radius: .3rem;
-  padding: .25rem .8rem; cursor: pointer; }
 #now { position: sticky; top: 0; background: var(--paper); padding: .3rem 0; z-index: 1;
   border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 #now input { display: block; width: calc(100% - 11.8rem); margin: .2rem 0 0 11.8rem; accent-color: var(--accent); }
@@ -142,9 +123,8 @@ button { font: inherit; color: var(--ink); background: var(--card); border: 1px 
 @media (max-width: 40rem) { body { padding: 1rem .9rem 2rem; } h1 { font-size: 1.4rem; }
   .tiles { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; }
   .tile .big { font-size: 1.25rem; } .ways { grid-template-columns: 1fr; } .runs { max-width: 13rem; }
-  figure, .worker { grid-template-columns: minmax(0, 1fr); } .marks, .ticks { margin-left: 0; }
-  #now input { width: 100%; margin-left: 0; } .when li { grid-template-columns: minmax(0, 1fr); }
-  .when + .ticks { margin-left: 0; }
+  figure, .worker { grid-template-columns: minmax(0, 1fr); } .ticks { margin-left: 0; }
+  #now input { width: 100%; margin-left: 0; }
   .front text { font-size: 22px; } .front .second { display: none; }
   thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   table, tbody, tr, td, tbody th { display: block; } tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
@@ -244,6 +224,13 @@ def cell(value: Cell) -> str:
         return value.markup
     if isinstance(value, str):
         return escape(value)
+    if isinstance(value, Line):
+        name = (
+            f'<a class="name" href="{escape(value.link)}">{escape(value.text)}</a>'
+            if value.link
+            else escape(value.text)
+        )
+        return f'<span class="{_CLASSES[value.style]}">{name}</span>' if value.style else name
     return _number(value) + _span(value)
 
 
@@ -272,7 +259,7 @@ def _cards(table: Table) -> str:
             if isinstance(value, Figure)
             else cell(value)
             if isinstance(value, Html)
-            else f'<p><span class="of">{escape(column.name)}</span> {escape(value)}</p>'
+            else f'<p><span class="of">{escape(column.name)}</span> {cell(value)}</p>'
             for column, value in named
             if value
         )
@@ -313,7 +300,7 @@ def _table(table: Table) -> str:
 
 
 def swatch(colour: str) -> str:
-    """A small square of one of the page's colours, for legends."""
+    """Return a small square of one of the page's colours, for legends."""
     return f'<span class="swatch {colour}"></span>'
 
 
@@ -334,7 +321,7 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
 
 
 def share_bar(name: str, share: float) -> str:
-    """How much of something is used; more than all of it is a warning."""
+    """Return how much of something is used; more than all of it is a warning."""
     colour = "over" if share > 1 else "a"
     said = escape(f"{name}: {formatting.share(max(share, 0.0))}")
     width = 100 * min(max(share, 0.0), 1.0)

@@ -133,7 +133,7 @@ def keep_for_other_jobs(learned: Learned) -> str | None:
 
 
 def _on_types(launch: Launch, history: RunHistory) -> Iterator[RunOnType]:
-    """How many times as long each machine type computed, and a byte took between machines, as the plan foresaw.
+    """Yield how many times as long each machine type computed, and a byte took between machines, as the plan foresaw.
 
     Of types whose steps the plan had measured, the links alone. What earlier runs had told is left out of what was
     foreseen, so that it does not count twice.
@@ -191,7 +191,7 @@ def _on_this_machine(launch: Launch, host: str, events: Sequence[StepsLogged]) -
 
 
 def _beyond(log_factor: float, earlier: Earlier | None) -> float:
-    """What a run found against what was foreseen without ``earlier``, within the limits of the file."""
+    """Return what a run found against what was foreseen without ``earlier``, within the limits of the file."""
     return round(min(5.0, max(-5.0, log_factor + (0.0 if earlier is None else earlier.log_factor))), 4)
 
 
@@ -230,7 +230,7 @@ def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
 
 
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
-    """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
+    """Yield steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
     spec = launch.spec
     if not _is_real(launch):
         return
@@ -250,7 +250,7 @@ def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSamp
 
 
 def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | None) -> StepSample | None:
-    """Their mean; None: they took no time, or a worker had no samples, as no step that was measured."""
+    """Return their mean; None: they took no time, or a worker had no samples, as no step that was measured."""
     weights = [event.steps for event in rows]
     total = math.fsum(weights)
     step_time_s = round(math.fsum(n * event.step_time_s for n, event in zip(weights, rows, strict=True)) / total, 7)
@@ -275,7 +275,7 @@ def _way(event: StepsLogged) -> str:
 
 
 def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | None:
-    """The run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
+    """Return the run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
 
     None where the log does not begin with the first step, where it was never evaluated, or changed what it sent.
     """

@@ -104,7 +104,7 @@ def ticks(scale: Scale, round_values: Sequence[float] | None = None, count: int 
 
 
 def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list[str]:
-    """A dashed line where a limit lies inside the picture."""
+    """Return a dashed line where a limit lies inside the picture."""
     if limit is None or not axis.low < limit < axis.high:
         return []
     share = axis.share(limit)

@@ -82,7 +82,7 @@ def _step_rows(device: Device) -> list[list[str]]:
 
 
 def _training(profile: Profile) -> list[str]:
-    """What the pilots say, a sentence each."""
+    """Return what the pilots say, a sentence each."""
     job = profile.job
     goal = f"{job.target_metric} {job.target_value:g}"
     sentences = []

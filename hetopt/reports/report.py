@@ -23,9 +23,6 @@ TOLERANCE = 0.10
 
 Unit = Literal["s", "steps", "USD"]
 
-_COLUMNS = 80
-"""Of a report as text."""
-
 
 class Compared(Record):
     """A figure that was predicted and measured."""
@@ -59,7 +56,7 @@ class WorkerReport(Record):
     @model_validator(mode="before")
     @classmethod
     def _as_named_before(cls, value: object) -> object:
-        """Files of 0.1 call the slowdown factor ``pace``."""
+        """Return files of 0.1 call the slowdown factor ``pace``."""
         return renamed(value, {"pace": "slowdown"})
 
 
@@ -88,7 +85,7 @@ class Sent(Record):
 
     @property
     def share(self) -> float:
-        """Bytes sent, as a share of those of the dense fp32 gradient."""
+        """Return bytes sent, as a share of those of the dense fp32 gradient."""
         return self.sent_bytes / self.dense_bytes
 
 
@@ -106,7 +103,7 @@ class BroughtTogether(Record):
 
     @property
     def share(self) -> float:
-        """Share of the steps that synchronized."""
+        """Return share of the steps that synchronized."""
         return self.synchronised / max(1, self.synchronised + self.local)
 
 
@@ -126,8 +123,7 @@ class Report(Artifact):
     """A run, predicted against measured."""
 
     KIND: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 2
-    READ_AS_WELL: ClassVar[tuple[int, ...]] = (1,)
+    VERSION: ClassVar[int] = 3
     MADE_BY: ClassVar[str] = "hetopt report RUN"
 
     run_id: str
@@ -153,19 +149,12 @@ class Report(Artifact):
     over_time: OverTime = Field(default=OverTime(), description="the run's curves")
     happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_moments(cls, value: object) -> object:
-        """Files of version 1 have curves in another form."""
-        return {key: field for key, field in value.items() if key != "timeline"} if isinstance(value, dict) else value
-
     def __str__(self) -> str:
-        """Predicted beside measured as a table, and the verdict."""
+        """Return the document as `hetopt report` prints it."""
         from hetopt.reports.run_document import document
-        from hetopt.reports.text import lines
+        from hetopt.reports.text import whole
 
-        told = document(self)
-        return "\n".join([told.title, *(line for line, _ in lines((*told.about, *told.blocks), _COLUMNS))])
+        return whole(document(self))
 
     def __repr__(self) -> str:
         return f"<Report of {self.run_id}: {self.state}>"
@@ -304,7 +293,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
 
 
 def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
-    """A prediction and what was measured in its place, both times ``factor``."""
+    """Return a prediction and what was measured in its place, both times ``factor``."""
     return Compared(
         name=name,
         unit=unit,
@@ -355,7 +344,7 @@ def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Int
 
 
 def _of_interruptions(told: Interrupted | None) -> list[str]:
-    """A sentence for each kind of interruption."""
+    """Return a sentence for each kind of interruption."""
     if told is None:
         return []
     sentences = []
@@ -459,7 +448,7 @@ def _logged(
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
-    """The seconds of run time beyond its prediction by where they come from; together they are all of them."""
+    """Return the seconds of run time beyond its prediction by where they come from; together they are all of them."""
     step_time, steps = figures["step time"], figures["steps"]
     run_time = figures["run time"]
     parts_s = {

@@ -10,7 +10,7 @@ from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports import bars
-from hetopt.reports.chart import Axes, ticks
+from hetopt.reports.chart import charts
 from hetopt.reports.cursor import SCRIPT
 from hetopt.reports.document import (
     Block,
@@ -31,8 +31,6 @@ from hetopt.reports.document import (
 from hetopt.reports.html import interval_bar, share_bar
 from hetopt.reports.plan_document import bill
 from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
-from hetopt.reports.run_charts import charts
-from hetopt.reports.series import as_column
 from hetopt.reports.timeline import Happening, place
 
 WIDEST_RATIOS = (1.25, 1.5, 2.0, 4.0)
@@ -181,13 +179,13 @@ def _over_time(report: Report) -> Iterator[Block]:
     told, news = report.over_time, list(_news(report.happenings))
     yield Heading("Over the run")
     if told.series:
-        axes = Axes(end_s=as_column(told.end_s), marks_s=[happened.time_s for happened in news])
-        trained = f"{formatting.duration(axes.duration_s)} of training, {formatting.counted(told.step[-1], 'step')}."
+        predicted_s = next((one.predicted for one in report.compared if one.name == "step time"), None)
+        trained = f"{formatting.duration(told.end_s[-1])} of training, {formatting.counted(told.step[-1], 'step')}."
         slider = (
             f'<div id="now"><span id="said" class="soft" aria-live="polite">{trained}</span>'
             '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden></div>'
         )
-        markup = "".join([slider, *charts(report, axes), ticks(axes)])
+        markup = "".join([slider, *charts(told, [happened.time_s for happened in news], predicted_s)])
         yield Drawing(markup, lambda width: bars.draw(told, width))
     sentences = [_sentence(happened) for happened in news[:MOST_HAPPENINGS]]
     if len(news) > MOST_HAPPENINGS:

@@ -25,6 +25,8 @@ Unit: TypeAlias = Literal["s", "share", "bytes", "number"]
 MOST_POINTS = 300
 """Stretches of time; about two pixels each on a wide screen."""
 
+MOST_METRICS = 6
+
 _DIGITS = 5
 
 _SEEN = 1e-3
@@ -38,20 +40,13 @@ class Series(Record):
     """One curve of a run; those of one title are compared."""
 
     key: str
-    title: str
+    title: Told
     label: Told
     unit: Unit
     is_logarithmic: bool = False
     values: tuple[float | None, ...] = Field(description="median of each stretch; absent where nothing is known")
     low: tuple[float | None, ...] = Field(default=(), description="least of each stretch; none: as the median")
     high: tuple[float | None, ...] = Field(default=(), description="likewise, the largest")
-
-
-class Evaluation(Record):
-    """The metrics of an evaluation."""
-
-    time_s: float = Field(description="seconds since training began")
-    metrics: dict[Told, float]
 
 
 class OverTime(Record):
@@ -63,7 +58,6 @@ class OverTime(Record):
     ways: tuple[Told, ...] = Field(default=(), description="to exchange gradients")
     way: tuple[int, ...] = Field(default=(), description="of each stretch, from 1; 0: nothing was exchanged")
     series: tuple[Series, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
 
     def values(self, key: str) -> Column:
         """Return the values of a curve; NaN where nothing is known."""
@@ -95,11 +89,6 @@ def over_time(history: RunHistory) -> OverTime:
         ways=tuple(map(way_in_words, ways)),
         way=tuple(ways.index(names[row]) + 1 if names[row] else 0 for row in last),
         series=tuple(_series(history, over, last)),
-        evaluations=tuple(
-            Evaluation(time_s=placed.at_s, metrics=dict(placed.event.metrics))
-            for placed in history.others
-            if isinstance(placed.event, Evaluated) and placed.at_s is not None
-        ),
     )
 
 
@@ -133,6 +122,14 @@ def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) ->
 
     loss = of(attrgetter("loss"))
     yield curve("loss", "training loss", "number", loss, wide=bool(0 < loss.min() < loss.max() / _WIDE))
+    evaluated = [(placed.row - 1, placed.event) for placed in history.others if isinstance(placed.event, Evaluated)]
+    for number, name in enumerate(list(dict.fromkeys(name for _, event in evaluated for name in event.metrics))):
+        metric = np.full(len(rows), np.nan)
+        for row, event in evaluated:
+            metric[max(row, 0)] = event.metrics.get(name, np.nan)
+        if number < MOST_METRICS and np.isfinite(metric).any():
+            values = _told(_held(metric)[last])
+            yield Series(key=f"metric{number}", title=name, label="", unit="number", values=values)
     yield curve("step_time", "step time", "s", of(attrgetter("step_time_s")))
     yield from _of_workers(history, over, last)
     yield curve("sync", "communication", "s", of(lambda row: row.sync_s[0]))
@@ -196,7 +193,7 @@ def _told(values: Column) -> tuple[float | None, ...]:
 
 
 def _held(values: Column) -> Column:
-    """Return each value until the next that is known."""
+    """Return each value until the next that is known; NaN before the first."""
     known = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
     return np.asarray(values[known], dtype=np.float64)
 
@@ -252,7 +249,7 @@ def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Stretches:
 
 
 def envelope(values: Column, over: Stretches) -> Envelope:
-    """The envelope of ``values`` [rows, ...] over stretches of rows."""
+    """Return the envelope of ``values`` [rows, ...] over stretches of rows."""
     if len(over) == len(values):
         return Envelope(low=values, middle=values, high=values)
     parts = np.split(values, over.first[1:])

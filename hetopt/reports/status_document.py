@@ -2,45 +2,97 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.reports.document import Block, Drawing, Line, Remarks, Table, columns
-from hetopt.reports.live_run import LiveRun
+from hetopt.reports.document import Block, Drawing, Html, Line, Remarks, Table, columns
+from hetopt.reports.html import interval_bar, share_bar
+from hetopt.reports.live_run import UNREADABLE, LiveRun
 from hetopt.reports.report import WorkerReport
 from hetopt.reports.run_document import worker_table
 from hetopt.reports.text import BAR, bar, phrases
-from hetopt.reports.timeline import ROUTINE, figures, step_of
-
-UNREADABLE = "unreadable"
-"""The state of a run whose folder holds what nobody can read."""
-
-LATEST_HAPPENINGS = 5
+from hetopt.reports.timeline import figures, place, step_of
 
 UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
 
+WIDEST = 4.0
+"""Ratio of measured to predicted at the edges of a drawing."""
 
-def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
-    """Yield a line for each run."""
+OVER = ("finished", "stopped", "failed")
+
+
+def runs(facts: Sequence[Mapping[str, Any]], *, now_s: float) -> Iterator[Block]:
+    """Yield a row for each run; a page also has what it costs and when it ends beside its plan."""
     if not facts:
         yield Line("no runs yet; start one with `hetopt launch PLAN --on local`")
         return
     yield Table(
         name="runs",
-        columns=columns("!run, state, #step, #elapsed, metrics"),
+        columns=columns("!run, state, #step, #elapsed, metrics, what, cost, end, beside its plan"),
         rows=[
             [
-                fact["run"],
-                fact["state"],
+                Line(fact["run"], link=f"/run/{quote(fact['run'])}"),
+                Line(fact["state"], "warning" if fact["state"] in ("failed", UNREADABLE) else ""),
                 formatting.count(fact["step"]) if "step" in fact else "",
                 formatting.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
                 formatting.reached(fact.get("metrics", {}), fact.get("loss")),
+                Html(_what(fact)),
+                Html(_cost(fact)),
+                Html(_end(fact, now_s)),
+                Html(_beside(fact)),
             ]
             for fact in facts
         ],
     )
+
+
+def _what(fact: Mapping[str, Any]) -> str:
+    """Return what a run trains, where, and why it is as it is."""
+    workers = formatting.counted(len(fact["workers"]), "worker") if fact.get("workers") else ""
+    where = " ".join(filter(None, [workers, place(fact["on"]) if fact.get("on") else ""]))
+    why = formatting.ending(fact["reason"])[2:] if fact["state"] == "finished" else fact["reason"]
+    return escape(", ".join(filter(None, [fact.get("task"), where, why])))
+
+
+def _cost(fact: Mapping[str, Any]) -> str:
+    """Return what a run has cost, and how much of its budget that is."""
+    if fact.get("usd") is None:
+        return ""
+    budget, rental = fact["budget_usd"], fact["rental"]
+    usd = fact["usd"] if rental is None else rental["spent_usd"]
+    of = f" of {formatting.usd(budget)}" if budget else ""
+    words = f"{formatting.usd(usd)}{of}" if rental else cost_words(usd, fact["usd_per_hour"], fact["on"], of)
+    drawn = share_bar("budget used", usd / budget) if budget and usd else ""
+    unseen = f'<p class="of">{UNSEEN_END}</p>' if rental and rental["spent_is_estimate"] else ""
+    return f"{words}{drawn}{unseen}"
+
+
+def _end(fact: Mapping[str, Any], now_s: float) -> str:
+    """Return when a run will end, and how much of it is done."""
+    if fact.get("left_s") is None:
+        return ""
+    ends = datetime.datetime.fromtimestamp(now_s + fact["left_s"]).astimezone()
+    done = share_bar("steps done", fact["step"] / fact["predicted_steps"]) if fact["predicted_steps"] else ""
+    return f'in {formatting.duration(fact["left_s"])}<p class="of">{ends:%Y-%m-%d %H:%M}</p>{done}'
+
+
+def _beside(fact: Mapping[str, Any]) -> str:
+    """Return the whole time that a run took or will take, beside what was predicted."""
+    said, took_s = fact.get("predicted_s"), fact.get("elapsed_s")
+    if said is None or took_s is None or fact["state"] in ("stopped", "failed"):
+        return ""
+    if fact["state"] not in OVER:
+        if fact["left_s"] is None:
+            return ""
+        took_s += fact["left_s"]
+    longer = "longer" if took_s > said["value"] else "shorter"
+    apart = f"{100 * abs(took_s / said['value'] - 1):.0f} % {longer}" if said["value"] else ""
+    return apart + interval_bar(said["value"], said["low"], said["high"], took_s, widest=WIDEST)
 
 
 def status(fact: Mapping[str, Any]) -> Iterator[Block]:
@@ -129,10 +181,7 @@ def _conditions(fact: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _happened(fact: Mapping[str, Any]) -> Iterator[str]:
-    # Of what is routine only the last is news.
-    last = {happening["kind"]: happening for happening in fact["happenings"]}
-    news = [one for one in fact["happenings"] if one["kind"] not in ROUTINE or one is last[one["kind"]]]
-    for happening in news[-LATEST_HAPPENINGS:]:
+    for happening in fact["happenings"]:
         where = f"{', '.join(happening['hosts'])}: " if happening["hosts"] else ""
         yield f"at {formatting.duration(max(0.0, happening['time_s']))} {where}{happening['text']}"
 
@@ -185,8 +234,10 @@ def going(watched: LiveRun, fact: Mapping[str, Any], *, now_s: float) -> Iterato
         fact: its status.
         now_s: seconds since the epoch.
     """
-    expected = watched.expected_steps
-    _, *others = figures(watched.progress, watched.launch, step_time_s=watched.step_time_s, now_s=now_s, money=False)
+    expected = fact["predicted_steps"]
+    _, *others = figures(
+        watched.progress, watched.launch, step_time_s=watched.recent.step_time_s, now_s=now_s, money=False
+    )
     done = min(1.0, watched.progress.step / expected) if expected else None
     filled = [] if done is None else [f"{bar(done, BAR)} {formatting.share(done)}"]
     above, *below = status(fact)

@@ -9,13 +9,29 @@ from itertools import product
 
 from hetopt.core.interruption import PIECES
 from hetopt.core.plain_text import escaped, without_colours
-from hetopt.reports.document import Block, Cell, Column, Drawing, Facts, Figure, Heading, Html, Line, Remarks, Table
+from hetopt.reports.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Facts,
+    Figure,
+    Heading,
+    Html,
+    Line,
+    Remarks,
+    Table,
+)
 
 LONGEST_WORD = 12
 """Characters of a column that folds: in a narrower one a table cannot be read."""
 
 BAR = 24
 """Characters of a bar, where there is room for them."""
+
+COLUMNS = 80
+"""Of a document whose terminal nobody knows."""
 
 _GLUE = "\xa0"
 _GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
@@ -51,6 +67,12 @@ def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Sty
             found += [*heading, *inside]
             heading = []
     return found
+
+
+def whole(document: Document, width: int = COLUMNS) -> str:
+    """Return a document as text."""
+    blocks = (Line(document.title), *document.about, *document.blocks)
+    return "\n".join(line for line, _ in lines(blocks, width))
 
 
 def _lines(block: Block, width: int, spell: Spell) -> Iterator[Styled]:
@@ -101,7 +123,7 @@ def hung(mark: str, text: str, width: int) -> list[str]:
 def _text(cell: Cell) -> str:
     if isinstance(cell, Figure):
         return f"{cell} ({cell.span})" if cell.span else str(cell)
-    return cell if isinstance(cell, str) else ""
+    return cell.text if isinstance(cell, Line) else cell if isinstance(cell, str) else ""
 
 
 def _cell(cell: Cell, spell: Spell) -> str:
@@ -182,7 +204,7 @@ def _row(
 
 
 def phrases(pieces: Sequence[str], *, columns: int) -> list[str]:
-    """Phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
+    """Return phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
     lines: list[str] = []
     for piece in pieces:
         if lines and len(lines[-1]) + len(PIECES) + len(piece) <= columns:

@@ -81,12 +81,12 @@ class Happening(Record):
 
     @property
     def sentence(self) -> str:
-        """What happened as one sentence, with the hosts that it concerns."""
+        """Return what happened as one sentence, with the hosts that it concerns."""
         return f"{', '.join(self.hosts)}: {self.text}" if self.hosts else self.text
 
     @property
     def is_routine(self) -> bool:
-        """Whether it is no news to a person who watches."""
+        """Return whether it is no news to a person who watches."""
         return self.kind in ROUTINE
 
 
@@ -108,7 +108,7 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
         found = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
         if found is not None:
             happened.append(found if found.step is not None else found.model_copy(update={"step": step}))
-    return tuple(_joined(happened))
+    return tuple(joined(happened))
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
@@ -123,7 +123,7 @@ def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int)
 def happening(
     event: LogEvent, host: Callable[[int], str], *, at_s: float = 0.0, time_factor: float = 1.0
 ) -> Happening | None:
-    """What an event of the log tells a person who watches the run; absent for the events of every day.
+    """Return what an event of the log tells a person who watches the run; absent for the events of every day.
 
     Args:
         event: any event.
@@ -187,7 +187,7 @@ def happening(
 
 
 def _who_trains(event: WorkersChanged) -> str:
-    """What is told of another generation of workers."""
+    """Return what is told of another generation of workers."""
     took = f" after {event.recovery_s:.1f} s" if event.recovery_s is not None else ""
     parts = [
         *([f"without worker {', '.join(map(str, event.lost))}"] if event.lost else []),
@@ -197,7 +197,7 @@ def _who_trains(event: WorkersChanged) -> str:
 
 
 def _tried(event: PairedTrialEnded) -> str:
-    """What a paired trial has shown, as a phrase."""
+    """Return what a paired trial has shown, as a phrase."""
     shown = {
         "harmless": "learns as fast as the dense one: sent where that saves time",
         "harmful": "falls behind: nearly all of its energy is sent",
@@ -226,21 +226,21 @@ def _conditions(event: ConditionChanged, time_factor: float) -> str:
     return ", ".join(parts)
 
 
-def _joined(happenings: Iterable[Happening]) -> list[Happening]:
-    """What happened to several hosts at once is one thing."""
-    joined: list[Happening] = []
+def joined(happenings: Iterable[Happening]) -> list[Happening]:
+    """Return happenings with those of several hosts at once as one."""
+    found: list[Happening] = []
     for one in happenings:
-        last = joined[-1] if joined else None
+        last = found[-1] if found else None
         if (
             last is not None
             and one.kind == last.kind == "condition_changed"
             and one.text == last.text
             and one.time_s - last.time_s < AT_ONCE_S
         ):
-            joined[-1] = last.model_copy(update={"hosts": last.hosts + one.hosts})
+            found[-1] = last.model_copy(update={"hosts": last.hosts + one.hosts})
         else:
-            joined.append(one)
-    return joined
+            found.append(one)
+    return found
 
 
 RECENT_S = 60.0
@@ -267,13 +267,13 @@ class RecentSteps:
 
     @property
     def step_time_s(self) -> float | None:
-        """Their mean time, in seconds; None: there was none."""
+        """Return their mean time, in seconds; None: there was none."""
         steps = sum(count for _, count, _ in self.rows)
         return sum(count * time_s for _, count, time_s in self.rows) / steps if steps else None
 
 
 def wait_share(progress: RunFold) -> float | None:
-    """What the workers spend waiting for the slowest, as a part of the newest steps; None: no step yet."""
+    """Return what the workers spend waiting for the slowest, as a part of the newest steps; None: no step yet."""
     latest = progress.latest
     if latest is None or not latest.wait_s or latest.step_time_s <= 0:
         return None
@@ -281,7 +281,7 @@ def wait_share(progress: RunFold) -> float | None:
 
 
 def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float | None) -> float | None:
-    """Seconds of stepping that are left at this pace; None: not known, or over."""
+    """Return seconds of stepping that are left at this pace; None: not known, or over."""
     if expected_steps is None or step_time_s is None or progress.finish_reason is not None or progress.clock.awaits:
         return None
     return max(0.0, expected_steps - progress.step) * step_time_s
@@ -296,12 +296,12 @@ _PLACES = {
 
 
 def place(on: str) -> str:
-    """Where a backend trains, to stand behind its workers: 'on this machine'."""
+    """Return where a backend trains, to stand behind its workers: 'on this machine'."""
     return _PLACES.get(on, f"on {on}")
 
 
 def step_of(step: int, expected: float | None) -> str:
-    """How far a run has come: 'step 12 of 281', or beyond what was predicted 'step 300, 281 predicted'."""
+    """Return how far a run has come: 'step 12 of 281', or beyond what was predicted 'step 300, 281 predicted'."""
     said = f"step {formatting.count(step)}"
     if not expected:
         return said
@@ -312,7 +312,7 @@ def step_of(step: int, expected: float | None) -> str:
 def figures(
     progress: RunFold, launch: Launch | None, *, step_time_s: float | None, now_s: float, money: bool = True
 ) -> list[str]:
-    """The figures that a person watches, as phrases, the most important first; what is not known is left out.
+    """Return the figures that a person watches, as phrases, the most important first; what is not known is left out.
 
     Args:
         progress: of the run.
@@ -387,7 +387,7 @@ class RunLog:
         self._told_s = 0.0
 
     def lines(self, event: LogEvent) -> Iterator[str]:
-        """What is to be said of the next event: nothing of most, a line of what happened, steps now and then."""
+        """Yield what is to be said of the next event: nothing of most, a line of what happened, steps now and then."""
         progress = self._progress
         progress.take(event)
         at_s = progress.trained_for_s or 0.0

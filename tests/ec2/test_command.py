@@ -30,7 +30,8 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.reports.live_run import RunSummary
+from hetopt.reports import dashboard
+from hetopt.reports.status_document import UNSEEN_END
 from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import be_unkind, leftovers, plan_of
 from tests.face.conftest import RECORDED, Answer, start
@@ -97,7 +98,7 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     assert "nothing is left behind in us-east-1" in hetopt("gc", "--on", "ec2").out
     # Of a machine whose end nobody saw before EC2 forgot it, nobody claims to know the bill.
     assert "estimated" not in hetopt("status").out
-    assert summary_of(folder).usd_is_estimate is False
+    assert UNSEEN_END not in overview(folder)
     seen = ClusterState.load(folder / SEEN_FILE)
     forgotten = (seen.machines[0].model_copy(update={"state": "gone"}), *seen.machines[1:])
     seen.model_copy(update={"machines": forgotten}).save(folder / SEEN_FILE)
@@ -105,12 +106,12 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     rental = json.loads(hetopt("status", "--json").out)["rental"]
     assert rental["spent_is_estimate"]
     assert [machine["usd_is_estimate"] for machine in rental["machines"]] == [True, False, False, False]
-    assert summary_of(folder).usd_is_estimate
+    assert UNSEEN_END in overview(folder)
 
 
-def summary_of(folder: Path) -> RunSummary:
+def overview(folder: Path) -> str:
     """The only run under a home, as the dashboard has it."""
-    return KnownRuns(home=folder.parent).summaries(within_s=60.0)[0]
+    return dashboard.overview(KnownRuns(home=folder.parent).facts(), now_s=time.time())
 
 
 @pytest.mark.parametrize(

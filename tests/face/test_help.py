@@ -61,22 +61,18 @@ def _is_example(line: str) -> bool:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_help_fits_on_a_screen_and_has_examples(path: str) -> None:
+def test_help_fits_on_a_screen_and_all_of_it_leaves_nothing_out(path: str) -> None:
     lines = shown(path, "--help").splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert any(_is_example(line) and line.strip().startswith(f"hetopt {path}".strip()) for line in lines)
-    assert shown(path, "-h") == shown(path, "--help")
-
-
-@pytest.mark.parametrize("path", COMMANDS)
-def test_help_all_leaves_nothing_out(path: str) -> None:
     told = shown(path, "--help-all", 100)
     for parameter in COMMANDS[path].params:
         if not getattr(parameter, "hidden", False) and parameter.param_type_name == "option":
             assert all(name in told for name in parameter.opts), parameter.name
     for name, below in getattr(COMMANDS[path], "commands", {}).items():
         assert below.hidden or name in told
+    assert path or shown("", "-h") == shown("", "--help")
     assert "..." not in told.partition("Commands:")[2], "what is said of a command is whole"
 
 

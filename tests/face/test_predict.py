@@ -14,7 +14,7 @@ import pytest
 
 import hetopt
 import hetopt as library
-from hetopt.api.step_times import StepTimes, predicted
+from hetopt.api.step_times import StepTimes
 from hetopt.core.comm.composition import AR_TOPK
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Link, Profile
@@ -30,7 +30,6 @@ from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, Network
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.transfer import reference_host
 from hetopt.reports import html, plan_document
-from tests.disturbance import PATIENCE_S
 from tests.face.conftest import Answer
 from tests.optimizer.profiles import make_profile
 
@@ -182,28 +181,6 @@ def test_bad_files(
     assert not (tmp_path / "new.json").exists()
 
 
-def test_a_pipe_is_answered_line_by_line_and_a_reader_may_leave(profile: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "predict", str(profile)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write(lines([row((1,), 8, id="first")]))
-        process.stdin.flush()
-        assert json.loads(process.stdout.readline())["id"] == "first"
-        process.stdout.close()
-        process.stdin.write(lines([row((1,), 8)] * 3))
-        process.stdin.close()
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=PATIENCE_S) == 141, "as of any program whose reader has gone"
-
-
 def test_samples_come_through_a_pipe_too(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "profile", "--from-samples", "-", "--json"],
@@ -248,7 +225,7 @@ def test_the_step_of_a_plan_is_the_plans(times: StepTimes, wish: dict[str, str])
     usual = [one for one in (plan.chosen, *plan.pareto) if one.compression.coding is None and one.collective != AR_TOPK]
     found = [one for one in usual if not one.sync.is_local]
     assert found
-    answers = predicted(times.model, [asked(one) for one in found])
+    answers = times.predict([asked(one) for one in found])
     for candidate, answer in zip(found, answers, strict=True):
         assert not isinstance(answer, str)
         told = candidate.prediction.step_time_s
@@ -272,13 +249,13 @@ def test_every_type_that_plans_can_have_is_predicted(times: StepTimes) -> None:
     queries = [
         Configuration(nodes=(Node(type=name, workers=workers),), local_batch_size=4) for name, workers in names.items()
     ]
-    answers = dict(zip(names, predicted(times.model, queries), strict=True))
+    answers = dict(zip(names, times.predict(queries), strict=True))
     assert {name: answer for name, answer in answers.items() if isinstance(answer, str)} == {}
 
 
 def test_a_type_that_no_plan_can_have_is_refused_with_the_reason(times: StepTimes) -> None:
     query = Configuration(nodes=(Node(type="t3.large", workers=1),), local_batch_size=4)
-    [answer] = predicted(times.model, [query])
+    [answer] = times.predict([query])
     assert answer == "t3.large cannot be planned with: burstable (its speed depends on credits)."
 
 

@@ -251,8 +251,6 @@ def rows(type_: str, times: Mapping[int, tuple[float, ...]]) -> list[dict[str, A
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        (rows("g5.xlarge", {8: (0.2, 0.9)}), "4.5 times apart: neither is believed fully. Measure again"),
-        (rows("g5.xlarge", {4: (0.9,), 8: (0.3,)}), "took 3.0 times longer for 4 samples than for 8"),
         (rows("g5.xlarge", {4: (5.0,), 8: (9.0,)}), "times longer than g4dn.xlarge foretells. A power limit"),
         (rows("p9.xlarge", {4: (0.2,), 8: (0.4,)}), "p9.xlarge is not in the catalogue"),
     ],

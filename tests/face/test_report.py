@@ -21,7 +21,6 @@ from hetopt.api.options import Changes
 from hetopt.backends.backend import Prepared
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import follow, launch_document, render
-from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
@@ -35,6 +34,7 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Plan, Range
 from hetopt.reports import html, plan_document, profile_document, run_document
 from hetopt.reports.document import Block, Document
+from hetopt.reports.live_run import resume_command
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
 from hetopt.reports.series import envelope, over_time, stretches
@@ -156,10 +156,11 @@ def test_a_run_goes_on_wherever_it_was_and_a_rented_one_from_a_checkpoint(
     folder = tmp_path / launch.run_id
     (folder / kept).parent.mkdir(parents=True)
     stopped, command = RunStatus(state=RunState.STOPPED), f"hetopt launch --on {on} --resume {launch.run_id}"
-    assert resume_command(folder, stopped, on) == (None if on == "ec2" else command)
+    run = launch.model_copy(update={"on": on})
+    assert resume_command(folder, stopped, run) == (None if on == "ec2" else command)
     (folder / kept).write_text("step-7\n", encoding="utf-8")
-    assert resume_command(folder, stopped, on) == command
-    assert resume_command(folder, RunStatus(state=RunState.RUNNING), on) is None
+    assert resume_command(folder, stopped, run) == command
+    assert resume_command(folder, RunStatus(state=RunState.RUNNING), run) is None
 
 
 def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

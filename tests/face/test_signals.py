@@ -181,7 +181,7 @@ def test_a_run_that_somebody_else_ends_is_no_success(
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP))],
     ids=lambda number: number.name,
 )
 def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: signal.Signals) -> None:
@@ -280,8 +280,14 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-@pytest.mark.parametrize(("typed", "code"), [(["--version"], 0), (["stop", "no-such-run"], 2)], ids=["done", "refused"])
+@pytest.mark.parametrize(
+    ("typed", "code", "number"),
+    [
+        (["--version"], 0, signal.SIGINT),
+        (["stop", "no-such-run"], 2, signal.SIGTERM),
+        pytest.param(["stop", "no-such-run"], 2, signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_a_command_that_has_ended_changes_nothing(
     tmp_path: Path, number: signal.Signals, typed: list[str], code: int
 ) -> None:
@@ -320,7 +326,7 @@ begin()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_to_a_command_that_has_hardly_begun_ends_it_without_a_traceback(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", BEGINS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

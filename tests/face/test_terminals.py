@@ -127,7 +127,8 @@ def test_a_picture_of_a_run(
     watched = LiveRun.of(folder, rehearsed)
     watched.read()
     out = io.StringIO()
-    shown = picture(folder, RunStatus(state=RunState.RUNNING), watched, now_s=events[-5]["time_s"])
+    now_s = events[-5]["time_s"]
+    shown = picture(watched, watched.facts(folder, RunStatus(state=RunState.RUNNING), now_s=now_s), now_s=now_s)
     Console(file=out, width=columns).print(render.drawn(shown))
     assert "…" not in out.getvalue(), "nothing is cut"
     golden(f"watch-{columns}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
@@ -174,7 +175,8 @@ def test_a_look_takes_little_work_and_no_more_as_the_run_goes_on(launch: Launch,
 
     def look() -> None:
         watched.read()
-        console.print(render.drawn(picture(folder, RunStatus(state=RunState.RUNNING), watched, now_s=2000.0)))
+        fact = watched.facts(folder, RunStatus(state=RunState.RUNNING), now_s=2000.0)
+        console.print(render.drawn(picture(watched, fact, now_s=2000.0)))
 
     calls = []
     for start in range(22, 122, 5):

@@ -182,12 +182,12 @@ class Combination:
 
     @property
     def method(self) -> Method:
-        """The compressor's row of the table."""
+        """Return the compressor's row of the table."""
         return METHODS[self.name]
 
 
 def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combination:
-    """The combination that was asked for, with the defaults filled in; a default follows what was chosen.
+    """Return the combination that was asked for, with the defaults filled in; a default follows what was chosen.
 
     Raises:
         BadInput: an unknown name, or a combination that does not work.
@@ -205,7 +205,7 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
 
 
 def combinations() -> tuple[Combination, ...]:
-    """Every combination that works."""
+    """Return every combination that works."""
     return tuple(
         Combination(name=name, memory=memory, collective=collective)
         for name, collective, memory in itertools.product(METHODS, COLLECTIVES, MEMORIES)
@@ -214,7 +214,7 @@ def combinations() -> tuple[Combination, ...]:
 
 
 def why_not(name: str, memory: str, collective: str) -> str | None:
-    """One sentence on why these do not go together; None when they do. All three must be known names."""
+    """Return one sentence on why these do not go together; None when they do. All three must be known names."""
     method = METHODS[name]
     if collective not in method.collectives:
         return _why_not_collective(name, method, collective)
@@ -232,7 +232,7 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 
 def why_not_synchronised(name: str, synchronisation: str) -> str | None:
-    """One sentence on why this compressor does not go with this way of synchronising; None when it does."""
+    """Return one sentence on why this compressor does not go with this way of synchronising; None when it does."""
     if synchronisation == "parameters" and name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
@@ -256,7 +256,7 @@ def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> st
 
 
 def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
-    """One sentence on why this memory does not go with an optimizer that has momentum; None when it does."""
+    """Return one sentence on why this memory does not go with an optimizer that has momentum; None when it does."""
     if memory == CORRECTION and optimizer_momentum != 0:
         return (
             "Momentum correction keeps the momentum in the workers; with momentum in the optimizer as well it would "

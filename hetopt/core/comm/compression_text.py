@@ -41,8 +41,13 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
     return record(Compression, item, _KEYS, first=("ratio",), units=_UNITS, defaults=defaults)
 
 
+def parse_wish(text: str) -> Compression | str:
+    """Return a compression, or ``auto``: the run decides; errors as of `parse_compression`."""
+    return text if text == AUTO else parse_compression(text)
+
+
 def compressor(name: str) -> str:
-    """The registry's name of a method as a person calls it.
+    """Return the registry's name of a method as a person calls it.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.
@@ -54,13 +59,13 @@ def compressor(name: str) -> str:
 
 
 def spell(compression: Compression) -> str:
-    """The compression as `parse_compression` reads it."""
+    """Return the compression as `parse_compression` reads it."""
     ratio = (compression.ratio,) if METHODS[compression.name].by_ratio else ()
     return written(compression.name, ratio, _options(compression))
 
 
 def spell_options(compression: Compression) -> list[str]:
-    """What is said of it beyond name and ratio, as ``key=value``."""
+    """Return what is said of it beyond name and ratio, as ``key=value``."""
     return [f"{key}={value}" for key, value in _options(compression).items()]
 
 

@@ -63,17 +63,17 @@ the forms break even at two to four times as much."""
 
 
 def reduces_directly(payload_bytes: float, members: int) -> bool:
-    """Whether workers sum so few bytes by sending them to each other."""
+    """Return whether workers sum so few bytes by sending them to each other."""
     return members > 1 and (members - 1) * payload_bytes <= DIRECT_BYTES
 
 
 def gathers_directly(payload_bytes: float, members: int) -> bool:
-    """Whether so few bytes are gathered by everyone sending to everyone."""
+    """Return whether so few bytes are gathered by everyone sending to everyone."""
     return members > 2 and (members - 1) * payload_bytes <= DIRECTLY_GATHERED_BYTES
 
 
 def deals(payload_bytes: float, members: int) -> bool:
-    """Whether so many bytes are broadcast in parts; between two workers that brings nothing."""
+    """Return whether so many bytes are broadcast in parts; between two workers that brings nothing."""
     return members > 2 and payload_bytes > DEALT_BYTES
 
 
@@ -115,7 +115,7 @@ class Algorithms:
     many_broadcast: Algorithm | None = None
 
     def of(self, operation: Operation) -> Algorithm:
-        """The algorithm behind this one."""
+        """Return the algorithm behind this one."""
         size, members = operation.payload_bytes, operation.members
         match operation.primitive:
             case "all_reduce" if operation.sliced:
@@ -204,7 +204,7 @@ class LinkSpeed:
             )
 
     def time_s(self, terms: Terms) -> float:
-        """Seconds that something with these terms takes over such links."""
+        """Return seconds that something with these terms takes over such links."""
         return terms.messages * self.latency_s + terms.traffic_bytes / self.bytes_per_s
 
 
@@ -215,7 +215,7 @@ def time_s(
     host: LinkSpeed | None = None,
     algorithms: Algorithms = GLOO,
 ) -> float:
-    """Seconds of an exchange, its operations one after the other, when no member has to wait for another.
+    """Return seconds of an exchange, its operations one after the other, when no member has to wait for another.
 
     Args:
         operations: the exchange.
@@ -230,12 +230,12 @@ def time_s(
 
 
 def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
-    """Everything, summed on the way."""
+    """Return everything, summed on the way."""
     return (Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=members),)
 
 
 def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
-    """Every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
+    """Return every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
     return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)
 
 
@@ -313,7 +313,7 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
 def make_link(
     collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
 ) -> Link:
-    """The measured `Link`: its samples in order of payload, and the line through them."""
+    """Return the measured `Link`: its samples in order of payload, and the line through them."""
     pairs = sorted(zip(payload_bytes, time_s, strict=True))
     payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
     line = fit_alpha_beta(payloads, times)
@@ -343,7 +343,7 @@ UNDER_BACKWARD = ("identity", *BUCKETWISE)
 
 
 def last_bucket_share(gradient_bytes: float) -> float:
-    """Share of a gradient that is only ready when backward ends, in (0, 1].
+    """Return share of a gradient that is only ready when backward ends, in (0, 1].
 
     Where the borders fall depends on the layers; buckets after the first are taken to be equal.
     """

@@ -72,7 +72,7 @@ class Option:
 
     @functools.cached_property
     def key(self) -> str:
-        """Names the option among its peers; asked for a hundred times in every decision."""
+        """Return names the option among its peers; asked for a hundred times in every decision."""
         overlap = f" in {self.buckets} buckets" if self.buckets > 1 else ""
         coded = "" if self.coding == PLAIN else f", {self.coding}"
         method = METHODS.get(self.compressor)
@@ -80,7 +80,7 @@ class Option:
         return f"{self.compressor}{amount} by {self.collective}{coded}{overlap}"
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
-        """Seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
+        """Return seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
 
         Args:
             compute_s: of the slowest worker, its backward pass included.
@@ -102,7 +102,7 @@ def make_option(
     shapes: Shapes | None = None,
     coding: str = PLAIN,
 ) -> Option:
-    """The option of a compressor as the trainer exchanges it, a gradient of ``numel`` elements at once.
+    """Return the option of a compressor as the trainer exchanges it, a gradient of ``numel`` elements at once.
 
     Args:
         name: of the compressor.
@@ -179,7 +179,7 @@ class Candidate:
 
     @property
     def in_buckets(self) -> bool:
-        """Whether it travels under the backward pass."""
+        """Return whether it travels under the backward pass."""
         return self.option.buckets > 1
 
     @property
@@ -196,7 +196,7 @@ class CompressTime:
     per_element_s: float
 
     def time_s(self, kept: int) -> float:
-        """Seconds for ``kept`` elements."""
+        """Return seconds for ``kept`` elements."""
         return self.fixed_s + self.per_element_s * kept
 
 
@@ -244,7 +244,7 @@ class Candidates:
         return combine(self.name, memory=memory, collective=self._collective).memory
 
     def at(self, ratio: float) -> tuple[Candidate, ...]:
-        """The candidates that send this part of the elements; 1 is everything."""
+        """Return the candidates that send this part of the elements; 1 is everything."""
         if ratio >= 1:
             return (self.dense,)
         coding = self.asked.coding or PLAIN
@@ -252,7 +252,7 @@ class Candidates:
 
     @functools.cached_property
     def dense(self) -> Candidate:
-        """Everything in fp32, with what was held back."""
+        """Return everything in fp32, with what was held back."""
         payload_bytes = VALUE_BYTES * self.numel
         option = Option(
             compressor=IDENTITY,
@@ -266,7 +266,7 @@ class Candidates:
 
     @functools.cached_property
     def all(self) -> tuple[Candidate, ...]:
-        """Everything there is, for those who weigh ratios as well."""
+        """Return everything there is, for those who weigh ratios as well."""
         ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
         selected = [
             self._selected(ratio, collective, coding)
@@ -277,7 +277,7 @@ class Candidates:
         return (self.dense, *self._rounded, *selected)
 
     def find(self, key: str) -> Candidate | None:
-        """The candidate whose option has this key, among `all`."""
+        """Return the candidate whose option has this key, among `all`."""
         return next((candidate for candidate in self.all if candidate.option.key == key), None)
 
     def nearest(self, ratio: float) -> Candidate:
@@ -316,7 +316,7 @@ class Candidates:
 
     @property
     def _rounded(self) -> tuple[Candidate, ...]:
-        """A half to an eighth of the bytes, and rounding errors that the memory keeps."""
+        """Return a half to an eighth of the bytes, and rounding errors that the memory keeps."""
         candidates = []
         for name in ROUNDED:
             if name not in self.rounded_s or self.memory not in METHODS[name].memories:
@@ -384,7 +384,7 @@ def operations_of(
 
 
 def whole_ways() -> tuple[Compression, ...]:
-    """Every way of the registry to send something of all elements in fewer bytes, as a run would be told of it.
+    """Return every way of the registry to send something of all elements in fewer bytes, as a run would be told of it.
 
     Once by each collective, and of factors at each rank of `RANKS`. Not a majority of signs: it is the sum of nothing
     that anybody sent, and no law tells what it costs.
@@ -413,12 +413,12 @@ def tried_ways() -> tuple[Compression, ...]:
 
 
 def has_levels(way: Compression) -> bool:
-    """Whether its codes are summed on the way, so that their levels follow the number of workers."""
+    """Return whether its codes are summed on the way, so that their levels follow the number of workers."""
     return "levels" in METHODS[way.name].options and settled_collective(way) == DENSE
 
 
 def timed_as(way: Compression) -> str:
-    """What a profile calls the own work of a way: whatever changes it."""
+    """Return what a profile calls the own work of a way: whatever changes it."""
     method = METHODS[way.name]
     if method.by_ratio:
         return way.name
@@ -433,7 +433,7 @@ def timed_as(way: Compression) -> str:
 
 
 def settled_collective(compression: Compression) -> str:
-    """The collective of an exchange that stays as it is."""
+    """Return the collective of an exchange that stays as it is."""
     return combine(compression.name, memory=compression.memory, collective=compression.collective).collective
 
 

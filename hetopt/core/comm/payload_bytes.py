@@ -54,7 +54,7 @@ def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
 
 
 def scaled_code_bytes(numel: Whole, bits: int) -> Whole:
-    """Bytes of ``numel`` codes with their scales in bf16, in whole groups of `SCALED_ELEMENTS`."""
+    """Return bytes of ``numel`` codes with their scales in bf16, in whole groups of `SCALED_ELEMENTS`."""
     return -(-numel // SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
 
 
@@ -73,7 +73,7 @@ def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
 
 
 def kept_elements(numel: int, ratio: float) -> int:
-    """How many of ``numel`` elements a sparse compressor keeps: ``max(1, floor(numel * ratio))``.
+    """Return how many of ``numel`` elements a sparse compressor keeps: ``max(1, floor(numel * ratio))``.
 
     The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although ``100 * 0.29 < 29`` in
     binary.
@@ -105,7 +105,7 @@ def operations(
     coding: str = PLAIN,
     shapes: Shapes | None = None,
 ) -> tuple[Operation, ...]:
-    """The collective operations of one exchange, in order, with their payloads to the byte.
+    """Return the collective operations of one exchange, in order, with their payloads to the byte.
 
     Where workers select different numbers of elements, the payload is that of the number aimed at.
 
@@ -194,18 +194,18 @@ def packed_index_bytes(numel: int, count: int) -> int:
 
 
 def low_index_bits(numel: int, count: int) -> int:
-    """How many of an index's lower bits the packed coding stores as they are: what makes the whole shortest."""
+    """Return how many of an index's lower bits the packed coding stores as they are: what makes the whole shortest."""
     return min((0, 2, 4, 8), key=lambda low: count * low + (numel >> low))
 
 
 def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
-    """Bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
+    """Return bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
     indices = INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
     return 4 * math.ceil((indices + count * (LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES)) / 4)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """A parameter as a matrix: its first dimension against all others; a vector is a single row."""
+    """Return a parameter as a matrix: its first dimension against all others; a vector is a single row."""
     return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
 
 
@@ -220,7 +220,7 @@ _Part = tuple[cost.Primitive | Literal["sliced"], int]
 
 
 def _selected(collective: str, numel: int, kept: int, workers: int, same_size: bool, coding: str) -> list[_Part]:
-    """The operations of ``kept`` selected elements."""
+    """Return the operations of ``kept`` selected elements."""
     if collective == GATHER:
         lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
         return [*lengths, ("all_gather", element_bytes(numel, kept, coding))]
@@ -308,5 +308,5 @@ def summed_code_bytes(numel: int, bits: int) -> int:
 
 
 def gathered_code_bytes(numel: int, bits: int) -> int:
-    """Bytes of ``numel`` packed codes where they are gathered."""
+    """Return bytes of ``numel`` packed codes where they are gathered."""
     return math.ceil(numel * bits / 8)

@@ -98,11 +98,11 @@ class RunClock:
 
     @property
     def awaits(self) -> bool:
-        """Whether it was launched, or went on, and nothing has come of that yet."""
+        """Return whether it was launched, or went on, and nothing has come of that yet."""
         return self._next < len(self.starts)
 
     def _begun(self, event: LogEvent) -> float | None:
-        """When the session began that this event is the first of, if it is."""
+        """Return when the session began that this event is the first of, if it is."""
         began_s: float | None = None
         # A session's last event may be as late as the next one's start; its first event is later.
         latest_s = event.time_s if self.sessions else math.nextafter(event.time_s, math.inf)
@@ -151,13 +151,13 @@ class Roster:
         return tuple(range(count))
 
     def host(self, rank: int, present: Sequence[int] | None = None) -> str:
-        """Where a worker is that trains now, or where it was when those of ``present`` did."""
+        """Return where a worker is that trains now, or where it was when those of ``present`` did."""
         places = self.present if present is None else present
         return self.workers[places[rank]].host if rank < len(places) else f"worker {rank}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host of every worker that ever took part, in the order in which they first came."""
+        """Return the host of every worker that ever took part, in the order in which they first came."""
         return tuple(worker.host for worker in self.workers)
 
     def _place(self, worker: StartedWorker, taken: Sequence[int]) -> int | None:
@@ -187,12 +187,12 @@ class WorkerTotals:
 
     @property
     def mean_compute_s(self) -> float:
-        """Mean compute time of a step, in seconds; 0 before the first."""
+        """Return mean compute time of a step, in seconds; 0 before the first."""
         return self.compute_s / max(1, self.steps)
 
     @property
     def mean_wait_s(self) -> float:
-        """Mean straggler wait of a step, in seconds; 0 before the first."""
+        """Return mean straggler wait of a step, in seconds; 0 before the first."""
         return self.wait_s / max(1, self.steps)
 
 
@@ -405,18 +405,18 @@ class RunFold:
 
     @property
     def loss(self) -> float | None:
-        """Mean training loss of the newest logged steps; None: there are none."""
+        """Return mean training loss of the newest logged steps; None: there are none."""
         return None if self.latest is None else self.latest.loss
 
     @property
     def workers(self) -> tuple[WorkerTotals, ...]:
-        """All that ever trained, in the order of the roster."""
+        """Return all that ever trained, in the order of the roster."""
         present = set(self.roster.present)
         return tuple(replace(row, is_present=place in present) for place, row in enumerate(self._summed()))
 
     @property
     def step_time_s(self) -> float | None:
-        """Mean time of a step over everything logged."""
+        """Return mean time of a step over everything logged."""
         return self.stepping_s / self.logged_steps if self.logged_steps else None
 
     @property
@@ -428,7 +428,7 @@ class RunFold:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Time in which something of the run ran, from its launch to its newest event; None: there is none."""
+        """Return time in which something of the run ran, from its launch to its newest event; None: there is none."""
         return self.clock.now_s if self.last_event_s is not None else None
 
     @property
@@ -439,7 +439,7 @@ class RunFold:
 
     @property
     def sessions(self) -> int:
-        """How often it was launched, the times that it went on included."""
+        """Return how often it was launched, the times that it went on included."""
         return self.clock.sessions
 
     @property
@@ -525,7 +525,7 @@ class RunFold:
         self._rows, self._unsummed = self._summed(), []
 
     def _summed(self) -> list[WorkerTotals]:
-        """A row for each of the roster, with the steps that are not added up yet."""
+        """Return a row for each of the roster, with the steps that are not added up yet."""
         rows = list(self._rows)
         for known in self.roster.workers[len(rows) :]:
             rows.append(WorkerTotals(**_announced(known)))
@@ -554,7 +554,7 @@ class RunFold:
 
 
 def _announced(worker: StartedWorker) -> dict[str, Any]:
-    """What a worker says of itself when it starts."""
+    """Return what a worker says of itself when it starts."""
     return {name: getattr(worker, name) for name in ("host", "type", "slowdown", "local_batch_size")}
 
 

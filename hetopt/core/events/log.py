@@ -118,7 +118,7 @@ def tell_failure(path: Path, reason: str, **fields: Any) -> None:
 
 
 def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
-    """The events of a log; an unfinished last line and lines that are no event are passed over."""
+    """Yield the events of a log; an unfinished last line and lines that are no event are passed over."""
     for line in lines:
         if line[-1:] not in ("\n", b"\n"):
             return
@@ -131,7 +131,7 @@ def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events written to ``path`` so far; none when the file does not exist yet."""
+    """Return all events written to ``path`` so far; none when the file does not exist yet."""
     try:
         with path.open("rb") as stream, nothing_collected():
             return list(parse_events(stream))
@@ -174,7 +174,7 @@ class Unread:
 
     @property
     def sentence(self) -> str | None:
-        """What a person is told; None where all was read."""
+        """Return what a person is told; None where all was read."""
         if not self.lines:
             return None
         many, are = ("1 line", "is") if self.lines == 1 else (f"{self.lines:,} lines", "are")
@@ -206,7 +206,7 @@ class LineParser:
     line: int = 0
 
     def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
-        """The events among whole lines."""
+        """Return the events among whole lines."""
         found, parse, number = [], ANY_EVENT.validator.validate_json, self.line
         for line in lines:
             number += 1
@@ -261,11 +261,11 @@ class EventReader:
 
     @property
     def unread(self) -> Unread:
-        """Lines that were no events so far."""
+        """Return lines that were no events so far."""
         return self._parser.unread
 
     def read(self) -> list[LogEvent]:
-        """What the log has gained.
+        """Return what the log has gained.
 
         Raises:
             BadInput: the file cannot be read.
@@ -277,7 +277,7 @@ class EventReader:
         return found
 
     def parts(self) -> Iterator[list[LogEvent]]:
-        """The same in parts, for whoever does not keep them all.
+        """Yield the same in parts, for whoever does not keep them all.
 
         Raises:
             BadInput: the file cannot be read.
@@ -318,7 +318,7 @@ class EventReader:
 
 
 def read_log(path: Path) -> EventsRead:
-    """All that a log holds so far; nothing where there is none yet.
+    """Return all that a log holds so far; nothing where there is none yet.
 
     Raises:
         BadInput: the file cannot be read.
@@ -338,7 +338,7 @@ def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None
 
 
 def read_with_decisions(run_dir: Path) -> EventsRead:
-    """The run's events and the supervisor's, in the order of their times; none of a run that has not begun.
+    """Return the run's events and the supervisor's, in the order of their times; none of a run that has not begun.
 
     Raises:
         BadInput: a log cannot be read.

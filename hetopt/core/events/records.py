@@ -523,5 +523,5 @@ ANY_EVENT: TypeAdapter[LogEvent] = TypeAdapter(LogEvent)
 
 
 def kinds(record: type[Happened]) -> tuple[str, ...]:
-    """The names under which a record's events are written."""
+    """Return the names under which a record's events are written."""
     return get_args(get_type_hints(record)["event"])
