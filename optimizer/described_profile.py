@@ -9,7 +9,8 @@ from hetopt.core.memory import StepMemory, TrainingMemory
 from hetopt.core.profile import Device, Host, Job, Profile, StepTime
 from hetopt.optimizer.model_counts import ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Precision, is_half
-from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, REFERENCE, utilisation_prior
+from hetopt.optimizer.step_time.transfer import LAUNCH_S
+from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, REFERENCE, sample_s, utilisation_prior
 
 COUNTED = "counted"
 """The device type of a described profile: no machine."""
@@ -43,7 +44,9 @@ def described_profile(
     memory = training_memory(count, batch_size, precision)
     # One sample must fit: what a GPU cannot hold at once, it computes in micro-batches.
     peak_bytes = round(memory.peak_bytes(1))
-    flops = CONTRIBUTION * count.forward_flops
+    counted, operators = prior.counted(count, precision), OPERATORS_A_LAYER * count.layers
+    fixed_s = LAUNCH_S * operators if count.kind == "transformer" else prior.fixed_s
+    each_s = sample_s(counted, REFERENCE, precision)
     return Profile(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
@@ -69,8 +72,8 @@ def described_profile(
             target_metric="loss",
             target_value=0.0,
             target_higher_is_better=False,
-            operators_per_step=OPERATORS_A_LAYER * count.layers,
-            flops_per_sample=flops,
+            operators_per_step=operators,
+            flops_per_sample=CONTRIBUTION * count.forward_flops,
             model_kind=count.kind,
         ),
         devices=(
@@ -81,14 +84,13 @@ def described_profile(
                 threads_per_worker=1,
                 precision=_device_precision(precision),
                 step_times=tuple(
-                    _step(size, prior.step_time_s(count.kind, precision, flops * size), peak_bytes)
-                    for size in sorted({1, max(2, batch_size)})
+                    _step(size, fixed_s + each_s * size, peak_bytes) for size in sorted({1, max(2, batch_size)})
                 ),
                 memory_limit_bytes=REFERENCE_GPU[1],
                 memory=memory,
                 matmul_flops_per_s=1e12 * REFERENCE.fp32_tflops,
                 copy_bytes_per_s=1e9 * REFERENCE.bandwidth_gb_per_s,
-                counted_log_sd=prior.of(count.kind, precision).log_sd,
+                counted=counted,
             ),
         ),
         profiling_s=0.0,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from html import escape
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from hetopt.api.catalogs import in_regions, in_use
 from hetopt.api.changes import into_plan
 from hetopt.api.options import Described, Search, Sought
 from hetopt.core.artifact import kind_in
+from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, NoFeasiblePlan, setting
 from hetopt.core.formatting import bytes_
 from hetopt.core.grammar import NUMBER, arguments, quantity
@@ -22,15 +24,14 @@ from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
 from hetopt.core.paths import read_json
-from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.profile import LOCAL, Counted, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
-from hetopt.optimizer.described_profile import described_profile, training_memory
+from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
-from hetopt.optimizer.market.gpus import rentable_gpus
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
@@ -39,7 +40,7 @@ from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
-from hetopt.optimizer.step_time.device_memory import usable_on_gpu
+from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_bytes, usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
 from hetopt.optimizer.step_time.observed import CONTRADICTION, observe
 from hetopt.optimizer.step_time.posterior import fit
@@ -298,11 +299,15 @@ MOST_SAMPLES = 1e15
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How many samples a GPU holds at once; any number where ``samples`` is absent."""
+    """How many samples a GPU holds at once; any number where ``samples`` is absent.
+
+    ``scheme`` says how many GPUs of a machine share one replica of the model, and whether activations are recomputed.
+    """
 
     gpu: str
     memory_gib: float
     samples: int | None
+    scheme: Scheme = REPLICATED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +354,38 @@ class Estimate:
         return [f"Assumed: {', '.join(self.assumed)}."] if self.assumed else []
 
 
+@dataclass(frozen=True, kw_only=True)
+class DescribedJob:
+    """A job of which nothing was measured.
+
+    Attributes:
+        samples: that it is trained on, all in all; ``batch_size``: of a step.
+        profile: what the planner needs to know of it.
+        assumed: what was taken for granted, in words.
+    """
+
+    model: ModelCount
+    samples: int
+    batch_size: int
+    profile: Profile
+    assumed: tuple[str, ...]
+
+
+def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
+    """Count a job that was described.
+
+    Raises:
+        BadInput: something is missing, or contradicts the rest.
+    """
+    assumed: list[str] = []
+    model, samples = _counted(asked, assumed)
+    batch = min(asked.batch_size or BATCH_SIZE, samples)
+    if asked.batch_size is None:
+        assumed.append(f"{batch} samples a step (`batch_size`)")
+    profile = described_profile(model, samples=samples, batch_size=batch, precision=asked.precision, now=now)
+    return DescribedJob(model=model, samples=samples, batch_size=batch, profile=profile, assumed=tuple(assumed))
+
+
 @takes(Described)
 def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     """Say what training would take and cost, from what a model counts to. Nothing is measured, and torch is not needed.
@@ -366,11 +403,9 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
     asked, told = Described(**options), reporter or Reporter()
-    assumed: list[str] = []
-    model, wanted = _counted(asked, assumed)
-    batch = min(asked.batch_size or BATCH_SIZE, wanted)
-    if asked.batch_size is None:
-        assumed.append(f"{batch} samples a step (`batch_size`)")
+    now = datetime.datetime.now(datetime.UTC)
+    job = described(asked, now=now)
+    model, batch, profile = job.model, job.batch_size, job.profile
     limits = search_options(
         asked,
         gpus=asked.gpus or ("any",),
@@ -379,17 +414,19 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         precision=None,
         trials=0,
         accept_risk=True,
+        compression=(IDENTITY,),
     )
-    now = datetime.datetime.now(datetime.UTC)
-    goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=math.ceil(wanted / batch))
-    memory = training_memory(model, batch, asked.precision)
-    profile = described_profile(model, samples=wanted, batch_size=batch, precision=asked.precision, now=now)
+    steps = math.ceil(job.samples / batch)
+    goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=steps)
+    memory, counted = profile.devices[0].memory, profile.devices[0].counted
+    assert memory is not None
+    assert counted is not None
 
     def found(request: PlanRequest) -> Plan:
         return find_plan(request, seed=0, now=now, tell=lambda text: told(text, None))
 
     catalogs = in_regions(asked.region, asked.catalog)
-    _refuse_what_no_gpu_holds(model, memory, catalogs)
+    _refuse_what_no_machine_holds(model, memory, counted, catalogs)
     if asked.region == ANY_REGION:
         compared = compared_regions(profile, goal, limits, asked, told)
         plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, limits), found)
@@ -399,40 +436,56 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     return Estimate(
         plan=plan,
         model=model,
-        samples=wanted,
+        samples=job.samples,
         batch_size=batch,
-        flops=CONTRIBUTION * model.forward_flops * wanted,
+        flops=CONTRIBUTION * model.forward_flops * job.samples,
         state_bytes=memory.kept_bytes,
         sample_bytes=memory.peak_bytes(2) - memory.peak_bytes(1),
-        fits=tuple(_fits(plan, memory)),
-        assumed=tuple(assumed),
+        fits=tuple(_fits(plan, memory, counted)),
+        assumed=job.assumed,
     )
 
 
-def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalogs: Sequence[Catalog]) -> None:
-    """Every GPU keeps the whole model: data parallelism shares samples, not weights.
+def _refuse_what_no_machine_holds(
+    model: ModelCount, memory: TrainingMemory, described: Counted, catalogs: Sequence[Catalog]
+) -> None:
+    """Refuse a model that the GPUs of no one machine hold together.
 
     Raises:
-        NoFeasiblePlan: no GPU has the memory for one sample.
+        NoFeasiblePlan: one sample does not fit.
     """
-    needed = memory.peak_bytes(1)
-    gpus = rentable_gpus(catalogs[0], sort="memory", reverse=True, elsewhere=catalogs[1:])
-    if gpus and needed > usable_on_gpu(gpus[0].memory_gib * 2**30):
-        where = catalogs[0].region if len(catalogs) == 1 else "any region"
-        raise NoFeasiblePlan(
-            f"Training {model.name} with Adam takes {bytes_(needed)} on every GPU, and {gpus[0].name}, the largest in "
-            f"{where}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
-            hint="choose a smaller model, or shorten the samples with `tokens`",
-        )
+    room: list[tuple[float, float, InstanceType]] = []
+    for instance in (one for catalog in catalogs for one in catalog.instance_types.values() if one.cuda_devices):
+        usable = usable_bytes(instance)[1]
+        scheme = scheme_of(memory, described, devices=instance.cuda_devices, usable_bytes=usable)
+        needed = scheme.held(memory, described).peak_bytes(1)
+        room.append((usable / needed, needed, instance))
+    if not room or max(room, key=itemgetter(0))[0] >= 1:
+        return
+    _, needed, roomiest = max(room, key=itemgetter(0))
+    assert roomiest.accelerator is not None
+    where = catalogs[0].region if len(catalogs) == 1 else "any region"
+    raise NoFeasiblePlan(
+        f"Training {model.name} with Adam takes {bytes_(needed)} on each of the {roomiest.cuda_devices} GPUs of "
+        f"{roomiest.name}, the machine with most room in {where}, which have {roomiest.accelerator.memory_gib:.0f} "
+        "GiB: "
+        "hetopt plans models that the GPUs of one machine hold together.",
+        hint="choose a smaller model, or shorten the samples with `tokens`",
+    )
 
 
-def _fits(plan: Plan, memory: TrainingMemory) -> Iterator[Fit]:
+def _fits(plan: Plan, memory: TrainingMemory, described: Counted) -> Iterator[Fit]:
     """Of each GPU among the ways to go, once."""
     groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
-    hardware = [group.hardware for group in groups if group.hardware is not None]
-    for name, gib in dict.fromkeys((one.gpu, one.gpu_memory_gib) for one in hardware):
-        if name is not None and gib is not None:
-            yield Fit(gpu=name, memory_gib=gib, samples=memory.largest_micro_batch(usable_on_gpu(gib * 2**30)))
+    found: dict[Fit, None] = {}
+    for group in groups:
+        has = group.hardware
+        if has is not None and has.gpu is not None and has.gpu_memory_gib is not None:
+            usable = usable_on_gpu(has.gpu_memory_gib * 2**30)
+            scheme = scheme_of(memory, described, devices=group.workers_per_machine, usable_bytes=usable)
+            samples = scheme.held(memory, described).largest_micro_batch(usable)
+            found[Fit(gpu=has.gpu, memory_gib=has.gpu_memory_gib, samples=samples, scheme=scheme)] = None
+    yield from found
 
 
 def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
@@ -602,13 +655,13 @@ def _far_below_usual(seen: Seen) -> list[str]:
     kind = next((one for one in kinds if one == step.kind), None)
     if kind is None or step.flops_per_sample is None:
         return []
-    usual = prior.of(kind, step.place.precision)
+    share, log_sd = prior.usual(kind, step.place.precision)
     peak = step.place.gpu.tflops(step.place.precision) * 1e12
     work_s = step.flops_per_sample * step.place.batch_size / peak
-    if step.step_time_s < (prior.fixed_s + work_s / usual.share) * math.exp(FAR_OFF * usual.log_sd):
+    if step.step_time_s < (prior.fixed_s + work_s / share) * math.exp(FAR_OFF * log_sd):
         return []
     return [
         f"Steps on {seen.name} reach {100 * work_s / step.step_time_s:.2g} % of its GPU's peak rate, where such jobs "
-        f"reach {100 * usual.share:.2g} %. A power limit, heat, another job beside it, or another type's name? Other "
+        f"reach {100 * share:.2g} %. A power limit, heat, another job beside it, or another type's name? Other "
         "types are predicted from it as it is: look at `nvidia-smi -q -d PERFORMANCE`, and measure again."
     ]

@@ -97,6 +97,8 @@ def _sentences(told: Estimate) -> Iterator[str]:
         f"Memory: {formatting.bytes_(told.state_bytes)} for weights, gradients and Adam, "
         f"{formatting.bytes_(told.sample_bytes)} a sample; at once fit {', '.join(map(_fit, told.fits))}."
     )
+    if any(fit.scheme.shards > 1 for fit in told.fits):
+        yield "Sharing a model is FSDP's: torchtitan, Accelerate or `fully_shard`; hetopt's own trainer does not shard."
     if told.assumed:
         yield f"Assumed: {', '.join(told.assumed)}."
     yield from region_notes(told.plan)
@@ -105,4 +107,7 @@ def _sentences(told: Estimate) -> Iterator[str]:
 
 def _fit(fit: Fit) -> str:
     samples = "any number" if fit.samples is None else f"{fit.samples:,}"
-    return f"{samples} on {fit.gpu} ({fit.memory_gib:.0f} GiB)"
+    shards = fit.scheme.shards
+    shared = "" if shards == 1 else f", {shards} of which share the model"
+    recomputed = ", activations recomputed" if fit.scheme.recomputes else ""
+    return f"{samples} on {fit.gpu} ({fit.memory_gib:.0f} GiB{shared}{recomputed})"
