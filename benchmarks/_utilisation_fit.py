@@ -31,7 +31,6 @@ from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED
 from hetopt.optimizer.step_time.step_time import expected_maximum
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import (
-    CONTRIBUTION,
     REFERENCE,
     Roofline,
     Utilisation,
@@ -40,6 +39,7 @@ from hetopt.optimizer.step_time.utilisation import (
     sample_s,
     save,
 )
+from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 Z90 = 1.645
 MEASURED = "public throughputs of 2020 to 2025"

@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatch
 from html import escape
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +34,7 @@ from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.quota import read_quotas
+from hetopt.optimizer.market.quota import obtainable, read_quotas
 from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
@@ -46,7 +47,8 @@ from hetopt.optimizer.step_time.observed import CONTRADICTION, observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
-from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, utilisation_prior
+from hetopt.optimizer.step_time.utilisation import utilisation_prior
+from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
 
 
 @takes(Search)
@@ -318,21 +320,25 @@ class Estimate:
         plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
         model: as it was counted.
         samples: that are trained on; ``batch_size``: in a step.
+        recipe: what is trained, and by which optimizer.
         flops: of the whole training.
         state_bytes: of weights, gradients and the optimizer, on every GPU; ``sample_bytes``: of a sample's activations.
         fits: what the GPUs of the ways to go hold.
         assumed: what was not given, in words.
+        presumed: whether nothing is known of what the account may rent.
     """
 
     plan: Plan
     model: ModelCount
     samples: int
     batch_size: int
+    recipe: Recipe
     flops: float
     state_bytes: int
     sample_bytes: float
     fits: tuple[Fit, ...]
     assumed: tuple[str, ...]
+    presumed: bool = False
 
     def __str__(self) -> str:
         """What was asked, the plan, and what was assumed."""
@@ -359,16 +365,18 @@ class DescribedJob:
     """A job of which nothing was measured.
 
     Attributes:
+        recipe: how it is trained.
         samples: that it is trained on, all in all; ``batch_size``: of a step.
         profile: what the planner needs to know of it.
         assumed: what was taken for granted, in words.
     """
 
     model: ModelCount
+    recipe: Recipe
     samples: int
     batch_size: int
     profile: Profile
-    assumed: tuple[str, ...]
+    assumed: list[str]
 
 
 def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
@@ -382,8 +390,26 @@ def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
     batch = min(asked.batch_size or BATCH_SIZE, samples)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    profile = described_profile(model, samples=samples, batch_size=batch, precision=asked.precision, now=now)
-    return DescribedJob(model=model, samples=samples, batch_size=batch, profile=profile, assumed=tuple(assumed))
+    recipe = _recipe(asked, assumed)
+    profile = described_profile(
+        model, samples=samples, batch_size=batch, precision=asked.precision, now=now, recipe=recipe
+    )
+    return DescribedJob(model=model, recipe=recipe, samples=samples, batch_size=batch, profile=profile, assumed=assumed)
+
+
+def _recipe(asked: Described, assumed: list[str]) -> Recipe:
+    trained = asked.trainable
+    if asked.method == "full":
+        if trained is not None:
+            raise BadInput(
+                "`trainable` is of adapters, and all of a model is trained by `method=full`.",
+                hint="add `method=lora`, or leave `trainable` out",
+            )
+        return Recipe(optimizer=asked.optimizer)
+    if trained is None:
+        trained = ADAPTER_SHARE
+        assumed.append(f"adapters of {100 * trained:g} % of the parameters (`trainable`)")
+    return Recipe(method=asked.method, trained=float(trained), optimizer=asked.optimizer)
 
 
 @takes(Described)
@@ -406,9 +432,19 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     now = datetime.datetime.now(datetime.UTC)
     job = described(asked, now=now)
     model, batch, profile = job.model, job.batch_size, job.profile
+    known = read_quotas(() if asked.region == ANY_REGION else _quotas(asked.quotas, asked.region, told))
+    catalogs = in_regions(asked.region, asked.catalog)
+    counted_on, patterns = obtainable()
+    reserved = (name for one in catalogs for name in one.instance_types if any(fnmatch(name, way) for way in patterns))
+    presumed = not known and not asked.quotas
+    if presumed:
+        vcpus = max(counted_on.values())
+        job.assumed.append(f"one machine of {vcpus} vCPUs a family can be had (`quotas`; none: any number)")
     limits = search_options(
         asked,
         gpus=asked.gpus or ("any",),
+        quotas=counted_on if presumed else known,
+        exclude_types=(*asked.exclude, *(reserved if presumed and not (asked.gpus or asked.types) else ())),
         mixed_types=1,
         batch_size=batch,
         precision=None,
@@ -425,7 +461,6 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     def found(request: PlanRequest) -> Plan:
         return find_plan(request, seed=0, now=now, tell=lambda text: told(text, None))
 
-    catalogs = in_regions(asked.region, asked.catalog)
     _refuse_what_no_machine_holds(model, memory, counted, catalogs)
     if asked.region == ANY_REGION:
         compared = compared_regions(profile, goal, limits, asked, told)
@@ -438,11 +473,13 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         model=model,
         samples=job.samples,
         batch_size=batch,
-        flops=CONTRIBUTION * model.forward_flops * job.samples,
+        recipe=job.recipe,
+        flops=job.recipe.passes * model.forward_flops * job.samples,
         state_bytes=memory.kept_bytes,
         sample_bytes=memory.peak_bytes(2) - memory.peak_bytes(1),
         fits=tuple(_fits(plan, memory, counted)),
-        assumed=job.assumed,
+        assumed=tuple(job.assumed),
+        presumed=presumed,
     )
 
 
@@ -466,11 +503,11 @@ def _refuse_what_no_machine_holds(
     assert roomiest.accelerator is not None
     where = catalogs[0].region if len(catalogs) == 1 else "any region"
     raise NoFeasiblePlan(
-        f"Training {model.name} with Adam takes {bytes_(needed)} on each of the {roomiest.cuda_devices} GPUs of "
+        f"Training {model.name} takes {bytes_(needed)} on each of the {roomiest.cuda_devices} GPUs of "
         f"{roomiest.name}, the machine with most room in {where}, which have {roomiest.accelerator.memory_gib:.0f} "
         "GiB: "
         "hetopt plans models that the GPUs of one machine hold together.",
-        hint="choose a smaller model, or shorten the samples with `tokens`",
+        hint="choose a smaller model, shorten the samples with `tokens`, or train adapters with `method=lora`",
     )
 
 

@@ -28,6 +28,7 @@ def estimate(
     """Say what training would take and cost before anything is measured.
 
     \b
+      hetopt estimate --params 7B --method lora --samples 50k --tokens 2048
       hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200
       hetopt estimate --config config.json --samples 1e6 --deadline 2d
       hetopt estimate --flops 1e18
@@ -77,10 +78,25 @@ def _show(told: Estimate, plan_file: Path | None) -> None:
     model = told.model
     counted = f"{model.name}, {formatting.count(told.samples)} x {model.sample}, {told.flops:.2g} FLOPs"
     head = Line(", ".join([counted, *limits_of(told.plan.goal)]), "strong")
-    render.show([head, *choices(told.plan), Line(""), Remarks(list(_sentences(told)))])
+    first = [Line(text, "warning") for text in _needed_first(told)]
+    render.show([head, *first, *choices(told.plan), Line(""), Remarks(list(_sentences(told)))])
     render.line("next: hetopt profile -- train.py", style="strong")
     if plan_file is not None:
         render.line(f"or:   hetopt launch {typed(plan_file)} --on rehearsal --steps 200", style="strong")
+
+
+def _needed_first(told: Estimate) -> Iterator[str]:
+    """Yield what a new account has to ask for before it can rent what is shown."""
+    from hetopt.core import formatting
+    from hetopt.reports.plan_document import chosen_way
+
+    way = chosen_way(told.plan)
+    for need in () if way is None or not told.presumed else way.quotas:
+        if need.vcpus > need.new_account:
+            yield (
+                f"A new account may not rent this: it has {need.new_account} of {formatting.vcpus(need.vcpus)} "
+                f"({need.bucket}). Ask for them first; see `hetopt doctor`."
+            )
 
 
 def _sentences(told: Estimate) -> Iterator[str]:
@@ -94,7 +110,7 @@ def _sentences(told: Estimate) -> Iterator[str]:
         "the time shown (90 %); profiling narrows that."
     )
     yield (
-        f"Memory: {formatting.bytes_(told.state_bytes)} for weights, gradients and Adam, "
+        f"Memory: {formatting.bytes_(told.state_bytes)} for weights, gradients and {told.recipe.optimizer}, "
         f"{formatting.bytes_(told.sample_bytes)} a sample; at once fit {', '.join(map(_fit, told.fits))}."
     )
     if any(fit.scheme.shards > 1 for fit in told.fits):

@@ -89,7 +89,7 @@ class TrainingMemory(Record):
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
         return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
-    def sharded(self, devices: int, layers: int) -> TrainingMemory:
+    def sharded(self, devices: int, layer_bytes: float) -> TrainingMemory:
         """Return what one of several devices holds that share a replica's weights, gradients and optimizer state.
 
         As `torch.distributed.fsdp.fully_shard` keeps them: an equal part of everything, and the weights of two layers
@@ -97,14 +97,13 @@ class TrainingMemory(Record):
 
         Args:
             devices: that share the replica.
-            layers: of the model, all alike.
+            layer_bytes: of one layer's weights, as they are multiplied with.
         """
 
         def part(total_bytes: float) -> int:
             return math.ceil(total_bytes / devices)
 
         copied_bytes = self._along("computing_bytes", 0)
-        gathered_bytes = 2 * (copied_bytes or self.parameter_bytes) / layers
         return self.model_copy(
             update={
                 "parameter_bytes": part(self.parameter_bytes),
@@ -114,7 +113,7 @@ class TrainingMemory(Record):
                     step.model_copy(
                         update={
                             "computing_bytes": round(
-                                step.computing_bytes - copied_bytes + part(copied_bytes) + gathered_bytes
+                                step.computing_bytes - copied_bytes + part(copied_bytes) + 2 * layer_bytes
                             )
                         }
                     )

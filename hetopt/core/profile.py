@@ -149,6 +149,7 @@ class Counted(Record):
         default=None, description="through the GPU's memory; absent where no data sheet relates one GPU to another"
     )
     layers: PositiveInt = Field(description="one behind the other: devices that share a replica gather one at a time")
+    weight_bytes: PositiveFloat = Field(description="of a replica's weights, as they are multiplied with")
     log_sd: PositiveFloat = Field(description="standard deviation of the log of (true / given) step time")
 
 

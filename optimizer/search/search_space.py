@@ -284,9 +284,10 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
 def _gathering(worker: WorkerModel | Unusable, model: FittedModel, instance: InstanceType) -> WorkerModel | Unusable:
     """The worker whose micro-batches take at least as long as gathering the replica that its machine's GPUs share."""
     shards = 1 if isinstance(worker, Unusable) or worker.room is None else worker.room.scheme.shards
-    if isinstance(worker, Unusable) or shards == 1:
+    described = model.reference.device.counted
+    if isinstance(worker, Unusable) or shards == 1 or described is None:
         return worker
-    floor_s = max(worker.time.floor_s, gathering_s(instance, shards, model.profile.job.parameters))
+    floor_s = max(worker.time.floor_s, gathering_s(instance, shards, described.weight_bytes))
     return replace(worker, time=replace(worker.time, floor_s=floor_s))
 
 

@@ -57,7 +57,7 @@ class Scheme:
 
     def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
         """Return what one device holds by this scheme."""
-        found = memory if self.shards == 1 else memory.sharded(self.shards, described.layers)
+        found = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
         return found.recomputing(described.layers) if self.recomputes else found
 
 

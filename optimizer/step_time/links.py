@@ -145,13 +145,13 @@ GATHERINGS = 3
 """Of a micro-batch: the weights before its forward and its backward pass, and as many gradients that are scattered."""
 
 
-def gathering_s(instance: InstanceType, shards: int, parameters: int) -> float:
-    """Return the seconds that devices of a machine take to gather the replica that they share, in 16 bits.
+def gathering_s(instance: InstanceType, shards: int, weight_bytes: float) -> float:
+    """Return the seconds that devices of a machine take to gather the replica that they share, for a micro-batch.
 
     Args:
         instance: the machine.
         shards: devices that share the replica.
-        parameters: of the model.
+        weight_bytes: of the replica, as it is multiplied with.
     """
     link = inside_machine(instance, shards, 1.0)
-    return GATHERINGS * 2 * parameters * (1 - 1 / shards) / link.bytes_per_s
+    return GATHERINGS * weight_bytes * (1 - 1 / shards) / link.bytes_per_s

@@ -33,7 +33,8 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     measured_gpu,
     transferred,
 )
-from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, sample_s
+from hetopt.optimizer.step_time.utilisation import sample_s
+from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 CROSS_FAMILY_LOG_SD = 0.36
 """x / 1.8 with 90 % probability: at equal vCPU count CPU types differ 2.5 times, and CoreMark explains a part of it."""

@@ -34,6 +34,7 @@ from pathlib import Path
 from hetopt.core.profile import Counted
 from hetopt.optimizer.model_counts import Kind, ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
+from hetopt.optimizer.training_recipe import FULL, Recipe
 
 POSTERIOR = Path(__file__).parent / "utilisation.json"
 
@@ -47,9 +48,6 @@ REFERENCE = Gpu(
     memory_gib=40,
 )
 """The GPU with the most public measurements (NVIDIA A100 datasheet)."""
-
-CONTRIBUTION = 3.0
-"""Operations of a step over those of its forward pass: backward multiplies each matrix twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +70,14 @@ class Roofline:
     log_sd: float
     jobs: int
 
-    def counted(self, model: ModelCount, precision: Precision) -> Counted:
+    def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
         """Return what a sample computes and moves, as operations at the peak rate and bytes at the bandwidth."""
         flops = model.forward_flops + (self.attention - 1) * model.attention_flops
         return Counted(
-            flops=CONTRIBUTION * flops / self.share,
+            flops=recipe.slowdown * recipe.passes * flops / self.share,
             moved_bytes=self.passes * model.activation_bytes * (1 if is_half(precision) else 2),
             layers=model.layers,
+            weight_bytes=recipe.weight_bytes(model.parameters, half=is_half(precision)),
             log_sd=self.log_sd,
         )
 
@@ -113,13 +112,17 @@ class UtilisationPrior:
     convolution: Mapping[str, Utilisation]
     measured: str
 
-    def counted(self, model: ModelCount, precision: Precision) -> Counted:
+    def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
         """Return what a sample of a model computes and moves."""
         if model.kind == "transformer":
-            return self.transformer.counted(model, precision)
+            return self.transformer.counted(model, precision, recipe)
         known = self.convolution[precision_class(precision)]
-        flops = CONTRIBUTION * model.forward_flops / known.share
-        return Counted(flops=flops, layers=model.layers, log_sd=known.log_sd)
+        return Counted(
+            flops=recipe.slowdown * recipe.passes * model.forward_flops / known.share,
+            layers=model.layers,
+            weight_bytes=recipe.weight_bytes(model.parameters, half=is_half(precision)),
+            log_sd=known.log_sd,
+        )
 
     def usual(self, kind: Kind, precision: Precision) -> tuple[float, float]:
         """Return the share of the peak rate that a kind of model reaches, and the standard deviation of its log."""

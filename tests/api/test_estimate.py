@@ -30,11 +30,11 @@ from benchmarks._utilisation_fit import (
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.interruption import Reporter
-from hetopt.optimizer.described_profile import training_memory
 from hetopt.optimizer.model_counts import of_parameters
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of
 from hetopt.optimizer.step_time.gpu_transfer import Gpu
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
+from hetopt.optimizer.training_recipe import FULL, STATE_BYTES, Recipe
 from tests.work import counted_command
 
 COMMAND = "estimate --params 110M --samples 3M --tokens 128 --budget 200"
@@ -172,7 +172,7 @@ def test_hostile_configurations_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_no_machine_holds_is_refused_with_the_reason() -> None:
-    with pytest.raises(NoFeasiblePlan, match=r"700 B parameters with Adam takes .* on each of the 8 GPUs"):
+    with pytest.raises(NoFeasiblePlan, match=r"700 B parameters takes .* on each of the 8 GPUs"):
         hetopt.estimate(params=700e9, samples=1e6, tokens=1024, budget_usd=1e6)
 
 
@@ -185,7 +185,7 @@ def test_a_model_that_one_gpu_does_not_hold_is_shared_by_those_of_a_machine() ->
 @pytest.mark.parametrize("parameters", [1e8, 1.3e9, 7e9, 70e9])
 def test_memory_schemes_hold_less_and_the_quicker_comes_first(parameters: float) -> None:
     model = of_parameters(parameters, 2048)
-    memory, described = training_memory(model, 8, "bf16"), utilisation_prior().counted(model, "bf16")
+    memory, described = FULL.memory(model, 8, half=True), utilisation_prior().counted(model, "bf16")
     schemes = [Scheme(shards=shards, recomputes=recomputes) for recomputes in (False, True) for shards in (1, 8)]
     held = {scheme: scheme.held(memory, described) for scheme in schemes}
     for scheme in schemes:
@@ -237,6 +237,46 @@ def test_the_prior_is_of_what_gpus_can_do() -> None:
         assert 0.25 < share < 0.65, "from what small models reach to what tuned large ones do"
 
 
+@pytest.mark.parametrize("parameters", [1e8, 7e9])
+def test_adapters_take_less_memory_and_fewer_operations(parameters: float) -> None:
+    model = of_parameters(parameters, 2048)
+    recipes = [FULL, Recipe(method="lora", trained=0.01), Recipe(method="qlora", trained=0.01)]
+    kept = [recipe.memory(model, 1, half=True).kept_bytes for recipe in recipes]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] == pytest.approx(16 * parameters, rel=1e-6)
+    assert kept[1] == pytest.approx((2 * 0.99 + 16 * 0.01) * parameters, rel=1e-6)
+    assert recipes[1].passes == pytest.approx(2.01)
+    for optimizer, state in STATE_BYTES.items():
+        assert Recipe(optimizer=optimizer).memory(model, 1, half=True).optimizer_bytes == pytest.approx(
+            state * parameters
+        )
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"trainable": "1%"}, "all of a model is trained"),
+        ({"method": "lor"}, "no method called 'lor'"),
+        ({"method": "lora", "trainable": "0"}, "must be above 0"),
+        ({"optimizer": "lion"}, "no optimizer called 'lion'"),
+    ],
+)
+def test_bad_recipes(wish: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        small(**wish)
+
+
+def test_what_an_account_may_not_rent_is_said_first_and_what_is_known_of_it_counts() -> None:
+    unknown = run("estimate --params 1B --samples 1M --tokens 2048").splitlines()
+    assert unknown[1].startswith("A new account may not rent this: it has 0 of 192 vCPUs")
+    vcpus = [int(number.replace(",", "")) for number in re.findall(r"quota\s+([\d,]+) vCPUs", " ".join(unknown))]
+    assert max(vcpus) <= 192
+    assert "B200" not in " ".join(unknown), "machines that are sold ahead"
+    free = run("estimate --params 1B --samples 1M --tokens 2048 --quota none --gpus B200")
+    assert "B200" in free
+    assert "A new account may not rent this" not in free
+
+
 def test_a_wider_model_uses_a_gpu_better_and_a_faster_gpu_is_used_less() -> None:
     prior = utilisation_prior()
 
@@ -276,5 +316,6 @@ def test_published_trainings_are_foretold(data: Path) -> None:
     assert "MPT-7B 8 H100" in {answer.name for answer in answers}
 
 
+@pytest.mark.slow
 def test_convolutions_that_were_left_out_lie_within_their_intervals(data: Path) -> None:
     assert coverage(list(jobs_left_out(convolutions(data)))) >= 0.9
