@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks._step_traces import traces
 from hetopt.core.memory import non_negative
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision
-from hetopt.optimizer.step_time.utilisation import CONTRIBUTION
+from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 CAPABILITY = {
     "kepler": 3.7,

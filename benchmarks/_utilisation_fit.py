@@ -1,60 +1,275 @@
-"""Fits the prior of utilisation to public throughputs: ``python -m benchmarks._utilisation_fit`` writes what ships.
+"""Fit the prior of utilisation to public throughputs: ``python -m benchmarks._utilisation_fit`` writes what ships.
 
-Every column of the data whose job has counted operations says, by the model that relates GPUs, how long its step takes
-on the reference GPU. A job counts once, however many suites and GPUs it has. Large language models, of which the data
-have none, come in by the utilisation that their papers state.
+Transformers: three numbers of a roofline, by least squares of logs over every GPU and precision at once; what a
+source's scripts are better or worse than others' is a random effect of the source, and the spread of another person's
+job is that of sources left out. Rows with activation checkpointing compute a third more (one forward more of three).
+
+Convolutions: every column says, by the model that relates GPUs, how long its step takes on the reference GPU. A job
+counts once, however many suites and GPUs it has.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import get_args
+from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
-from benchmarks._gpu_throughput import Column, folder, read_columns
-from hetopt.optimizer.model_counts import Kind
-from hetopt.optimizer.step_time.gpu_transfer import Measured, Place, steps_elsewhere
+from benchmarks._gpu_throughput import Column, folder, read_columns, read_gpus
+from hetopt.optimizer.described_profile import OPERATORS_A_LAYER
+from hetopt.optimizer.model_counts import ModelCount, of_config, of_parameters
+from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision, steps_elsewhere
+from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED
+from hetopt.optimizer.step_time.step_time import expected_maximum
+from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import (
     REFERENCE,
+    Roofline,
     Utilisation,
     UtilisationPrior,
-    key,
+    precision_class,
+    sample_s,
     save,
 )
+from hetopt.optimizer.training_recipe import CONTRIBUTION
 
-PUBLISHED = {
-    # 530 billion parameters on 2,240 A100: 30.2 % (Chowdhery et al. 2022, table 3).
-    "MT-NLG": 0.302,
-    # 1.7 billion parameters on 32 A100: 137 of 312 TFLOP/s, of which a quarter is recomputed (Narayanan et al. 2021,
-    # table 1 and its formula).
-    "Megatron-LM": 137 / 312 * 3 / 4,
+Z90 = 1.645
+MEASURED = "public throughputs of 2020 to 2025"
+
+
+def _bert(width: int, layers: int) -> ModelCount:
+    """As NVIDIA's DeepLearningExamples train it: attention keeps its scores, ``5 a s^2`` bytes a layer (Korthikanti et
+    al. 2022, equation 1), which today's fused kernels do not."""
+    config = {"model_type": "bert", "vocab_size": 30522, "hidden_size": width, "num_hidden_layers": layers}
+    tokens, heads = 384, width // 64
+    model = of_config({**config, "num_attention_heads": heads, "intermediate_size": 4 * width}, tokens)
+    return replace(model, activation_bytes=model.activation_bytes + 5.0 * layers * heads * tokens**2)
+
+
+def _vit(width: int, layers: int, inner: int, patch: int) -> ModelCount:
+    config = {"model_type": "vit", "hidden_size": width, "num_hidden_layers": layers, "intermediate_size": inner}
+    return of_config({**config, "num_attention_heads": 16, "patch_size": patch, "image_size": 224}, None)
+
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
 }
-"""Utilisation of transformers in 16 bits on the reference GPU, whole clusters with their communication."""
+MODELS: Mapping[str, ModelCount] = {
+    "bert_base_squad": _bert(768, 12),
+    "bert_large_squad": _bert(1024, 24),
+    "cifar-vit_base_patch16_224": _vit(768, 12, 3072, 16),
+    "cifar-vit_large_patch16_224": _vit(1024, 24, 4096, 16),
+    "vit-g14-224": _vit(1408, 40, 6144, 14),
+    "llama3.1-8b-seq8192": of_config(LLAMA_8B, 8192),
+}
+"""By job; those of llm-foundry are counted from their parameters."""
+
+SOURCES = {"lambda-v0": "lambda", "lambda-v1": "lambda", "lambda-v2": "lambda"}
+"""Suites with the same scripts."""
+
+ONE_MACHINE = 8
+"""GPUs of the rows of large models: one machine, joined by a switch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A step of a transformer that was measured."""
+
+    source: str
+    job: str
+    model: ModelCount
+    gpu: Gpu
+    precision: Precision
+    batch_size: float
+    step_time_s: float
+    gpus: int = 1
+    recomputes: bool = False
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """Source and job, whose rows weigh as one together."""
+        return SOURCES.get(self.source, self.source), self.job
+
+
+def transformers(data: Path) -> list[Row]:
+    """Every measured step of a transformer whose shape is known, on GPUs with matrix units for its precision."""
+    small = [
+        Row(
+            source=column.suite,
+            job=column.job,
+            model=MODELS[column.job],
+            gpu=cell.place.gpu,
+            precision=cell.place.precision,
+            batch_size=cell.place.batch_size,
+            step_time_s=cell.step_time_s,
+        )
+        for column in read_columns(data)
+        if column.job in MODELS
+        for cell in column.cells
+    ]
+    found = [*small, *_large(data), *published(data)]
+    return [row for row in found if row.gpu.tflops(row.precision) > 1.5 * row.gpu.fp32_tflops]
+
+
+FORMS = {"A100": "SXM4", "H100": "SXM5", "H200": "SXM5"}
+
+
+def _large(data: Path) -> Iterator[Row]:
+    """Large models in bf16 on one machine of eight GPUs, of sources that publish a user's configuration."""
+    gpus = {(gpu.key.split()[0], gpu.key.split()[2], round(gpu.memory_gib)): gpu for gpu in read_gpus(data).values()}
+    with (data.parent / "llm-throughput" / "throughput.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["gpu_count"] != str(ONE_MACHINE) or row["precision"] not in ("bf16", "amp_bf16"):
+            continue
+        memory = 80 if row["gpu"] == "H100" else int(row["memory_gib"])
+        gpu = gpus.get((row["gpu"], FORMS.get(row["gpu"], ""), memory))
+        model = MODELS.get(row["job"])
+        if row["job"].startswith("mpt-"):
+            model = of_parameters(float(row["parameters"]), int(row["tokens_per_sample"]))
+        if gpu is None or model is None:
+            continue
+        batch_size = float(row["batch_size_per_gpu"] or 32)
+        yield Row(
+            source=row["suite"],
+            job=row["job"].partition("-seq")[0],
+            model=model,
+            gpu=gpu,
+            precision="bf16",
+            batch_size=batch_size,
+            step_time_s=batch_size * ONE_MACHINE / float(row["throughput"]),
+            gpus=ONE_MACHINE,
+            recomputes=row["activation_checkpointing"] in ("True", "selective"),
+        )
+
+
+def published(data: Path) -> Iterator[Row]:
+    """Whole trainings of transformers on one machine whose hours were published: each is a source of its own."""
+    gpus = {f"{gpu.key.split()[0]}-{gpu.key.split()[1]}": gpu for gpu in read_gpus(data).values() if "SXM" in gpu.key}
+    for line in (data.parent / "published-trainings.jsonl").read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if run["params"] is None:
+            model = of_config(run["config"], run["tokens"])
+        else:
+            model = of_parameters(count(run["params"]), run["tokens"])
+        if model.kind == "transformer" and run["gpus"] <= ONE_MACHINE:
+            batch_size = run["batch_size"] / run["gpus"]
+            yield Row(
+                source=run["name"],
+                job=run["name"],
+                model=model,
+                gpu=gpus[run["gpu"]],
+                precision="bf16",
+                batch_size=batch_size,
+                step_time_s=3600 * run["true_hours"] * run["batch_size"] / run["samples"],
+                gpus=run["gpus"],
+            )
+
+
+def count(written: str) -> float:
+    """Such as 110M."""
+    return float(written[:-1]) * {"M": 1e6, "B": 1e9}[written[-1]]
+
+
+SOURCE_LOG_SD, NUMBER_LOG_SD = 0.3, 1.0
+"""Priors: of what a source's scripts are better than others', and of the three numbers about `BEGIN`."""
+
+BEGIN = {"share": 0.6, "passes": 15.0, "attention": 1.5}
+
+
+def log_error(row: Row, law: Roofline) -> float:
+    """Log of predicted over measured seconds of a step."""
+    counted = law.counted(row.model, row.precision)
+    if row.recomputes:
+        counted = counted.model_copy(update={"flops": counted.flops * (1 + 1 / CONTRIBUTION)})
+    fixed_s = LAUNCH_S * OPERATORS_A_LAYER * row.model.layers
+    alone_s = fixed_s + row.batch_size * sample_s(counted, row.gpu, row.precision)
+    return math.log(alone_s * beside_others(row.gpus) / row.step_time_s)
+
+
+def share_of_peak(row: Row) -> float:
+    """Of the data sheet's rate, by the operations that the model counts to."""
+    flops = CONTRIBUTION * row.model.forward_flops * row.batch_size
+    return flops / (row.step_time_s * row.gpu.tflops(row.precision) * 1e12)
+
+
+def beside_others(gpus: int) -> float:
+    """How many times as long a step takes on each of so many GPUs that a switch joins, as predictions have it."""
+    contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
+    assert contention is not None
+    assert straggling is not None
+    crowded = 1 + math.exp(contention) * (1 - 1 / gpus)
+    return crowded * (1 + math.exp(straggling) * float(expected_maximum(gpus)))
+
+
+def fit_roofline(rows: Sequence[Row], log_sd: float = 1.0) -> tuple[Roofline, dict[str, float]]:
+    """The law of some rows, and each source's effect on the log of the seconds."""
+    sources = sorted({str(row.cell[0]) for row in rows})
+    alike = Counter(row.cell for row in rows)
+    place = np.array([sources.index(str(row.cell[0])) for row in rows])
+    weight = np.array([1 / math.sqrt(alike[row.cell]) for row in rows]) / 0.1
+    names = list(BEGIN)
+    usual = statistics.median(
+        statistics.median(share_of_peak(row) for row in rows if row.cell == cell) for cell in alike
+    )
+
+    def law(logs: Any) -> Roofline:
+        numbers = {name: BEGIN[name] * math.exp(log) for name, log in zip(names, logs[: len(names)], strict=True)}
+        return Roofline(**numbers, usual=usual, log_sd=log_sd, jobs=len({row.job for row in rows}))
+
+    def residuals(logs: Any) -> Any:
+        told = law(logs)
+        errors = np.array([log_error(row, told) for row in rows]) + logs[len(names) :][place]
+        return np.concatenate([weight * errors, logs[: len(names)] / NUMBER_LOG_SD, logs[len(names) :] / SOURCE_LOG_SD])
+
+    found = least_squares(residuals, np.zeros(len(names) + len(sources)), loss="soft_l1", f_scale=2.0).x
+    return law(found), dict(zip(sources, found[len(names) :].tolist(), strict=True))
+
+
+def sources_left_out(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """Every row with its error by the law of the other sources."""
+    for source in sorted({str(row.cell[0]) for row in rows}):
+        law, _ = fit_roofline([row for row in rows if row.cell[0] != source])
+        for row in rows:
+            if row.cell[0] == source:
+                yield row, log_error(row, law)
+
+
+def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
+    """Standard deviation of another person's job: every source weighs the same, and in it every job."""
+    sources: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row, error in errors:
+        sources[row.cell[0]][row.job].append(error**2)
+    return math.sqrt(
+        statistics.fmean(statistics.fmean(map(statistics.fmean, jobs.values())) for jobs in sources.values())
+    )
+
 
 GRID_S = np.geomspace(2e-3, 0.1, 24)
 """Fixed times that are tried."""
 
-Z90 = 1.645
+SHARES = np.geomspace(0.02, 1.0, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
-    """One column of a job whose operations are counted.
-
-    Attributes:
-        flops: of a step on the reference GPU; ``step_time_s``: how long it takes there, by all its GPUs.
-    """
+class Convolutions:
+    """One column of convolutions whose operations are counted: ``flops`` of a step on the reference GPU."""
 
     column: Column
-    kind: Kind
     half: bool
     flops_per_sample: float
     flops: float
@@ -62,30 +277,25 @@ class Counted:
 
     @property
     def name(self) -> str:
-        return key(self.kind, half=self.half)
+        return precision_class("fp16" if self.half else "tf32")
 
 
-def counted(data: Path) -> list[Counted]:
-    """The transformers and convolutional networks of the data whose operations can be counted."""
+def convolutions(data: Path) -> list[Convolutions]:
+    """The convolutional networks of the data whose operations can be counted."""
     with (data / "jobs.csv").open(encoding="utf-8", newline="") as file:
         jobs = {row["job"]: row for row in csv.DictReader(file)}
     found = []
     for column in read_columns(data):
-        job = jobs[column.job]
-        kind: Kind | None = (
-            "transformer" if "ransformer" in job["kind"] else "convolution" if "CNN" in job["kind"] else None
-        )
         flops_per_sample = column.cells[0].flops_per_sample
-        if kind is None or flops_per_sample is None:
+        if "CNN" not in jobs[column.job]["kind"] or flops_per_sample is None:
             continue
         batch = statistics.median(cell.place.batch_size for cell in column.cells)
         half = column.cells[0].place.half
         place = Place(gpu=REFERENCE, precision="fp16" if half else "tf32", batch_size=batch)
         told, _ = steps_elsewhere(column.cells, [place])
         found.append(
-            Counted(
+            Convolutions(
                 column=column,
-                kind=kind,
                 half=half,
                 flops_per_sample=flops_per_sample,
                 flops=flops_per_sample * batch,
@@ -95,63 +305,34 @@ def counted(data: Path) -> list[Counted]:
     return found
 
 
-def fit(
-    rows: Sequence[Counted], measured: str = "", widened: Mapping[str, float] = MappingProxyType({})
-) -> UtilisationPrior:
-    """The prior of some columns: fixed time and shares on grids, by the least mean square of jobs' errors.
-
-    Args:
-        rows: the columns.
-        measured: when they were measured, in words.
-        widened: factors on the spread, by kind.
-    """
+def fit_convolutions(rows: Sequence[Convolutions], widened: float = 1.0) -> tuple[float, dict[str, Utilisation]]:
+    """Fixed time and shares on grids, by the least mean square of jobs' errors; ``widened``: factor on the spread."""
     fixed_s = min(GRID_S.tolist(), key=lambda fixed: _loss(rows, fixed))
     shares = _shares(rows, fixed_s)
-    spreads = {kind: _log_sd(rows, kind, fixed_s, shares) for kind in get_args(Kind)}
-    by_kind = {
-        name: Utilisation(
-            share=share,
-            log_sd=widened.get(name.split()[0], 1.0) * spreads[name.split()[0]],
-            jobs=len(_squares(rows, name, fixed_s, share)),
-        )
+    squares = [square for name, share in shares.items() for square in _squares(rows, name, fixed_s, share)]
+    log_sd = widened * math.sqrt(statistics.fmean(squares) * (len(squares) + 1) / max(1, len(squares) - 1))
+    return fixed_s, {
+        name: Utilisation(share=share, log_sd=log_sd, jobs=len(_squares(rows, name, fixed_s, share)))
         for name, share in shares.items()
     }
-    return UtilisationPrior(fixed_s=fixed_s, by_kind=by_kind, measured=measured)
 
 
-def _log_sd(rows: Sequence[Counted], kind: Kind, fixed_s: float, shares: Mapping[str, float]) -> float:
-    """Of another job of a kind than these, whose mean is known no better than from them."""
-    squares = [
-        square
-        for name, share in shares.items()
-        if name.startswith(kind)
-        for square in _squares(rows, name, fixed_s, share)
-    ]
-    return math.sqrt(statistics.fmean(squares) * (len(squares) + 1) / max(1, len(squares) - 1))
-
-
-def _error(row: Counted, fixed_s: float, share: float) -> float:
+def _error(row: Convolutions, fixed_s: float, share: float) -> float:
     peak = REFERENCE.tflops("fp16" if row.half else "tf32") * 1e12
     return math.log(row.step_time_s / (fixed_s + row.flops / (share * peak)))
 
 
-def _squares(rows: Sequence[Counted], name: str, fixed_s: float, share: float) -> list[float]:
-    """Of a kind and class of precision, the mean square of each job's errors."""
+def _squares(rows: Sequence[Convolutions], name: str, fixed_s: float, share: float) -> list[float]:
+    """Of a class of precision, the mean square of each job's errors."""
     jobs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.name == name:
             jobs[row.column.job].append(_error(row, fixed_s, share) ** 2)
-    if name == key("transformer", half=True):
-        for job, stated in PUBLISHED.items():
-            jobs[job].append(math.log(share / stated) ** 2)
     return [statistics.fmean(some) for some in jobs.values()]
 
 
-SHARES = np.geomspace(0.02, 1.0, 64)
-
-
-def _shares(rows: Sequence[Counted], fixed_s: float) -> dict[str, float]:
-    """By kind and class of precision, the share with the least mean square of jobs' errors."""
+def _shares(rows: Sequence[Convolutions], fixed_s: float) -> dict[str, float]:
+    """By class of precision, the share with the least mean square of jobs' errors."""
 
     def best(name: str) -> float:
         shares: list[float] = SHARES.tolist()
@@ -160,7 +341,7 @@ def _shares(rows: Sequence[Counted], fixed_s: float) -> dict[str, float]:
     return {name: best(name) for name in sorted({row.name for row in rows})}
 
 
-def _loss(rows: Sequence[Counted], fixed_s: float) -> float:
+def _loss(rows: Sequence[Convolutions], fixed_s: float) -> float:
     return statistics.fmean(
         square for name, share in _shares(rows, fixed_s).items() for square in _squares(rows, name, fixed_s, share)
     )
@@ -175,7 +356,7 @@ class Estimated:
         prior_log_sd: of the prior, as it was told; ``gpu_log_sd``: of another GPU than the reference.
     """
 
-    row: Counted
+    row: Convolutions
     cell: Measured
     error: float
     prior_log_sd: float
@@ -186,32 +367,30 @@ class Estimated:
         return abs(self.error) <= Z90 * math.hypot(widened * self.prior_log_sd, self.gpu_log_sd)
 
 
-def left_out(rows: Sequence[Counted], widened: Mapping[str, float] = MappingProxyType({})) -> Iterator[Estimated]:
+def jobs_left_out(rows: Sequence[Convolutions]) -> Iterator[Estimated]:
     """Every measured step of every job, estimated from the other jobs, as `hetopt.estimate` does it."""
     for job in sorted({row.column.job for row in rows}):
-        prior = fit([row for row in rows if row.column.job != job], widened=widened)
+        fixed_s, shares = fit_convolutions([row for row in rows if row.column.job != job])
         for row in (row for row in rows if row.column.job == job):
-            yield from estimated(row, prior)
+            known = shares[row.name]
+            for cell in row.column.cells:
+                peak = REFERENCE.tflops(cell.place.precision) * 1e12
+                step_s = fixed_s + row.flops_per_sample * cell.place.batch_size / (known.share * peak)
+                place = Place(gpu=REFERENCE, precision=cell.place.precision, batch_size=cell.place.batch_size)
+                counted = Measured(
+                    place=place, step_time_s=step_s, kind="convolution", flops_per_sample=row.flops_per_sample
+                )
+                told, covariance = steps_elsewhere([counted], [cell.place])
+                yield Estimated(
+                    row=row,
+                    cell=cell,
+                    error=math.log(cell.step_time_s) - float(told[0]),
+                    prior_log_sd=known.log_sd,
+                    gpu_log_sd=math.sqrt(covariance[0, 0]),
+                )
 
 
-def estimated(row: Counted, prior: UtilisationPrior) -> Iterator[Estimated]:
-    """The steps of one column by a prior."""
-    for cell in row.column.cells:
-        precision = cell.place.precision
-        step_s = prior.step_time_s(row.kind, precision, row.flops_per_sample * cell.place.batch_size)
-        place = Place(gpu=REFERENCE, precision=precision, batch_size=cell.place.batch_size)
-        counted = Measured(place=place, step_time_s=step_s, kind=row.kind, flops_per_sample=row.flops_per_sample)
-        told, covariance = steps_elsewhere([counted], [cell.place])
-        yield Estimated(
-            row=row,
-            cell=cell,
-            error=math.log(cell.step_time_s) - float(told[0]),
-            prior_log_sd=prior.of(row.kind, precision).log_sd,
-            gpu_log_sd=math.sqrt(covariance[0, 0]),
-        )
-
-
-def coverage(found: Collection[Estimated], widened: float = 1.0) -> float:
+def coverage(found: Sequence[Estimated], widened: float = 1.0) -> float:
     """Part of the steps within their intervals, every job weighing the same."""
     jobs: dict[str, list[bool]] = defaultdict(list)
     for one in found:
@@ -223,32 +402,26 @@ FACTORS = tuple(1 + place / 20 for place in range(61))
 KEPT = 0.9
 
 
-def calibration(found: Collection[Estimated]) -> dict[str, float]:
-    """By kind, the least factor on the prior's spread with which 90 % of the steps of jobs left out are covered."""
-    return {
-        kind: next(factor for factor in FACTORS if coverage([o for o in found if o.row.kind == kind], factor) >= KEPT)
-        for kind in get_args(Kind)
-    }
-
-
 def main() -> None:
-    """Fit, say how the jobs left out lie, and write what ships."""
+    """Fit, say how what was left out lies, and write what ships."""
     data = folder()
     if data is None:
         raise SystemExit("the throughput data are not at hand")
-    rows = counted(data)
-    found = list(left_out(rows))
-    widened = calibration(found)
-    prior = fit(rows, measured="public throughputs of 2020 to 2024", widened=widened)
-    for kind in get_args(Kind):
-        own = [one for one in found if one.row.kind == kind]
-        middle = math.exp(statistics.median(abs(one.error) for one in own))
-        print(
-            f"{kind}: left out x{middle:.2f} off in the median, {coverage(own):.0%} covered, "
-            f"{coverage(own, widened[kind]):.0%} with spreads times {widened[kind]:g}"
-        )
-    print(f"fixed {prior.fixed_s * 1000:.1f} ms")
-    save(prior)
+    rows = transformers(data)
+    left = list(sources_left_out(rows))
+    spread = spread_of(left)
+    law, effects = fit_roofline(rows, log_sd=spread)
+    within = statistics.fmean(abs(error) <= Z90 * spread for _, error in left)
+    print(f"transformers: {len(rows)} steps, {law}")
+    print("  sources:", ", ".join(f"{name} x{math.exp(-effect):.2f}" for name, effect in effects.items()))
+    print(f"  sources left out: x{math.exp(spread):.2f} off, {within:.0%} covered")
+    found = convolutions(data)
+    elsewhere = list(jobs_left_out(found))
+    widened = next(factor for factor in FACTORS if coverage(elsewhere, factor) >= KEPT)
+    fixed_s, shares = fit_convolutions(found, widened)
+    middle = math.exp(statistics.median(abs(one.error) for one in elsewhere))
+    print(f"convolutions: left out x{middle:.2f} off in the median, spreads times {widened:g}, {shares}")
+    save(UtilisationPrior(transformer=law, fixed_s=fixed_s, convolution=shares, measured=MEASURED))
 
 
 if __name__ == "__main__":

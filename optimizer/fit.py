@@ -277,7 +277,7 @@ def fit_device(device: Device) -> FittedDevice:
             fixed_s=fixed * mean_to_median,
             per_sample_s=per_sample * mean_to_median,
             floor_s=floor * mean_to_median,
-            log_sd=device.counted_log_sd or log_sd,
+            log_sd=log_sd if device.counted is None else device.counted.log_sd,
             jitter=jitter,
         ),
         load_per_sample_s=min(statistics.median(loads), per_sample),

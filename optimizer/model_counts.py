@@ -43,6 +43,7 @@ class ModelCount:
         name: what it is, in a few words.
         parameters: all of them.
         forward_flops: of one sample, in its forward pass.
+        attention_flops: of these, products of queries, keys and values.
         activation_bytes: of one sample, kept for the backward pass in 16 bits.
         layers: one behind the other.
         sample: what one sample is, in words.
@@ -55,20 +56,23 @@ class ModelCount:
     activation_bytes: float
     layers: int
     sample: str
+    attention_flops: float = 0.0
 
 
 def of_parameters(parameters: float, tokens: int) -> ModelCount:
-    """A transformer of which only the number of parameters is known: ``6 N`` a token, shaped as GPT-2.
+    """A transformer of which only the number of parameters is known: ``2 N + 4 s h L`` a token, shaped as GPT-2.
 
-    From ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``, the term of attention is left out.
+    From ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``.
     """
     width = (WIDTH_OVER_DEPTH * parameters / 12) ** (1 / 3)
     layers = max(1, round(width / WIDTH_OVER_DEPTH))
+    attention_flops = 4.0 * tokens**2 * width * layers
     return ModelCount(
         name=f"{_short(parameters)} parameters",
         kind="transformer",
         parameters=math.ceil(parameters),
-        forward_flops=2 * parameters * tokens,
+        forward_flops=2 * parameters * tokens + attention_flops,
+        attention_flops=attention_flops,
         activation_bytes=34.0 * width * layers * tokens,
         layers=layers,
         sample=_sequence(tokens),
@@ -316,12 +320,14 @@ class Layers:
         (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores).
         """
         weights = self.count * self.weights + head
+        attention_flops = 4.0 * tokens**2 * self.heads * self.count
         activations = self.count * (18 * self.width + (8 if self.gated else 4) * self.inner) + 6 * vocabulary
         return ModelCount(
             name=name,
             kind="transformer",
             parameters=parameters,
-            forward_flops=tokens * (2.0 * weights + 4.0 * tokens * self.heads * self.count),
+            forward_flops=2.0 * tokens * weights + attention_flops,
+            attention_flops=attention_flops,
             activation_bytes=float(tokens * activations),
             layers=self.count,
             sample=_sequence(tokens),
@@ -345,12 +351,14 @@ def _t5(fields: Fields, tokens: int | None) -> ModelCount:
     copies = 1 if fields.flag("tie_word_embeddings", default=True) else 2
     each = tokens or fields.whole("n_positions", default=512)
     attentions = encoder + 2 * decoder
+    attention_flops = 4.0 * each**2 * all_heads * attentions
     kept = 10 * width + (8 if gated else 4) * inner
     return ModelCount(
         name="t5",
         kind="transformer",
         parameters=copies * vocabulary * width + weights + (2 * encoder + 3 * decoder + 2) * width + biases,
-        forward_flops=each * (2.0 * (weights + vocabulary * width) + 4.0 * each * all_heads * attentions),
+        forward_flops=2.0 * each * (weights + vocabulary * width) + attention_flops,
+        attention_flops=attention_flops,
         activation_bytes=float(
             each * ((encoder + decoder) * kept + decoder * 5 * width + attentions * 8 * all_heads + 6 * vocabulary)
         ),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hetopt.core.memory import Precision
     from hetopt.core.run_spec import Compression, Settings
     from hetopt.core.synchronization import Injection, Partition, Synchronization
+    from hetopt.optimizer.training_recipe import Method, Optimizer
 
     Policy = tuple[str, Settings]
 
@@ -69,6 +70,15 @@ def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     each = [given] if isinstance(given, str) else given
     asked = tuple(part for one in each for part in names(one, name))
     return () if asked == ("auto",) else tuple(dict.fromkeys(compressor(part) for part in asked))
+
+
+def share(given: float | str | None, name: str) -> float | None:
+    """Return a share such as ``0.01`` or ``"1%"``; None where nothing was given.
+
+    Raises:
+        BadInput: it is not above 0 and below 1.
+    """
+    return None if given is None else ratios(given, name)[0]
 
 
 def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float, ...]:
@@ -531,6 +541,21 @@ class Described(Sought):
         Literal["bf16", "fp16", "tf32", "fp32"],
         Option(help="bf16, fp16, tf32 or fp32.", names=("bf16", "fp16", "tf32", "fp32")),
     ] = "bf16"
+    method: Annotated[
+        Method,
+        Option(
+            help="full; lora: adapters beside frozen weights; qlora: beside weights in 4 bits.",
+            names=("hetopt.optimizer.training_recipe:Method",),
+        ),
+    ] = "full"
+    trainable: Annotated[
+        float | str | None,
+        Option(help="Share of the parameters that adapters train. Default: 1%.", metavar="SHARE", read=share),
+    ] = None
+    optimizer: Annotated[
+        Optimizer,
+        Option(help="What its state takes of memory.", names=("hetopt.optimizer.training_recipe:Optimizer",)),
+    ] = "adamw"
 
 
 @options

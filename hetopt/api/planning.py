@@ -6,6 +6,8 @@ import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatch
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,38 +15,39 @@ from hetopt.api.catalogs import in_regions, in_use
 from hetopt.api.changes import into_plan
 from hetopt.api.options import Described, Search, Sought
 from hetopt.core.artifact import kind_in
+from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, NoFeasiblePlan, setting
-from hetopt.core.formatting import bytes_
+from hetopt.core.formatting import bytes_, vcpus
 from hetopt.core.grammar import NUMBER, arguments, quantity
 from hetopt.core.hosts import read_hosts
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
 from hetopt.core.paths import read_json
-from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.profile import LOCAL, Counted, Profile
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import Node, StepSample, StepSamples
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
-from hetopt.optimizer.described_profile import described_profile, training_memory
+from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
-from hetopt.optimizer.market.gpus import rentable_gpus
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.quota import read_quotas
+from hetopt.optimizer.market.quota import obtainable, read_quotas
 from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
-from hetopt.optimizer.step_time.device_memory import usable_on_gpu
+from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_bytes, usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
-from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, utilisation_prior
+from hetopt.optimizer.step_time.utilisation import utilisation_prior
+from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
 
 if TYPE_CHECKING:
     from hetopt.reports.document import Document
@@ -300,11 +303,22 @@ MOST_SAMPLES = 1e15
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How many samples a GPU holds at once; any number where ``samples`` is absent."""
+    """How many samples a GPU holds at once; any number where ``samples`` is absent.
+
+    ``scheme`` says how many GPUs of a machine share one replica of the model, and whether activations are recomputed.
+    """
 
     gpu: str
     memory_gib: float
     samples: int | None
+    scheme: Scheme = REPLICATED
+
+    def __str__(self) -> str:
+        """Return such as '4 on H100 (80 GiB, 8 of which share the model)'."""
+        samples = "any number" if self.samples is None else f"{self.samples:,}"
+        shared = "" if self.scheme.shards == 1 else f", {self.scheme.shards} of which share the model"
+        recomputed = ", activations recomputed" if self.scheme.recomputes else ""
+        return f"{samples} on {self.gpu} ({self.memory_gib:.0f} GiB{shared}{recomputed})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,21 +329,25 @@ class Estimate:
         plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
         model: as it was counted.
         samples: that are trained on; ``batch_size``: in a step.
+        recipe: what is trained, and by which optimizer.
         flops: of the whole training.
         state_bytes: of weights, gradients and the optimizer, on every GPU; ``sample_bytes``: of a sample's activations.
         fits: what the GPUs of the ways to go hold.
         assumed: what was not given, in words.
+        presumed: whether nothing is known of what the account may rent.
     """
 
     plan: Plan
     model: ModelCount
     samples: int
     batch_size: int
+    recipe: Recipe
     flops: float
     state_bytes: int
     sample_bytes: float
     fits: tuple[Fit, ...]
     assumed: tuple[str, ...]
+    presumed: bool = False
 
     @property
     def document(self) -> Document:
@@ -340,25 +358,39 @@ class Estimate:
         counted = f"{self.model.name}, {self.samples:,} x {self.model.sample}, {self.flops:.2g} FLOPs"
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
-        return Document(kind="hetopt estimate", title=title, blocks=blocks)
+        lacking = [Line(text, "warning") for text in self._lacking()]
+        return Document(kind="hetopt estimate", title=title, about=lacking, blocks=blocks)
+
+    def _lacking(self) -> Iterator[str]:
+        """Yield what a new account has to ask for before it can rent what is shown."""
+        from hetopt.reports.plan_document import chosen_way
+
+        way = chosen_way(self.plan)
+        for need in () if way is None or not self.presumed else way.quotas:
+            if need.vcpus > need.new_account:
+                yield (
+                    f"A new account may not rent this: it has {need.new_account} of {vcpus(need.vcpus)} "
+                    f"({need.bucket}). Ask for them first; see `hetopt doctor`."
+                )
 
     def _sentences(self) -> Iterator[str]:
         from hetopt.reports.plan_document import chosen_way, quota_notes, region_notes
 
         way = chosen_way(self.plan)
         took = self.plan.chosen.prediction.total_s if way is None else way.total_s
-        fits = [
-            f"{'any number' if fit.samples is None else f'{fit.samples:,}'} on {fit.gpu} ({fit.memory_gib:.0f} GiB)"
-            for fit in self.fits
-        ]
         yield (
             f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
             "times the time shown (90 %); profiling narrows that."
         )
         yield (
-            f"Memory: {bytes_(self.state_bytes)} for weights, gradients and Adam, {bytes_(self.sample_bytes)} a "
-            f"sample; at once fit {', '.join(fits)}."
+            f"Memory: {bytes_(self.state_bytes)} for weights, gradients and {self.recipe.optimizer}, "
+            f"{bytes_(self.sample_bytes)} a sample; at once fit {', '.join(map(str, self.fits))}."
         )
+        if any(fit.scheme.shards > 1 for fit in self.fits):
+            yield (
+                "Sharing a model is FSDP's: torchtitan, Accelerate or `fully_shard`; hetopt's own trainer does not "
+                "shard."
+            )
         if self.assumed:
             yield f"Assumed: {', '.join(self.assumed)}."
         yield from region_notes(self.plan)
@@ -380,6 +412,58 @@ class Estimate:
         return html.notebook(self.document)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DescribedJob:
+    """A job of which nothing was measured.
+
+    Attributes:
+        recipe: how it is trained.
+        samples: that it is trained on, all in all; ``batch_size``: of a step.
+        profile: what the planner needs to know of it.
+        assumed: what was taken for granted, in words.
+    """
+
+    model: ModelCount
+    recipe: Recipe
+    samples: int
+    batch_size: int
+    profile: Profile
+    assumed: list[str]
+
+
+def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
+    """Count a job that was described.
+
+    Raises:
+        BadInput: something is missing, or contradicts the rest.
+    """
+    assumed: list[str] = []
+    model, samples = _counted(asked, assumed)
+    batch = min(asked.batch_size or BATCH_SIZE, samples)
+    if asked.batch_size is None:
+        assumed.append(f"{batch} samples a step (`batch_size`)")
+    recipe = _recipe(asked, assumed)
+    profile = described_profile(
+        model, samples=samples, batch_size=batch, precision=asked.precision, now=now, recipe=recipe
+    )
+    return DescribedJob(model=model, recipe=recipe, samples=samples, batch_size=batch, profile=profile, assumed=assumed)
+
+
+def _recipe(asked: Described, assumed: list[str]) -> Recipe:
+    trained = asked.trainable
+    if asked.method == "full":
+        if trained is not None:
+            raise BadInput(
+                "`trainable` is of adapters, and all of a model is trained by `method=full`.",
+                hint="add `method=lora`, or leave `trainable` out",
+            )
+        return Recipe(optimizer=asked.optimizer)
+    if trained is None:
+        trained = ADAPTER_SHARE
+        assumed.append(f"adapters of {100 * trained:g} % of the parameters (`trainable`)")
+    return Recipe(method=asked.method, trained=float(trained), optimizer=asked.optimizer)
+
+
 @takes(Described)
 def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     """Say what training would take and cost, from what a model counts to. Nothing is measured, and torch is not needed.
@@ -397,30 +481,40 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
     asked, told = Described(**options), reporter or Reporter()
-    assumed: list[str] = []
-    model, wanted = _counted(asked, assumed)
-    batch = min(asked.batch_size or BATCH_SIZE, wanted)
-    if asked.batch_size is None:
-        assumed.append(f"{batch} samples a step (`batch_size`)")
+    now = datetime.datetime.now(datetime.UTC)
+    job = described(asked, now=now)
+    model, batch, profile = job.model, job.batch_size, job.profile
+    known = read_quotas(() if asked.region == ANY_REGION else _quotas(asked.quotas, asked.region, told))
+    catalogs = in_regions(asked.region, asked.catalog)
+    counted_on, patterns = obtainable()
+    reserved = (name for one in catalogs for name in one.instance_types if any(fnmatch(name, way) for way in patterns))
+    presumed = not known and not asked.quotas
+    if presumed:
+        job.assumed.append(
+            f"one machine of {max(counted_on.values())} vCPUs a family can be had (`quotas`; none: any number)"
+        )
     limits = search_options(
         asked,
         gpus=asked.gpus or ("any",),
+        quotas=counted_on if presumed else known,
+        exclude_types=(*asked.exclude, *(reserved if presumed and not (asked.gpus or asked.types) else ())),
         mixed_types=1,
         batch_size=batch,
         precision=None,
         trials=0,
         accept_risk=True,
+        compression=(IDENTITY,),
     )
-    now = datetime.datetime.now(datetime.UTC)
-    goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=math.ceil(wanted / batch))
-    memory = training_memory(model, batch, asked.precision)
-    profile = described_profile(model, samples=wanted, batch_size=batch, precision=asked.precision, now=now)
+    steps = math.ceil(job.samples / batch)
+    goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=steps)
+    memory, counted = profile.devices[0].memory, profile.devices[0].counted
+    assert memory is not None
+    assert counted is not None
 
     def found(request: PlanRequest) -> Plan:
         return find_plan(request, seed=0, now=now, tell=lambda text: told(text, None))
 
-    catalogs = in_regions(asked.region, asked.catalog)
-    _refuse_what_no_gpu_holds(model, memory, catalogs)
+    _refuse_what_no_machine_holds(model, memory, counted, catalogs)
     if asked.region == ANY_REGION:
         compared = compared_regions(profile, goal, limits, asked, told)
         plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, limits), found)
@@ -430,40 +524,58 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     return Estimate(
         plan=plan,
         model=model,
-        samples=wanted,
+        samples=job.samples,
         batch_size=batch,
-        flops=CONTRIBUTION * model.forward_flops * wanted,
+        recipe=job.recipe,
+        flops=job.recipe.passes * model.forward_flops * job.samples,
         state_bytes=memory.kept_bytes,
         sample_bytes=memory.peak_bytes(2) - memory.peak_bytes(1),
-        fits=tuple(_fits(plan, memory)),
-        assumed=tuple(assumed),
+        fits=tuple(_fits(plan, memory, counted)),
+        assumed=tuple(job.assumed),
+        presumed=presumed,
     )
 
 
-def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalogs: Sequence[Catalog]) -> None:
-    """Every GPU keeps the whole model: data parallelism shares samples, not weights.
+def _refuse_what_no_machine_holds(
+    model: ModelCount, memory: TrainingMemory, described: Counted, catalogs: Sequence[Catalog]
+) -> None:
+    """Refuse a model that the GPUs of no one machine hold together.
 
     Raises:
-        NoFeasiblePlan: no GPU has the memory for one sample.
+        NoFeasiblePlan: one sample does not fit.
     """
-    needed = memory.peak_bytes(1)
-    gpus = rentable_gpus(catalogs[0], sort="memory", reverse=True, elsewhere=catalogs[1:])
-    if gpus and needed > usable_on_gpu(gpus[0].memory_gib * 2**30):
-        where = catalogs[0].region if len(catalogs) == 1 else "any region"
-        raise NoFeasiblePlan(
-            f"Training {model.name} with Adam takes {bytes_(needed)} on every GPU, and {gpus[0].name}, the largest in "
-            f"{where}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
-            hint="choose a smaller model, or shorten the samples with `tokens`",
-        )
+    room: list[tuple[float, float, InstanceType]] = []
+    for instance in (one for catalog in catalogs for one in catalog.instance_types.values() if one.cuda_devices):
+        usable = usable_bytes(instance)[1]
+        scheme = scheme_of(memory, described, devices=instance.cuda_devices, usable_bytes=usable)
+        needed = scheme.held(memory, described).peak_bytes(1)
+        room.append((usable / needed, needed, instance))
+    if not room or max(room, key=itemgetter(0))[0] >= 1:
+        return
+    _, needed, roomiest = max(room, key=itemgetter(0))
+    assert roomiest.accelerator is not None
+    where = catalogs[0].region if len(catalogs) == 1 else "any region"
+    raise NoFeasiblePlan(
+        f"Training {model.name} takes {bytes_(needed)} on each of the {roomiest.cuda_devices} GPUs of "
+        f"{roomiest.name}, the machine with most room in {where}, which have {roomiest.accelerator.memory_gib:.0f} "
+        "GiB: "
+        "hetopt plans models that the GPUs of one machine hold together.",
+        hint="choose a smaller model, shorten the samples with `tokens`, or train adapters with `method=lora`",
+    )
 
 
-def _fits(plan: Plan, memory: TrainingMemory) -> Iterator[Fit]:
+def _fits(plan: Plan, memory: TrainingMemory, described: Counted) -> Iterator[Fit]:
     """Of each GPU among the ways to go, once."""
     groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
-    hardware = [group.hardware for group in groups if group.hardware is not None]
-    for name, gib in dict.fromkeys((one.gpu, one.gpu_memory_gib) for one in hardware):
-        if name is not None and gib is not None:
-            yield Fit(gpu=name, memory_gib=gib, samples=memory.largest_micro_batch(usable_on_gpu(gib * 2**30)))
+    found: dict[Fit, None] = {}
+    for group in groups:
+        has = group.hardware
+        if has is not None and has.gpu is not None and has.gpu_memory_gib is not None:
+            usable = usable_on_gpu(has.gpu_memory_gib * 2**30)
+            scheme = scheme_of(memory, described, devices=group.workers_per_machine, usable_bytes=usable)
+            samples = scheme.held(memory, described).largest_micro_batch(usable)
+            found[Fit(gpu=has.gpu, memory_gib=has.gpu_memory_gib, samples=samples, scheme=scheme)] = None
+    yield from found
 
 
 def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
@@ -602,13 +714,13 @@ def _far_below_usual(seen: Seen) -> list[str]:
     kind = next((one for one in kinds if one == step.kind), None)
     if kind is None or step.flops_per_sample is None:
         return []
-    usual = prior.of(kind, step.place.precision)
+    share, log_sd = prior.usual(kind, step.place.precision)
     peak = step.place.gpu.tflops(step.place.precision) * 1e12
     work_s = step.flops_per_sample * step.place.batch_size / peak
-    if step.step_time_s < (prior.fixed_s + work_s / usual.share) * math.exp(FAR_OFF * usual.log_sd):
+    if step.step_time_s < (prior.fixed_s + work_s / share) * math.exp(FAR_OFF * log_sd):
         return []
     return [
         f"Steps on {seen.name} reach {100 * work_s / step.step_time_s:.2g} % of its GPU's peak rate, where such jobs "
-        f"reach {100 * usual.share:.2g} %. A power limit, heat, another job beside it, or another type's name? Other "
+        f"reach {100 * share:.2g} %. A power limit, heat, another job beside it, or another type's name? Other "
         "types are predicted from it as it is: look at `nvidia-smi -q -d PERFORMANCE`, and measure again."
     ]

@@ -31,6 +31,7 @@ def estimate(
     """Say what training would take and cost before anything is measured.
 
     \b
+      hetopt estimate --params 7B --method lora --samples 50k --tokens 2048
       hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200
       hetopt estimate --config config.json --samples 1e6 --deadline 2d
       hetopt estimate --flops 1e18

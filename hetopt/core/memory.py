@@ -89,6 +89,55 @@ class TrainingMemory(Record):
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
         return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
+    def sharded(self, devices: int, layer_bytes: float) -> TrainingMemory:
+        """Return what one of several devices holds that share a replica's weights, gradients and optimizer state.
+
+        As `torch.distributed.fsdp.fully_shard` keeps them: an equal part of everything, and the weights of two layers
+        whole, the one that computes and the one that is gathered next.
+
+        Args:
+            devices: that share the replica.
+            layer_bytes: of one layer's weights, as they are multiplied with.
+        """
+
+        def part(total_bytes: float) -> int:
+            return math.ceil(total_bytes / devices)
+
+        copied_bytes = self._along("computing_bytes", 0)
+        return self.model_copy(
+            update={
+                "parameter_bytes": part(self.parameter_bytes),
+                "gradient_bytes": part(self.gradient_bytes),
+                "optimizer_bytes": part(self.optimizer_bytes),
+                "steps": tuple(
+                    step.model_copy(
+                        update={
+                            "computing_bytes": round(
+                                step.computing_bytes - copied_bytes + part(copied_bytes) + 2 * layer_bytes
+                            )
+                        }
+                    )
+                    for step in self.steps
+                ),
+            }
+        )
+
+    def recomputing(self, layers: int) -> TrainingMemory:
+        """Return what is held where only each layer's input is kept, and a layer computed anew for its backward pass.
+
+        Of the 34 bytes a token and width that a layer keeps in 16 bits, its input is 2 (Korthikanti et al. 2022,
+        section 4.1; Chen et al. 2016).
+        """
+        copied_bytes = self._along("computing_bytes", 0)
+        kept = min(1.0, 2 / 34 + 1 / layers)
+        steps = (
+            step.model_copy(
+                update={"computing_bytes": round(copied_bytes + kept * (step.computing_bytes - copied_bytes))}
+            )
+            for step in self.steps
+        )
+        return self.model_copy(update={"steps": tuple(steps)})
+
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
         """Return the most samples that fit together: 0 where not even one does, None where any number does."""
 

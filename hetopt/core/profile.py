@@ -141,10 +141,22 @@ class CompressorCost(Record):
     decompress_s: NonNegativeFloat
 
 
+class Counted(Record):
+    """What a sample computes and moves, counted, where nothing was measured: the two terms of a roofline."""
+
+    flops: PositiveFloat = Field(description="operations that take as long at the data sheet's peak rate")
+    moved_bytes: PositiveFloat | None = Field(
+        default=None, description="through the GPU's memory; absent where no data sheet relates one GPU to another"
+    )
+    layers: PositiveInt = Field(description="one behind the other: devices that share a replica gather one at a time")
+    weight_bytes: PositiveFloat = Field(description="of a replica's weights, as they are multiplied with")
+    log_sd: PositiveFloat = Field(description="standard deviation of the log of (true / given) step time")
+
+
 class Device(RecordLeavingOut):
     """One kind of worker: a device type, and how the host was divided while it was measured."""
 
-    LEFT_OUT = ("counted_log_sd",)
+    LEFT_OUT = ("counted",)
 
     type: str = Field(description="catalogue name, or 'local'")
     kind: Literal["cpu", "cuda"]
@@ -157,10 +169,8 @@ class Device(RecordLeavingOut):
     compressors: tuple[CompressorCost, ...] = ()
     matmul_flops_per_s: PositiveFloat | None = Field(default=None, description="achieved on a large fp32 product")
     copy_bytes_per_s: PositiveFloat | None = Field(default=None, description="achieved memory copy, read plus write")
-    counted_log_sd: PositiveFloat | None = Field(
-        default=None,
-        description="standard deviation of the log of (true / given) step time, where the job's operations were "
-        "counted and nothing was measured",
+    counted: Counted | None = Field(
+        default=None, description="where the job's operations were counted and nothing was measured"
     )
 
     @model_validator(mode="after")
@@ -351,7 +361,7 @@ class Profile(Artifact, RecordLeavingOut):
     @property
     def is_counted(self) -> bool:
         """Return whether operations were counted and nothing was measured, as `hetopt estimate` does it."""
-        return any(device.counted_log_sd is not None for device in self.devices)
+        return any(device.counted is not None for device in self.devices)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -237,6 +237,11 @@ class InstanceType:
         return self.network_baseline_gbps * (_BYTES_PER_S_PER_GBPS / cards)
 
     @property
+    def fabric_bytes_per_s(self) -> float:
+        """Sustained network rate of a machine over all its network cards, each direction, as EFA reaches it."""
+        return self.network_baseline_gbps * _BYTES_PER_S_PER_GBPS if self.efa else self.network_bytes_per_s
+
+    @property
     def cuda_devices(self) -> int:
         """CUDA devices that software sees on the machine."""
         return self.accelerator.count if self.accelerator is not None and self.accelerator.is_cuda else 0

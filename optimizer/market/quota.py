@@ -6,9 +6,12 @@ A quota is named by its own code.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
@@ -127,6 +130,25 @@ NEW_ACCOUNT: Quotas = MappingProxyType(
     }
 )
 """What a new account may run: some small machines without a GPU. AWS raises it on request, and with use."""
+
+
+OBTAINABLE = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "obtainable.json"
+
+
+@cache
+def obtainable() -> tuple[Quotas, tuple[str, ...]]:
+    """Return what an account may count on where nothing is known of it: vCPUs of GPU machines, and types to leave out.
+
+    One machine of eight GPUs of a family, and none of those that are sold ahead in blocks.
+    """
+    stored = json.loads(OBTAINABLE.read_text(encoding="utf-8"))
+    first = stored["first_vcpus"]
+    quotas = {
+        Bucket(market=market, family=family): first["vcpus"]
+        for market in get_args(Market)
+        for family in first["families"]
+    }
+    return MappingProxyType(quotas), tuple(stored["reserved"]["types"])
 
 
 def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:

@@ -47,9 +47,11 @@ def memory_table(
             has = option.worker.room
             if group.instance_type in found or has is None:
                 continue
+            described = model.reference.device.counted
+            held = memory if described is None else has.scheme.held(memory, described)
             instance = option.offer.instance_type
             part = min(share, has.micro_batch or share)
-            peak, kept = memory.peak_bytes(part, exchange), memory.kept_bytes + exchange.kept_bytes
+            peak, kept = held.peak_bytes(part, exchange), held.kept_bytes + exchange.kept_bytes
             line = model.reference.memory if option.worker.kind == "cpu" else None
             found[group.instance_type] = MachineMemory(
                 instance_type=group.instance_type,
@@ -59,9 +61,9 @@ def memory_table(
                 local_batch_size=share,
                 micro_batch=part,
                 largest_micro_batch=has.micro_batch,
-                parameter_bytes=memory.parameter_bytes + memory.buffer_bytes,
-                gradient_bytes=memory.gradient_bytes,
-                optimizer_bytes=memory.optimizer_bytes,
+                parameter_bytes=held.parameter_bytes + held.buffer_bytes,
+                gradient_bytes=held.gradient_bytes,
+                optimizer_bytes=held.optimizer_bytes,
                 residual_bytes=exchange.kept_bytes,
                 activation_bytes=round(peak - kept),
                 peak_bytes=round(peak if line is None else max(peak, line.peak_bytes(part))),

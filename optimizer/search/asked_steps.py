@@ -17,7 +17,7 @@ import numpy as np
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression
-from hetopt.core.step_samples import Configuration
+from hetopt.core.step_samples import Configuration, Node
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog, Offer, Price
@@ -58,7 +58,7 @@ class AskedSteps:
     shape: Shape
     sampled: SampledMachines | None
     earlier: EarlierRuns | None = None
-    _machines: dict[str, MachineOption | str] = field(default_factory=dict)
+    _machines: dict[Node, MachineOption | str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile, catalog: Catalog, earlier: EarlierRuns | None = None) -> AskedSteps:
@@ -75,14 +75,22 @@ class AskedSteps:
         )
 
     def answers(self, asked: Configuration) -> bool:
-        """Whether a plan could have it: types of the catalogue with a worker a GPU, no precision but the profile's."""
-        types = self.catalog.instance_types
+        """Whether a plan could have it: types of the catalogue with a worker a GPU, no precision but the profile's.
+
+        Of a job that was described, machines some of whose GPUs are idle are as those without them.
+        """
+        types, described = self.catalog.instance_types, self.model.profile.is_counted
         profiled = self.model.reference.device.precision
         return (
             asked.precision in (None, profiled)
             and asked.sync is None
             and all(
-                node.type in types and node.workers == max(1, types[node.type].cuda_devices) for node in asked.nodes
+                node.type in types
+                and (
+                    node.workers == max(1, types[node.type].cuda_devices)
+                    or (described and node.workers < types[node.type].cuda_devices)
+                )
+                for node in asked.nodes
             )
         )
 
@@ -148,8 +156,8 @@ class AskedSteps:
 
     def _found_steps(self, asked: Configuration) -> tuple[list[MachineOption], ClusterTable, StepColumns]:
         """The machines, the row of a search that the configuration would be, and its steps."""
-        counts = Counter(node.type for node in asked.nodes)
-        options = [self._machine(name) for name in counts]
+        counts = Counter(asked.nodes)
+        options = [self._machine(node) for node in counts]
         exchange = self._exchange(asked)
         space = SearchSpace(
             options=tuple(options),
@@ -166,8 +174,8 @@ class AskedSteps:
             batch=np.zeros(1, dtype=np.intp),
             exchange=np.zeros(1, dtype=np.intp),
         )
-        by_name = dict(zip(counts, options, strict=True))
-        workers = (option for node in asked.nodes for option in node.workers * [by_name[node.type]])
+        by_node = dict(zip(counts, options, strict=True))
+        workers = (option for node in asked.nodes for option in node.workers * [by_node[node]])
         slowest = max(
             option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
         )
@@ -179,18 +187,20 @@ class AskedSteps:
         compression = Compression() if wanted is None else Compression(name=wanted.name, ratio=wanted.ratio)
         return exchange_of(self.model, compression, asked.workers)
 
-    def _machine(self, name: str) -> MachineOption:
-        if name not in self._machines:
-            self._machines[name] = self._found(name)
-        found = self._machines[name]
+    def _machine(self, node: Node) -> MachineOption:
+        if node not in self._machines:
+            self._machines[node] = self._found(node)
+        found = self._machines[node]
         if isinstance(found, str):
             raise BadInput(
-                f"{name} cannot be planned with: {found}.", hint="measure a step on it, or name another type"
+                f"{node.type} cannot be planned with: {found}.", hint="measure a step on it, or name another type"
             )
         return found
 
-    def _found(self, name: str) -> MachineOption | str:
-        instance = self.catalog.instance_types[name]
+    def _found(self, node: Node) -> MachineOption | str:
+        instance = self.catalog.instance_types[node.type]
+        if instance.accelerator is not None and node.workers < instance.cuda_devices:
+            instance = replace(instance, accelerator=replace(instance.accelerator, count=node.workers))
         offer = Offer(instance_type=instance, price=NO_MATTER, band=None)
         options, excluded = machine_options(
             self.model, [offer], self.host, self.shape, self.sampled, earlier=self.earlier

@@ -24,7 +24,7 @@ from hetopt.optimizer.plan import Earlier, Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
-from hetopt.optimizer.step_time.links import Network, in_company, inside_machine, network_of
+from hetopt.optimizer.step_time.links import Network, gathering_s, in_company, inside_machine, network_of
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.transfer import (
@@ -224,7 +224,7 @@ def machine_options(
             only_sampled = computing.precision != model.precision
             known[instance.name] = None if sampled is None else sampled.machine(instance.name, computing.precision)
             like = partial(worker_model, model, host, exchange=exchange)
-            alone = _in_company(worker_of(instance, like), model, shape)
+            alone = _gathering(_in_company(worker_of(instance, like), model, shape), model, instance)
             found_so, told[instance.name] = _as_earlier(alone, instance, earlier)
             workers[instance.name] = _as_sampled(
                 found_so,
@@ -279,6 +279,16 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
     beside_log_sd = abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))
     factor = shape.crowded(worker.workers) / shape.crowded(measured)
     return worker.slower(factor, math.hypot(worker.log_sd, beside_log_sd))
+
+
+def _gathering(worker: WorkerModel | Unusable, model: FittedModel, instance: InstanceType) -> WorkerModel | Unusable:
+    """The worker whose micro-batches take at least as long as gathering the replica that its machine's GPUs share."""
+    shards = 1 if isinstance(worker, Unusable) or worker.room is None else worker.room.scheme.shards
+    described = model.reference.device.counted
+    if isinstance(worker, Unusable) or shards == 1 or described is None:
+        return worker
+    floor_s = max(worker.time.floor_s, gathering_s(instance, shards, described.weight_bytes))
+    return replace(worker, time=replace(worker.time, floor_s=floor_s))
 
 
 def _as_earlier(

@@ -21,11 +21,12 @@ copies of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.memory import ALONE, ExchangeMemory, TrainingMemory
+from hetopt.core.profile import Counted
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.fit import FittedDevice, FittedModel
@@ -43,6 +44,44 @@ HOST_MEMORY_BYTES = 3 * 2**29
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How a device holds its part of a replica.
+
+    Attributes:
+        shards: devices of the machine that share the replica's weights, gradients and optimizer state.
+        recomputes: whether a layer's activations are computed anew for its backward pass.
+    """
+
+    shards: int = 1
+    recomputes: bool = False
+
+    def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
+        """Return what one device holds by this scheme."""
+        found = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
+        return found.recomputing(described.layers) if self.recomputes else found
+
+
+REPLICATED = Scheme()
+
+
+def scheme_of(memory: TrainingMemory, described: Counted, *, devices: int, usable_bytes: float) -> Scheme:
+    """Return the first scheme by which one sample of a described job fits, the quicker first; else the last.
+
+    Args:
+        memory: of a replica.
+        described: the job.
+        devices: of the machine.
+        usable_bytes: of one of them.
+    """
+    shared = [Scheme(shards=devices)] if devices > 1 else []
+    schemes = [REPLICATED, *shared]
+    if described.moved_bytes is not None:  # a transformer: layers that are all alike
+        schemes += [replace(scheme, recomputes=True) for scheme in schemes]
+    fitting = (scheme for scheme in schemes if scheme.held(memory, described).peak_bytes(1) <= usable_bytes)
+    return next(fitting, schemes[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Room:
     """What one worker has of a device's memory.
 
@@ -54,6 +93,7 @@ class Room:
         free_bytes: beside what is kept from step to step and the exchange; None: not known.
         step_bytes: that a step of a micro-batch takes of that.
         fresh_bytes: of gradients that are there while a copy is exchanged.
+        scheme: how a replica is held.
     """
 
     device_bytes: int
@@ -63,6 +103,7 @@ class Room:
     free_bytes: float | None = None
     step_bytes: float = 0.0
     fresh_bytes: int = 0
+    scheme: Scheme = REPLICATED
 
     @property
     def most_samples(self) -> int | None:
@@ -101,6 +142,7 @@ def room(
     usable: int,
     exchange: ExchangeMemory = ALONE,
     measured: FittedDevice | None = None,
+    devices: int = 1,
 ) -> Room | None:
     """What a worker has of a device's memory; None: not even the fewest samples fit that it can compute.
 
@@ -111,8 +153,13 @@ def room(
         usable: bytes of it that it may use.
         exchange: the most that any that is chosen from keeps; an exchange that keeps less will do where only that fits.
         measured: the very device, where it was profiled.
+        devices: of the machine, which share a replica of a described job that none of them holds.
     """
     job, memory = model.profile.job, counted(model)
+    scheme, described = REPLICATED, model.reference.device.counted
+    if memory is not None and described is not None:
+        scheme = scheme_of(memory, described, devices=devices, usable_bytes=usable)
+        memory = scheme.held(memory, described)
     line = None if on_gpu and memory is not None else (measured or model.reference).memory
     least = job.least_local_batch_size
 
@@ -141,6 +188,7 @@ def room(
         free_bytes=usable - memory.kept_bytes,
         step_bytes=step,
         fresh_bytes=memory.fresh_bytes,
+        scheme=scheme,
     )
 
 

@@ -107,9 +107,11 @@ def network_of(
 def between_machines(model: FittedModel, instance: InstanceType, collective: Collective) -> LinkModel:
     """One hop from a machine of this type to its neighbour.
 
-    On CPUs the library's own copying and adding, measured between workers of one host, bounds the rate as well.
+    On CPUs the library's own copying and adding, measured between workers of one host, bounds the rate as well. A job
+    that was described is judged as people run it, over all network cards; one that was measured as it will be launched.
     """
-    planned = NETWORK_EFFICIENCY * instance.network_bytes_per_s
+    published = instance.fabric_bytes_per_s if model.profile.is_counted else instance.network_bytes_per_s
+    planned = NETWORK_EFFICIENCY * published
     if not instance.cuda_devices:
         planned = min(planned, SINGLE_FLOW_BYTES_PER_S)
         if collective in model.host_links:
@@ -137,3 +139,19 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
     if instance.family.startswith(SWITCHED_FAMILIES):
         return LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=SWITCHED_BUS_BYTES_PER_S)
     return in_company(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
+
+
+GATHERINGS = 3
+"""Of a micro-batch: the weights before its forward and its backward pass, and as many gradients that are scattered."""
+
+
+def gathering_s(instance: InstanceType, shards: int, weight_bytes: float) -> float:
+    """Return the seconds that devices of a machine take to gather the replica that they share, for a micro-batch.
+
+    Args:
+        instance: the machine.
+        shards: devices that share the replica.
+        weight_bytes: of the replica, as it is multiplied with.
+    """
+    link = inside_machine(instance, shards, 1.0)
+    return GATHERINGS * weight_bytes * (1 - 1 / shards) / link.bytes_per_s

@@ -33,6 +33,8 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     measured_gpu,
     transferred,
 )
+from hetopt.optimizer.step_time.utilisation import sample_s
+from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 CROSS_FAMILY_LOG_SD = 0.36
 """x / 1.8 with 90 % probability: at equal vCPU count CPU types differ 2.5 times, and CoreMark explains a part of it."""
@@ -353,23 +355,27 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
     """
     reference, gpu = model.reference, gpu_of(accelerator)
     evidence: Evidence = "extrapolated"
+    fixed_factor = None
     if _is_reference(model, host, accelerator, gpu):
-        log_factor, log_sd, evidence = 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
+        factor, log_sd, evidence = 1.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
     elif gpu is None:
         return Unusable(reason=NO_PUBLISHED_RATES)
     elif not host.gpus:
         return Unusable(reason=NO_RATES_OF_OWN_GPU)
+    elif (counted := reference.device.counted) is not None and counted.moved_bytes is not None:
+        place = host.gpus[0].place
+        factor = sample_s(counted, gpu, place.precision) / sample_s(counted, place.gpu, place.precision)
+        fixed_factor, log_sd = 1.0, 0.0  # the host launches kernels, and the spread is that of all jobs
     else:
         step = host.gpus[0]
         told, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
-        log_factor, log_sd = float(told[0]) - math.log(step.step_time_s), math.sqrt(covariance[0, 0])
-    factor = math.exp(log_factor)
+        factor, log_sd = math.exp(float(told[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
     return _worker(
         model,
         "cuda",
         accelerator.count,
         reference.step_time,
-        fixed_factor=factor,
+        fixed_factor=factor if fixed_factor is None else fixed_factor,
         sample_factor=factor,
         log_sd=math.hypot(log_sd, reference.step_time.log_sd),
         evidence=evidence,
@@ -440,13 +446,17 @@ def _with_memory(
         usable=usable if measured is None else measured.device.memory_limit_bytes,
         exchange=exchange,
         measured=measured,
+        devices=worker.workers,
     )
     if found is None:
         return Unusable(reason=TOO_LITTLE_MEMORY)
     line = model.reference.step_time
     update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
+    # One forward pass more, of three.
+    factor = 1 + 1 / CONTRIBUTION if found.scheme.recomputes else 1.0
     time = replace(
         worker.time,
+        per_sample_s=factor * worker.time.per_sample_s,
         max_samples=found.most_samples,
         micro_batch=found.part,
         once_s=update * worker.time.fixed_s,

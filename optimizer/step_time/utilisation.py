@@ -1,16 +1,26 @@
-"""How long a step takes by its counted operations alone, before anything was measured: a prior with a wide interval.
+"""Predict the time of a step from counted operations and bytes alone, before anything was measured.
+
+Of transformers, on any GPU whose data sheet is known (the roofline's two terms, Williams et al. 2009, added):
+
+    t(b) = b (F + (r - 1) F_a) / (u P) + b m A / W + n l
+
+    F, F_a   operations of a sample, forward and backward, and of these attention's: 3 x forward
+             (Kaplan et al. 2020, section 2.1; Hoffmann et al. 2022, appendix F)
+    r        how many times as long an operation of attention takes
+    P, W     the data sheet's peak rate of matrix products in the precision [1/s], and memory bandwidth [B/s]
+    u        share of the peak that matrix products reach
+    A        bytes of a sample's activations; ``m`` how often training moves them through memory
+    n l      kernels of a step, and the launch of one
+
+Three numbers for all transformers, precisions and GPUs: what differs between an A100 and an H100, or between 125
+million parameters and 7 billion, follows from the data sheet, the width and the length of a sequence.
+
+Of convolutions on one `REFERENCE` GPU, and from there by public measurements of others (`gpu_transfer`):
 
     t(b) = fixed + F b / (u P)
 
-    t       step of ``b`` samples on one `REFERENCE` GPU [s]; on others by what public measurements say (`gpu_transfer`)
-    fixed   launching kernels, loading, updating: what does not shrink with the model [s]
-    F       operations of matrix work, forward and backward, a sample: 3 x forward, or 6 a parameter and token
-            (Kaplan et al. 2020, section 2.1; Hoffmann et al. 2022, appendix F)
-    P       the GPU's peak rate in the precision [1/s]
-    u       utilisation ("MFU", Chowdhery et al. 2022, appendix B): by kind of model and class of precision
-
-``fixed``, ``u`` and the spread of log t are fitted to public throughputs of jobs whose operations can be counted
-(`benchmarks._utilisation_fit`), each job left out in turn; only those few numbers ship.
+``u`` the utilisation ("MFU", Chowdhery et al. 2022, appendix B). All numbers and the spread of log t are fitted to
+public throughputs (`benchmarks._utilisation_fit`), sources left out in turn; only these few ship.
 """
 
 from __future__ import annotations
@@ -21,8 +31,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from hetopt.optimizer.model_counts import Kind
+from hetopt.core.profile import Counted
+from hetopt.optimizer.model_counts import Kind, ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
+from hetopt.optimizer.training_recipe import FULL, Recipe
 
 POSTERIOR = Path(__file__).parent / "utilisation.json"
 
@@ -37,16 +49,45 @@ REFERENCE = Gpu(
 )
 """The GPU with the most public measurements (NVIDIA A100 datasheet)."""
 
-CONTRIBUTION = 3.0
-"""Operations of a step over those of its forward pass: backward multiplies each matrix twice."""
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """The law of transformers.
+
+    Attributes:
+        share: ``u``.
+        passes: ``m``.
+        attention: ``r``.
+        usual: share of the peak that whole steps reach, in the median of jobs.
+        log_sd: standard deviation of the log of (true / predicted) step time of another person's job.
+        jobs: that it was fitted to.
+    """
+
+    share: float
+    passes: float
+    attention: float
+    usual: float
+    log_sd: float
+    jobs: int
+
+    def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
+        """Return what a sample computes and moves, as operations at the peak rate and bytes at the bandwidth."""
+        flops = model.forward_flops + (self.attention - 1) * model.attention_flops
+        return Counted(
+            flops=recipe.slowdown * recipe.passes * flops / self.share,
+            moved_bytes=self.passes * model.activation_bytes * (1 if is_half(precision) else 2),
+            layers=model.layers,
+            weight_bytes=recipe.weight_bytes(model.parameters, half=is_half(precision)),
+            log_sd=self.log_sd,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """What is believed of one kind of model in one class of precision.
+    """What is believed of convolutions in one class of precision.
 
     Attributes:
-        share: of the peak rate that training reaches, in the median of jobs.
+        share: ``u``, in the median of jobs.
         log_sd: standard deviation of the log of (true / predicted) step time of another job on the reference GPU.
         jobs: that it was fitted to.
     """
@@ -61,49 +102,65 @@ class UtilisationPrior:
     """All of it.
 
     Attributes:
-        fixed_s: of a step, whatever is computed.
-        by_kind: utilisation by kind and by whether matrices are multiplied in 16 bits: ``"transformer half"``.
+        fixed_s: of a step of convolutions, whatever is computed.
+        convolution: by class of precision, ``"half"`` or ``"full"``.
         measured: when the throughputs were measured, in words.
     """
 
+    transformer: Roofline
     fixed_s: float
-    by_kind: Mapping[str, Utilisation]
+    convolution: Mapping[str, Utilisation]
     measured: str
 
-    def of(self, kind: Kind, precision: Precision) -> Utilisation:
-        """Of a kind of model in a precision."""
-        return self.by_kind[key(kind, half=is_half(precision))]
+    def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
+        """Return what a sample of a model computes and moves."""
+        if model.kind == "transformer":
+            return self.transformer.counted(model, precision, recipe)
+        known = self.convolution[precision_class(precision)]
+        return Counted(
+            flops=recipe.slowdown * recipe.passes * model.forward_flops / known.share,
+            layers=model.layers,
+            weight_bytes=recipe.weight_bytes(model.parameters, half=is_half(precision)),
+            log_sd=known.log_sd,
+        )
 
-    def step_time_s(self, kind: Kind, precision: Precision, flops: float) -> float:
-        """``t`` of so many operations in a step, on the reference GPU."""
-        return self.fixed_s + flops / (self.of(kind, precision).share * REFERENCE.tflops(precision) * 1e12)
+    def usual(self, kind: Kind, precision: Precision) -> tuple[float, float]:
+        """Return the share of the peak rate that a kind of model reaches, and the standard deviation of its log."""
+        known = self.convolution[precision_class(precision)]
+        if kind == "transformer":
+            return self.transformer.usual, self.transformer.log_sd
+        return known.share, known.log_sd
 
 
-def key(kind: Kind, *, half: bool) -> str:
-    """The name of a kind and class of precision."""
-    return f"{kind} {'half' if half else 'full'}"
+def sample_s(counted: Counted, gpu: Gpu, precision: Precision) -> float:
+    """Return the seconds that a GPU takes for a sample, by its data sheet."""
+    computing_s = counted.flops / (1e12 * gpu.tflops(precision))
+    return computing_s + (counted.moved_bytes or 0.0) / (1e9 * gpu.bandwidth_gb_per_s)
+
+
+def precision_class(precision: Precision) -> str:
+    """Return the name of a class of precision."""
+    return "half" if is_half(precision) else "full"
 
 
 def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
-    """Write a prior as `utilisation_prior` reads it."""
-    rounded = {
-        name: {
-            "share": float(f"{one.share:.3g}"),
-            "log_sd": float(f"{one.log_sd:.3g}"),
-            "jobs": one.jobs,
-        }
-        for name, one in prior.by_kind.items()
-    }
-    found = {**asdict(prior), "fixed_s": float(f"{prior.fixed_s:.3g}"), "by_kind": rounded}
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    """Write a prior as `utilisation_prior` reads it, each number to three digits."""
+
+    def rounded(found: object) -> object:
+        if isinstance(found, Mapping):
+            return {name: rounded(value) for name, value in found.items()}
+        return float(f"{found:.3g}") if isinstance(found, float) else found
+
+    path.write_text(json.dumps(rounded(asdict(prior)), indent=2) + "\n", encoding="utf-8")
 
 
 @cache
 def utilisation_prior() -> UtilisationPrior:
-    """The prior that ships."""
+    """Return the prior that ships."""
     stored = json.loads(POSTERIOR.read_text(encoding="utf-8"))
     return UtilisationPrior(
+        transformer=Roofline(**stored["transformer"]),
         fixed_s=stored["fixed_s"],
-        by_kind={name: Utilisation(**one) for name, one in stored["by_kind"].items()},
+        convolution={name: Utilisation(**known) for name, known in stored["convolution"].items()},
         measured=stored["measured"],
     )

@@ -202,7 +202,8 @@ def test_what_is_not_trained_whole_is_said(config: dict[str, Any], says: str) ->
 @given(st.floats(1e6, 1e12), st.integers(1, 8192))
 def test_parameters_alone_make_a_transformer(parameters: float, tokens: int) -> None:
     counted = of_parameters(parameters, tokens)
-    assert 3 * counted.forward_flops == pytest.approx(6 * parameters * tokens)
+    matrices = counted.forward_flops - counted.attention_flops
+    assert 3 * matrices == pytest.approx(6 * parameters * tokens)
     assert counted.activation_bytes > 0
 
 

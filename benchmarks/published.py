@@ -1,0 +1,115 @@
+"""Trainings whose hours were published, beside what `hetopt estimate` says of the same machines.
+
+Each is described by its size alone, as `hetopt estimate` is told it, and asked for on the machines that it ran on. What
+is compared with is one utilisation for each GPU, the median of public throughputs of large models, which is what people
+multiply on an envelope. ``--quick`` is the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._gpu_throughput import folder
+from benchmarks._outcome import Results, options, publish, run_benchmark
+from hetopt.api.options import Described
+from hetopt.api.planning import described
+from hetopt.core.step_samples import Configuration, Node
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.search.asked_steps import AskedSteps
+from hetopt.optimizer.training_recipe import CONTRIBUTION
+
+ENVELOPE = {"A100-40": 0.47 * 312e12, "A100-80": 0.47 * 312e12, "H100-80": 0.375 * 989e12}
+"""Operations a second: the median share of the peak of llm-foundry's rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One training.
+
+    Attributes:
+        log_ratio: log of predicted over published hours; ``envelope``: the same by one utilisation a GPU.
+        width: factor of the 90 % interval to either side.
+    """
+
+    name: str
+    log_ratio: float
+    envelope: float
+    width: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the published hours lie in the interval."""
+        return abs(self.log_ratio) <= math.log(self.width)
+
+
+def answers(path: Path) -> Iterator[Answer]:
+    """Yield every training of a file, as predicted."""
+    catalog = load_catalog()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        with tempfile.TemporaryDirectory() as folder:
+            job = described(_told(run, Path(folder)), now=datetime.datetime.now(datetime.UTC))
+        each = catalog.instance_types[run["instance_type"]].cuda_devices
+        used = min(each, run["gpus"])
+        nodes = (Node(type=run["instance_type"], workers=used),) * (run["gpus"] // used)
+        asked = Configuration(nodes=nodes, local_batch_size=max(1, run["batch_size"] // run["gpus"]))
+        step = AskedSteps.of(job.profile, catalog).step(asked)
+        steps, true_s = run["samples"] / run["batch_size"], 3600 * run["true_hours"]
+        flops = CONTRIBUTION * job.model.forward_flops * run["samples"]
+        yield Answer(
+            name=run["name"],
+            log_ratio=math.log(step.step_time_s * steps / true_s),
+            envelope=math.log(flops / (ENVELOPE[run["gpu"]] * run["gpus"]) / true_s),
+            width=step.step_time_high_s / step.step_time_s,
+        )
+
+
+def _told(run: dict[str, Any], folder: Path) -> Described:
+    told = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
+    if run["params"] is not None:
+        return Described(params=run["params"], **told)
+    config = folder / "config.json"
+    config.write_text(json.dumps(run["config"]), encoding="utf-8")
+    return Described(config=config, **told)
+
+
+def measure(results: Results) -> None:
+    """Print the table and record its figures."""
+    data = folder()
+    if data is None:
+        raise SystemExit("the published trainings are not at hand")
+    found = list(answers(data.parent / "published-trainings.jsonl"))
+    print(f"{'training':34}{'predicted / published':>24}{'90 % interval':>16}{'envelope':>10}")
+    for one in found:
+        inside = "" if one.is_inside else "  outside"
+        print(
+            f"{one.name:34}{math.exp(one.log_ratio):24.2f}{f'x{one.width:.2f}':>16}{math.exp(one.envelope):10.2f}{inside}"
+        )
+    median, envelope = (
+        math.exp(statistics.median(abs(getattr(one, name)) for one in found)) for name in ("log_ratio", "envelope")
+    )
+    near = statistics.fmean(abs(one.log_ratio) <= math.log(1.5) for one in found)
+    results.goal("median_ratio", median, at_most=1.25)
+    results.goal("within_1_5", near, at_least=0.8)
+    results.goal("coverage", statistics.fmean(one.is_inside for one in found), at_least=0.85)
+    results.goal("median_width", statistics.median(one.width for one in found), at_most=2.0)
+    results.figures["bias"] = math.exp(statistics.fmean(one.log_ratio for one in found))
+    results.baselines["median_ratio_of_one_utilisation_a_gpu"] = envelope
+
+
+def main() -> None:
+    asked, results = options(__doc__), Results()
+    measure(results)
+    publish(results.outcome("published", quick=asked.quick), asked.json_file)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
