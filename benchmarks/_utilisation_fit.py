@@ -17,6 +17,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,13 @@ from benchmarks._gpu_throughput import Column, folder, read_columns, read_gpus
 from hetopt.optimizer.described_profile import OPERATORS_A_LAYER
 from hetopt.optimizer.model_counts import ModelCount, of_config, of_parameters
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision, steps_elsewhere
-from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED
-from hetopt.optimizer.step_time.step_time import expected_maximum
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import (
     REFERENCE,
     Roofline,
     Utilisation,
     UtilisationPrior,
+    beside_others,
     precision_class,
     sample_s,
     save,
@@ -207,16 +207,9 @@ def share_of_peak(row: Row) -> float:
     return flops / (row.step_time_s * row.gpu.tflops(row.precision) * 1e12)
 
 
-def beside_others(gpus: int) -> float:
-    """How many times as long a step takes on each of so many GPUs that a switch joins, as predictions have it."""
-    contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
-    assert contention is not None
-    assert straggling is not None
-    crowded = 1 + math.exp(contention) * (1 - 1 / gpus)
-    return crowded * (1 + math.exp(straggling) * float(expected_maximum(gpus)))
-
-
-def fit_roofline(rows: Sequence[Row], log_sd: float = 1.0) -> tuple[Roofline, dict[str, float]]:
+def fit_roofline(
+    rows: Sequence[Row], log_sd: float = 1.0, gpu_log_sd: float = 1.0
+) -> tuple[Roofline, dict[str, float]]:
     """The law of some rows, and each source's effect on the log of the seconds."""
     sources = sorted({str(row.cell[0]) for row in rows})
     alike = Counter(row.cell for row in rows)
@@ -229,7 +222,8 @@ def fit_roofline(rows: Sequence[Row], log_sd: float = 1.0) -> tuple[Roofline, di
 
     def law(logs: Any) -> Roofline:
         numbers = {name: BEGIN[name] * math.exp(log) for name, log in zip(names, logs[: len(names)], strict=True)}
-        return Roofline(**numbers, usual=usual, log_sd=log_sd, jobs=len({row.job for row in rows}))
+        jobs = len({row.job for row in rows})
+        return Roofline(**numbers, usual=usual, log_sd=log_sd, gpu_log_sd=gpu_log_sd, jobs=jobs)
 
     def residuals(logs: Any) -> Any:
         told = law(logs)
@@ -257,6 +251,19 @@ def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
     return math.sqrt(
         statistics.fmean(statistics.fmean(map(statistics.fmean, jobs.values())) for jobs in sources.values())
     )
+
+
+def gpu_spread_of(errors: Sequence[tuple[Row, float]]) -> float:
+    """Standard deviation of a job's errors on one GPU about those on another, every job weighing the same."""
+    jobs: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row, error in errors:
+        jobs[row.cell][row.gpu.key].append(error)
+    apart = [
+        statistics.fmean((one - other) ** 2 for one, other in combinations(map(statistics.fmean, gpus.values()), 2))
+        for gpus in jobs.values()
+        if len(gpus) > 1
+    ]
+    return math.sqrt(statistics.fmean(apart))
 
 
 GRID_S = np.geomspace(2e-3, 0.1, 24)
@@ -410,7 +417,7 @@ def main() -> None:
     rows = transformers(data)
     left = list(sources_left_out(rows))
     spread = spread_of(left)
-    law, effects = fit_roofline(rows, log_sd=spread)
+    law, effects = fit_roofline(rows, log_sd=spread, gpu_log_sd=gpu_spread_of(left))
     within = statistics.fmean(abs(error) <= Z90 * spread for _, error in left)
     print(f"transformers: {len(rows)} steps, {law}")
     print("  sources:", ", ".join(f"{name} x{math.exp(-effect):.2f}" for name, effect in effects.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from importlib.metadata import version
 
-from hetopt.core.profile import Device, Host, Job, Profile, StepTime
+from hetopt.core.profile import Counted, Device, Host, Job, Profile, StepTime
 from hetopt.optimizer.model_counts import ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Precision, is_half
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
@@ -30,6 +30,7 @@ def described_profile(
     precision: Precision,
     now: datetime.datetime,
     recipe: Recipe = FULL,
+    counted: Counted | None = None,
 ) -> Profile:
     """What the planner needs to know of a job, by what its operations, bytes and samples come to.
 
@@ -40,13 +41,15 @@ def described_profile(
         precision: of its matrix products.
         now: the profile's date.
         recipe: how the model is trained.
+        counted: what a sample computes and moves; absent: as the model counts to.
     """
     prior = utilisation_prior()
     memory = recipe.memory(count, batch_size, half=is_half(precision))
     trained = recipe.trained_parameters(count.parameters)
     # One sample must fit: what a GPU cannot hold at once, it computes in micro-batches.
     peak_bytes = round(memory.peak_bytes(1))
-    counted, operators = prior.counted(count, precision, recipe), OPERATORS_A_LAYER * count.layers
+    counted = counted or prior.counted(count, precision, recipe)
+    operators = OPERATORS_A_LAYER * count.layers
     fixed_s = LAUNCH_S * operators if count.kind == "transformer" else prior.fixed_s
     each_s = sample_s(counted, REFERENCE, precision)
     return Profile(

@@ -541,6 +541,11 @@ class Described(Sought):
         Literal["bf16", "fp16", "tf32", "fp32"],
         Option(help="bf16, fp16, tf32 or fp32.", names=("bf16", "fp16", "tf32", "fp32")),
     ] = "bf16"
+    took: Annotated[
+        float | None,
+        Option(help="What this training took, such as 3d, on the GPUs of --on.", metavar="TIME", read=duration_s),
+    ] = None
+    on: Annotated[str | None, Option(help="Where it took that: '1 x A10G', '8 x A100'.", metavar="GPUS")] = None
     method: Annotated[
         Method,
         Option(

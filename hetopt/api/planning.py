@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
@@ -17,7 +18,7 @@ from hetopt.api.options import Described, Search, Sought
 from hetopt.core.artifact import kind_in
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, NoFeasiblePlan, setting
-from hetopt.core.formatting import bytes_, vcpus
+from hetopt.core.formatting import bytes_, duration, vcpus
 from hetopt.core.grammar import NUMBER, arguments, quantity
 from hetopt.core.hosts import read_hosts
 from hetopt.core.interruption import Reporter
@@ -33,6 +34,7 @@ from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
 from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.market.owned import gpu_named
 from hetopt.optimizer.market.quota import obtainable, read_quotas
 from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Plan
@@ -42,11 +44,12 @@ from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_bytes, usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
+from hetopt.optimizer.step_time.gpu_transfer import gpu_of
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
-from hetopt.optimizer.step_time.utilisation import utilisation_prior
+from hetopt.optimizer.step_time.utilisation import beside_others, sample_s, utilisation_prior
 from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
 
 if TYPE_CHECKING:
@@ -334,6 +337,7 @@ class Estimate:
         state_bytes: of weights, gradients and the optimizer, on every GPU; ``sample_bytes``: of a sample's activations.
         fits: what the GPUs of the ways to go hold.
         assumed: what was not given, in words.
+        timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
         presumed: whether nothing is known of what the account may rent.
     """
 
@@ -348,6 +352,7 @@ class Estimate:
     fits: tuple[Fit, ...]
     assumed: tuple[str, ...]
     presumed: bool = False
+    timed: str | None = None
 
     @property
     def document(self) -> Document:
@@ -378,8 +383,9 @@ class Estimate:
 
         way = chosen_way(self.plan)
         took = self.plan.chosen.prediction.total_s if way is None else way.total_s
+        basis = "Counted FLOPs, not measured" if self.timed is None else f"By {self.timed}"
         yield (
-            f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
+            f"{basis}: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} "
             "times the time shown (90 %); profiling narrows that."
         )
         yield (
@@ -443,10 +449,48 @@ def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
     recipe = _recipe(asked, assumed)
+    counted = utilisation_prior().counted(model, asked.precision, recipe)
+    if asked.took is not None or asked.on is not None:
+        counted = _timed(asked, counted, samples)
     profile = described_profile(
-        model, samples=samples, batch_size=batch, precision=asked.precision, now=now, recipe=recipe
+        model,
+        samples=samples,
+        batch_size=batch,
+        precision=asked.precision,
+        now=now,
+        recipe=recipe,
+        counted=counted,
     )
     return DescribedJob(model=model, recipe=recipe, samples=samples, batch_size=batch, profile=profile, assumed=assumed)
+
+
+_ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
+
+
+def _timed(asked: Described, counted: Counted, samples: int) -> Counted:
+    """Return what a sample comes to where the whole training took so long on some GPUs.
+
+    Raises:
+        BadInput: only the time or only the GPUs are given, or nobody knows them.
+    """
+    if asked.took is None or asked.on is None:
+        raise BadInput("`took` and `on` belong together.", hint='for example `took="3d"` and `on="1 x A10G"`')
+    written = _ON.fullmatch(asked.on.strip())
+    count = int(written.group(1) or 1) if written else 0
+    if written is None or count < 1:
+        raise BadInput(f"`on` must be so many GPUs, got {asked.on!r}.", hint='for example `on="8 x A100"`')
+    gpu = gpu_of(gpu_named(in_regions(asked.region, asked.catalog)[0], written.group(2)))
+    if gpu is None:
+        raise BadInput(f"no rates of the {written.group(2)} are published.", hint="leave `took` and `on` out")
+    foretold_s = samples * sample_s(counted, gpu, asked.precision) / count * beside_others(count)
+    factor = asked.took / foretold_s
+    return counted.model_copy(
+        update={
+            "flops": factor * counted.flops,
+            "moved_bytes": None if counted.moved_bytes is None else factor * counted.moved_bytes,
+            "log_sd": utilisation_prior().transformer.gpu_log_sd,
+        }
+    )
 
 
 def _recipe(asked: Described, assumed: list[str]) -> Recipe:
@@ -533,6 +577,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         fits=tuple(_fits(plan, memory, counted)),
         assumed=tuple(job.assumed),
         presumed=presumed,
+        timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 
 

@@ -103,18 +103,30 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
     Raises:
         BadInput: nobody knows a GPU of that name.
     """
-    rented = [one.accelerator for one in catalog.instance_types.values()]
-    known = [*(one for one in rented if one is not None and one.fraction == 1), *owned_gpus()]
     found = []
     for name in () if CPU in host.devices else host.devices:
-        like = [one for one in known if is_called(one, name)]
-        if not like:
-            hint = unknown(name, sorted({one.name for one in known}), "GPU").hint
+        try:
+            found.append(gpu_named(catalog, name))
+        except BadInput as error:
             raise BadInput(
-                f"no rates of the {name} of {host.name} are known.", hint=f"{hint}; or leave the host out of this plan"
-            )
-        found.append(replace(like[0], count=1))
+                f"no rates of the {name} of {host.name} are known.",
+                hint=f"{error.hint}; or leave the host out of this plan",
+            ) from None
     return tuple(found)
+
+
+def gpu_named(catalog: Catalog, name: str) -> Accelerator:
+    """Return one GPU by its name, whether it is rented or owned.
+
+    Raises:
+        BadInput: nobody knows it; the hint says what it may have been.
+    """
+    rented = [one.accelerator for one in catalog.instance_types.values()]
+    known = [*(one for one in rented if one is not None and one.fraction == 1), *owned_gpus()]
+    like = next((one for one in known if is_called(one, name)), None)
+    if like is None:
+        raise unknown(name, sorted({one.name for one in known}), "GPU")
+    return replace(like, count=1)
 
 
 def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
