@@ -316,7 +316,11 @@ class Sought(Options):
         ),
     ] = "balanced"
     market: Annotated[
-        str, Option(help="spot, on-demand or any.", names=("hetopt.optimizer.market.catalog_filter:AnyMarket",))
+        str,
+        Option(
+            help="spot, on-demand or any (default); own: only machines of `inventory`.",
+            names=("hetopt.optimizer.market.catalog_filter:AnyMarket", "own"),
+        ),
     ] = "any"
     region: Annotated[
         str,
@@ -344,6 +348,14 @@ class Sought(Options):
             read=quotas,
         ),
     ] = ()
+    inventory: Annotated[
+        Path | None,
+        Option(
+            help="Machines of your own, see `hetopt hosts check`: the better of a plan for them and one that rents.",
+            metavar="FILE",
+            read=path,
+        ),
+    ] = None
     max_workers: Annotated[int, Option(help="Most workers in a cluster, up to 4,096.")] = 64
     catalog: Annotated[Path | None, CATALOG] = None
 
@@ -352,13 +364,6 @@ class Sought(Options):
 class Search(Sought):
     """What a search for the best cluster of a profiled job is told."""
 
-    market: Annotated[
-        str,
-        Option(
-            help="spot, on-demand or any (default); own: only machines of `inventory`.",
-            names=("hetopt.optimizer.market.catalog_filter:AnyMarket", "own"),
-        ),
-    ] = "any"
     target: Annotated[
         float | str | None, Option(help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
     ] = None
@@ -485,14 +490,6 @@ class Search(Sought):
         Option(
             help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
             metavar="FILE",
-        ),
-    ] = None
-    inventory: Annotated[
-        Path | None,
-        Option(
-            help="Machines of your own, see `hetopt hosts check`: the better of a plan for them and one that rents.",
-            metavar="FILE",
-            read=path,
         ),
     ] = None
     seed: Annotated[

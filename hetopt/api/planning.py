@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -76,11 +77,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     asked, told = Search(**options), reporter or Reporter()
     if asked.budget_usd is None and asked.deadline is None:
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
-    if asked.market == "own" and (asked.inventory is None or asked.region == ANY_REGION):
-        raise BadInput(
-            '`market="own"` plans for machines of your own, in no region.',
-            hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
-        )
+    _check_own(asked)
     limits = search_options(
         asked,
         quotas=read_quotas(() if asked.region == ANY_REGION else _quotas(asked.quotas, asked.region, told)),
@@ -125,6 +122,14 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     if plan.run.script:
         check_for_script(plan.run)
     return plan
+
+
+def _check_own(asked: Sought) -> None:
+    if asked.market == "own" and (asked.inventory is None or asked.region == ANY_REGION):
+        raise BadInput(
+            '`market="own"` plans for machines of your own, in no region.',
+            hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
+        )
 
 
 _CALLED = {
@@ -338,6 +343,7 @@ class Estimate:
         fits: what the GPUs of the ways to go hold.
         assumed: what was not given, in words.
         timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
+        beside: what one's own machines would take, or rented ones in their place; None: one has none.
         presumed: whether nothing is known of what the account may rent.
     """
 
@@ -353,6 +359,7 @@ class Estimate:
     assumed: tuple[str, ...]
     presumed: bool = False
     timed: str | None = None
+    beside: str | None = None
 
     @property
     def document(self) -> Document:
@@ -397,6 +404,8 @@ class Estimate:
                 "Sharing a model is FSDP's: torchtitan, Accelerate or `fully_shard`; hetopt's own trainer does not "
                 "shard."
             )
+        if self.beside is not None:
+            yield self.beside
         if self.assumed:
             yield f"Assumed: {', '.join(self.assumed)}."
         yield from region_notes(self.plan)
@@ -525,6 +534,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
     asked, told = Described(**options), reporter or Reporter()
+    _check_own(asked)
     now = datetime.datetime.now(datetime.UTC)
     job = described(asked, now=now)
     model, batch, profile = job.model, job.batch_size, job.profile
@@ -563,7 +573,13 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         compared = compared_regions(profile, goal, limits, asked, told)
         plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, limits), found)
     else:
-        plan = found(PlanRequest(profile, catalogs[0], goal, limits))
+        request = PlanRequest(profile, catalogs[0], goal, limits)
+        if asked.inventory is None:
+            plan = found(request)
+        elif asked.market == "own":
+            plan = on_own_machines(request, read_hosts(asked.inventory), seed=0, now=now)
+        else:
+            plan = better_of(request, read_hosts(asked.inventory), partial(found, request), seed=0, now=now)
         tell_price_ages(plan, catalogs[0], told)
     return Estimate(
         plan=plan,
@@ -577,6 +593,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         fits=tuple(_fits(plan, memory, counted)),
         assumed=tuple(job.assumed),
         presumed=presumed,
+        beside=plan.reasons[0] if asked.inventory is not None and asked.market != "own" else None,
         timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 
