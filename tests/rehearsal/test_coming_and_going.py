@@ -62,7 +62,8 @@ def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         deadline_s = time.monotonic() + 300
         while True:
             log = read_events(run_dir / EVENTS_FILE)
-            if not asked and any(0 in event["new"] for event in told(log, "workers_changed")):
+            is_back = any(0 in event["new"] for event in told(log, "workers_changed"))
+            if not asked and is_back and told(log, "checkpoint_saved"):
                 asked = True
                 all_die_and_one_returns()
             if asked and log[-1]["event"] == "step" and len(log[-1]["local_batch_sizes"]) == 1:

@@ -26,6 +26,7 @@ from hetopt.backends.ssh.checking import (
 )
 from hetopt.cli.account import show
 from hetopt.core.hosts import Host
+from hetopt.core.profile import Reading
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.docs.shown import assert_shown
 
@@ -200,7 +201,10 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
     ]
     worker = WorkerSpec(host="old", type="t", local_batch_size=1)
     bf16 = RunSpec(task="digits", workers=(worker,), precision="bf16", stop=StopRule(max_steps=1))
-    found = {one.name: one for one in check_hosts(hosts, bf16)}
+    reading = Reading(processes=1, batches_ahead=1, tensors=10**9, sample_bytes=1.0)
+    found = {one.name: one for one in check_hosts(hosts, bf16, reading)}
+    assert "files, and the loader's 1 readers keep" in said(found["old"])
+    assert "readers" not in said(found["ahead"]), "no worker of the plan is there"
     told = {
         "full": "free, and a run needs 2 GB",
         "ahead": "its clock is 1 h",

@@ -542,7 +542,5 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
 def _notes_on_cost(chosen: Compression, meeting: Meeting) -> Iterable[str]:
     """Say that a worker's own work is assumed, where it is."""
     if _is_assumed(chosen, meeting):
-        yield (
-            f"What {chosen.name} costs a worker was not profiled: it is foretold from what Top-k costs and how fast "
-            "memory is copied."
-        )
+        like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
+        yield f"What {chosen.name} costs a worker was not profiled: {like}."

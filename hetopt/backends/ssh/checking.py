@@ -352,7 +352,9 @@ def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> 
     """Return that the host's shared memory or its limit of open files cannot hold what its readers keep ready."""
     samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
     try:
-        check_readers("it", reading, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files)
+        check_readers(
+            "it", reading if samples else None, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files
+        )
     except RunFailed as refused:
         return [Trouble(verdict="bad", said=refused.message.rstrip("."), hint=refused.hint or "")]
     return []
