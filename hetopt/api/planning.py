@@ -402,8 +402,8 @@ def _recipe(asked: Described, assumed: list[str]) -> Recipe:
     if asked.method == "full":
         if trained is not None:
             raise BadInput(
-                "`trainable` is of adapters, and all of a model is trained by `method=full`.",
-                hint="add `method=lora`, or leave `trainable` out",
+                '`trainable` is of adapters, and `method="full"` trains all of a model.',
+                hint='add `method="lora"`, or leave `trainable` out',
             )
         return Recipe(optimizer=asked.optimizer)
     if trained is None:
@@ -507,7 +507,7 @@ def _refuse_what_no_machine_holds(
         f"{roomiest.name}, the machine with most room in {where}, which have {roomiest.accelerator.memory_gib:.0f} "
         "GiB: "
         "hetopt plans models that the GPUs of one machine hold together.",
-        hint="choose a smaller model, shorten the samples with `tokens`, or train adapters with `method=lora`",
+        hint='choose a smaller model, shorten the samples with `tokens`, or train adapters with `method="lora"`',
     )
 
 

@@ -255,7 +255,7 @@ def test_adapters_take_less_memory_and_fewer_operations(parameters: float) -> No
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({"trainable": "1%"}, "all of a model is trained"),
+        ({"trainable": "1%"}, "trains all of a model"),
         ({"method": "lor"}, "no method called 'lor'"),
         ({"method": "lora", "trainable": "0"}, "must be above 0"),
         ({"optimizer": "lion"}, "no optimizer called 'lion'"),
