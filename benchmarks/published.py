@@ -2,7 +2,9 @@
 
 Each is described by its size alone, as `hetopt estimate` is told it, and asked for on the machines that it ran on. What
 is compared with is one utilisation for each GPU, the median of public throughputs of large models, which is what people
-multiply on an envelope. ``--quick`` is the same.
+multiply on an envelope. Those of one machine are among the rows that the law is fitted to (`_utilisation_fit`), and
+those whose hours are a published throughput turned into time are rows of its other sources besides: only trainings that
+are not in the file are held out. ``--quick`` is the same.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def answers(path: Path) -> Iterator[Answer]:
     catalog = load_catalog()
     for line in path.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
-        with tempfile.TemporaryDirectory() as folder:
-            job = described(_told(run, Path(folder)), now=datetime.datetime.now(datetime.UTC))
+        with tempfile.TemporaryDirectory() as written:
+            job = described(_told(run, Path(written)), now=datetime.datetime.now(datetime.UTC))
         each = catalog.instance_types[run["instance_type"]].cuda_devices
         used = min(each, run["gpus"])
         nodes = (Node(type=run["instance_type"], workers=used),) * (run["gpus"] // used)
@@ -72,11 +74,11 @@ def answers(path: Path) -> Iterator[Answer]:
         )
 
 
-def _told(run: dict[str, Any], folder: Path) -> Described:
+def _told(run: dict[str, Any], written: Path) -> Described:
     told = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
     if run["params"] is not None:
         return Described(params=run["params"], **told)
-    config = folder / "config.json"
+    config = written / "config.json"
     config.write_text(json.dumps(run["config"]), encoding="utf-8")
     return Described(config=config, **told)
 

@@ -507,8 +507,8 @@ def _recipe(asked: Described, assumed: list[str]) -> Recipe:
     if asked.method == "full":
         if trained is not None:
             raise BadInput(
-                "`trainable` is of adapters, and all of a model is trained by `method=full`.",
-                hint="add `method=lora`, or leave `trainable` out",
+                '`trainable` is of adapters, and `method="full"` trains all of a model.',
+                hint='add `method="lora"`, or leave `trainable` out',
             )
         return Recipe(optimizer=asked.optimizer)
     if trained is None:
@@ -612,17 +612,18 @@ def _refuse_what_no_machine_holds(
         scheme = scheme_of(memory, described, devices=instance.cuda_devices, usable_bytes=usable)
         needed = scheme.held(memory, described).peak_bytes(1)
         room.append((usable / needed, needed, instance))
-    if not room or max(room, key=itemgetter(0))[0] >= 1:
+    if not room:
         return
-    _, needed, roomiest = max(room, key=itemgetter(0))
+    times, needed, roomiest = max(room, key=itemgetter(0))
+    if times >= 1:
+        return
     assert roomiest.accelerator is not None
     where = catalogs[0].region if len(catalogs) == 1 else "any region"
     raise NoFeasiblePlan(
         f"Training {model.name} takes {bytes_(needed)} on each of the {roomiest.cuda_devices} GPUs of "
         f"{roomiest.name}, the machine with most room in {where}, which have {roomiest.accelerator.memory_gib:.0f} "
-        "GiB: "
-        "hetopt plans models that the GPUs of one machine hold together.",
-        hint="choose a smaller model, shorten the samples with `tokens`, or train adapters with `method=lora`",
+        "GiB: hetopt plans models that the GPUs of one machine hold together.",
+        hint='choose a smaller model, shorten the samples with `tokens`, or train adapters with `method="lora"`',
     )
 
 

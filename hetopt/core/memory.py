@@ -103,22 +103,12 @@ class TrainingMemory(Record):
         def part(total_bytes: float) -> int:
             return math.ceil(total_bytes / devices)
 
-        copied_bytes = self._along("computing_bytes", 0)
-        return self.model_copy(
+        fixed_bytes = part(self._along("computing_bytes", 0)) + 2 * layer_bytes
+        return self._computing(fixed_bytes, 1.0).model_copy(
             update={
                 "parameter_bytes": part(self.parameter_bytes),
                 "gradient_bytes": part(self.gradient_bytes),
                 "optimizer_bytes": part(self.optimizer_bytes),
-                "steps": tuple(
-                    step.model_copy(
-                        update={
-                            "computing_bytes": round(
-                                step.computing_bytes - copied_bytes + part(copied_bytes) + 2 * layer_bytes
-                            )
-                        }
-                    )
-                    for step in self.steps
-                ),
             }
         )
 
@@ -128,12 +118,13 @@ class TrainingMemory(Record):
         Of the 34 bytes a token and width that a layer keeps in 16 bits, its input is 2 (Korthikanti et al. 2022,
         section 4.1; Chen et al. 2016).
         """
-        copied_bytes = self._along("computing_bytes", 0)
-        kept = min(1.0, 2 / 34 + 1 / layers)
+        return self._computing(self._along("computing_bytes", 0), min(1.0, 2 / 34 + 1 / layers))
+
+    def _computing(self, fixed_bytes: float, share: float) -> TrainingMemory:
+        """Return the same with other bytes beside the samples' own while it computes, and a share of these."""
+        fixed_now = self._along("computing_bytes", 0)
         steps = (
-            step.model_copy(
-                update={"computing_bytes": round(copied_bytes + kept * (step.computing_bytes - copied_bytes))}
-            )
+            step.model_copy(update={"computing_bytes": round(fixed_bytes + share * (step.computing_bytes - fixed_now))})
             for step in self.steps
         )
         return self.model_copy(update={"steps": tuple(steps)})

@@ -283,11 +283,11 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
 
 def _gathering(worker: WorkerModel | Unusable, model: FittedModel, instance: InstanceType) -> WorkerModel | Unusable:
     """The worker whose micro-batches take at least as long as gathering the replica that its machine's GPUs share."""
-    shards = 1 if isinstance(worker, Unusable) or worker.room is None else worker.room.scheme.shards
     described = model.reference.device.counted
-    if isinstance(worker, Unusable) or shards == 1 or described is None:
+    if isinstance(worker, Unusable) or worker.room is None or described is None or worker.room.scheme.shards == 1:
         return worker
-    floor_s = max(worker.time.floor_s, gathering_s(instance, shards, described.weight_bytes))
+    gathered_s = gathering_s(instance, worker.room.scheme.shards, described.weight_bytes)
+    floor_s = max(worker.time.floor_s, gathered_s)
     return replace(worker, time=replace(worker.time, floor_s=floor_s))
 
 

@@ -142,7 +142,8 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
 
 
 GATHERINGS = 3
-"""Of a micro-batch: the weights before its forward and its backward pass, and as many gradients that are scattered."""
+"""Of a micro-batch: the weights before its forward and its backward pass, and as many gradients that are scattered
+(Zhao et al. 2023, "PyTorch FSDP", section 3.2)."""
 
 
 def gathering_s(instance: InstanceType, shards: int, weight_bytes: float) -> float:

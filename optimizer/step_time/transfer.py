@@ -355,7 +355,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
     """
     reference, gpu = model.reference, gpu_of(accelerator)
     evidence: Evidence = "extrapolated"
-    fixed_factor = None
+    is_by_sheet = False
     if _is_reference(model, host, accelerator, gpu):
         factor, log_sd, evidence = 1.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
     elif gpu is None:
@@ -365,7 +365,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
     elif (counted := reference.device.counted) is not None and counted.moved_bytes is not None:
         place = host.gpus[0].place
         factor = sample_s(counted, gpu, place.precision) / sample_s(counted, place.gpu, place.precision)
-        fixed_factor, log_sd = 1.0, 0.0  # the host launches kernels, and the spread is that of all jobs
+        log_sd, is_by_sheet = 0.0, True  # the spread is that of all jobs
     else:
         step = host.gpus[0]
         told, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
@@ -375,7 +375,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         "cuda",
         accelerator.count,
         reference.step_time,
-        fixed_factor=factor if fixed_factor is None else fixed_factor,
+        fixed_factor=1.0 if is_by_sheet else factor,  # by data sheets it is the host that launches kernels
         sample_factor=factor,
         log_sd=math.hypot(log_sd, reference.step_time.log_sd),
         evidence=evidence,

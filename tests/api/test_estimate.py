@@ -22,6 +22,7 @@ from benchmarks._utilisation_fit import (
     Z90,
     convolutions,
     coverage,
+    estimated,
     jobs_left_out,
     sources_left_out,
     spread_of,
@@ -255,7 +256,7 @@ def test_adapters_take_less_memory_and_fewer_operations(parameters: float) -> No
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({"trainable": "1%"}, "all of a model is trained"),
+        ({"trainable": "1%"}, "trains all of a model"),
         ({"method": "lor"}, "no method called 'lor'"),
         ({"method": "lora", "trainable": "0"}, "must be above 0"),
         ({"optimizer": "lion"}, "no optimizer called 'lion'"),
@@ -314,6 +315,13 @@ def test_published_trainings_are_foretold(data: Path) -> None:
     assert statistics.median(abs(answer.log_ratio) for answer in answers) <= math.log(1.25)
     assert statistics.fmean(answer.is_inside for answer in answers) >= 0.8
     assert "MPT-7B 8 H100" in {answer.name for answer in answers}
+
+
+def test_intervals_hold_for_public_convolutions(data: Path) -> None:
+    prior = utilisation_prior()
+    found = [one for row in convolutions(data) for one in estimated(row, prior.fixed_s, prior.convolution[row.name])]
+    assert len({one.row.column.job for one in found}) >= 6
+    assert coverage(found) >= 0.9
 
 
 @pytest.mark.slow

