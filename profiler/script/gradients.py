@@ -35,8 +35,8 @@ from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
 from hetopt.profiler.script.observer import normalises
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.registry import REGISTRY
+from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.registry import REGISTRY
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""

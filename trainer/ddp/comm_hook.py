@@ -23,7 +23,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.session.plan import make_plan
+from hetopt.trainer.script.plan import make_plan
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig

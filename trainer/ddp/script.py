@@ -38,10 +38,10 @@ from hetopt.trainer.checkpoints.state import parameters_sha256
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder
 from hetopt.trainer.host.stores import group_store
-from hetopt.trainer.session.batches import Part, ShareTable
-from hetopt.trainer.session.periods import Periods
-from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.registry import REGISTRY, Stopped
+from hetopt.trainer.script.batches import Part, ShareTable
+from hetopt.trainer.script.periods import Periods
+from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.step_config import ExchangeConfig
 

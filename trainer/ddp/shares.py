@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import Sampler
 
-from hetopt.trainer.session.batches import Part, ShareTable, own_items
-from hetopt.trainer.session.random_state import States
+from hetopt.trainer.script.batches import Part, ShareTable, own_items
+from hetopt.trainer.script.random_state import States
 
 _RANKS = (("num_replicas", "rank"), ("num_processes", "process_index"))
 """Names under which samplers know how many ranks there are, and which one they are for."""

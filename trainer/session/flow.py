@@ -10,7 +10,7 @@ import operator
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
@@ -31,17 +31,15 @@ from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.generators import Generators
-from hetopt.trainer.session.alike import take_parameters
-from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
-from hetopt.trainer.session.batches import Part, ShareTable
+from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
+from hetopt.trainer.script.batches import Part, ShareTable
+from hetopt.trainer.script.periods import Periods
+from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.random_state import States, draw_by_rank
+from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
-from hetopt.trainer.session.inspection import inspect_loader, inspect_wrappers
+from hetopt.trainer.session.guards import inspect_loader, inspect_wrappers, take_parameters
 from hetopt.trainer.session.loaders import SessionLoader, Splits
-from hetopt.trainer.session.periods import Periods
-from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.random_state import States, draw_by_rank
-from hetopt.trainer.session.registry import REGISTRY, Stopped
-from hetopt.trainer.session.resuming import Extra
 from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import parameters_of
@@ -145,15 +143,17 @@ class BatchFlow:
         self._is_within = False  # whether gradients were made since the last step of an optimizer
         self._restored: SharedState | None = None  # until all that gave batches does so again
         self._restored_sources: list[Any] = []
-        self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
+        self._extra: Mapping[str, Any] | None = None  # what the script goes on with besides, from when it has said so
         self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_epoch_over = False  # while the last batch of it is not computed
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
         self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
         self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watch)
+        every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+        known = set(map(id, model.parameters()))
+        self._others = [parameter for parameter in every if id(parameter) not in known]  # which only optimizers know
         if world_size > 1:
-            every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
             take_parameters([*model.parameters(), *model.buffers(), *every])
             draw_by_rank(rank)
         self._whole = WholeBatch(rank, self._gate.watch, audits=self._audits)
@@ -169,10 +169,6 @@ class BatchFlow:
         self._stats: list[ExchangeStats] = []
         self._waited_s = 0.0  # for others, before the last backward pass ended
         self._energy: float | None = None
-
-    def close(self) -> None:
-        """Leave the other workers."""
-        raise NotImplementedError
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -190,9 +186,7 @@ class BatchFlow:
         Raises:
             BadInput: it is no DataLoader, or makes no batches.
         """
-        inspect_loader(loader, self.world_size)
-        assert isinstance(loader, DataLoader)
-        sliced = SessionLoader(loader, self)
+        sliced = SessionLoader(inspect_loader(loader, self.world_size), self)
         self._add(sliced)
         return sliced  # type: ignore[return-value]  # as a loader
 
@@ -255,18 +249,17 @@ class BatchFlow:
     def _add(self, source: SessionLoader | Splits) -> None:
         """Take batches from there as well."""
         self._sources.append(source)
-        if self._restored is not None:
-            self._resume_source(len(self._sources) - 1)
+        self._resume_sources(len(self._sources) - 1)
 
-    def _resume_source(self, index: int) -> None:
-        """Go on with a source of batches where a checkpoint had it."""
-        for kept in self._restored_sources[index : index + 1]:
-            if set(kept) != set(self._sources[index].state()):
+    def _resume_sources(self, first: int) -> None:
+        """Go on with sources of batches, from one on, where a checkpoint had them."""
+        for source, kept in zip(self._sources[first:], self._restored_sources[first:], strict=False):
+            if set(kept) != set(source.state()):
                 raise BadInput(
                     "The script of the checkpoint got its batches in another way.",
                     hint="make its loaders in the order in which they were made, or begin anew in another folder",
                 )
-            self._sources[index].resume(kept)
+            source.resume(kept)
 
     def share_out(self, source: SessionLoader | Splits, size: int, entries: Any, *, varies: bool) -> ShareTable:
         """Return the shares of batches from somewhere else than before; periods are over those from here on.
@@ -391,8 +384,8 @@ class BatchFlow:
     def _draws(self) -> bool:
         """Return whether random numbers of torch were drawn since the audited batch was given."""
         now, before = Generators.at(self.device), self._drawn_before
-        pairs = ((now.cpu_generator, before.cpu_generator), (now.cuda_generator, before.cuda_generator))
-        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
+        states = zip(vars(now).values(), vars(before).values(), strict=True)
+        return any(state is not None and not torch.equal(state, other) for state, other in states)
 
     def end_data(self) -> None:
         """There are no more batches in this epoch, which is over as soon as its last batch is computed."""

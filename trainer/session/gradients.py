@@ -23,7 +23,7 @@ from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.session.audit import Found
+from hetopt.trainer.script.audit import Found
 from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
@@ -33,8 +33,6 @@ MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
 """Returns the exchange of a gradient, given the shapes of its parameters."""
 
 Watched: TypeAlias = Callable[[], AbstractContextManager[None]]
-
-MOST_NAMED = 3
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _DOUBLE = (torch.float64, torch.complex128)
@@ -110,9 +108,8 @@ class GradientSum:
         self.exchange = replace(exchange, dense_bytes=self._flat.nbytes)
         if self._overlaps and exchange.is_dense and not is_wide and reals:
             self._buckets = Buckets(self.parameters, self._take_part)
-        is_small = self._world_size > 1 and (self._world_size - 1) * self._flat.nbytes <= DIRECT_BYTES
-        fits = is_small and exchange.is_dense and device.type == "cpu"
-        self.room = len(self._whole) if fits else 0
+        fits = 0 < (self._world_size - 1) * self._flat.nbytes <= DIRECT_BYTES
+        self.room = len(self._whole) if fits and exchange.is_dense and device.type == "cpu" else 0
 
     def close(self) -> None:
         """Look at no backward pass any more."""
@@ -130,11 +127,9 @@ class GradientSum:
         if len(new) == len(self.parameters) and all(map(operator.is_, new, self.parameters)):
             return False
         if not self.exchange.is_dense:
-            before = {id(one) for one in self.parameters}
-            names = [name for name, one in named if id(one) not in before]
             raise RunFailed(
-                f"the parameters that are trained have changed ({', '.join(names[:MOST_NAMED]) or 'fewer than before'})"
-                ", and the residual of compression belongs to those of before.",
+                "the parameters that are trained have changed, and the residual of compression belongs to those of "
+                "before.",
                 hint="leave out compression, or begin the session once all parameters are trained",
             )
         self._take(named)
@@ -251,9 +246,8 @@ class GradientSum:
 
     def _sum_in_buckets(self, buckets: Buckets, weight: float) -> None:
         """Wait for the parts that are on their way; where a gradient was made twice on some worker, sum all anew."""
-        is_repeated = buckets.is_repeated
         buckets.finish()
-        self._mark(spoilt=is_repeated)
+        self._mark(spoilt=buckets.is_repeated)
         self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
         for sent in self._sent:
             sent.wait()

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.session.batches import Part, Place, ShareTable, mark_of, own_items
-from hetopt.trainer.session.random_state import CommonNumbers, States, reader_generator
+from hetopt.trainer.script.batches import Part, Place, ShareTable, mark_of, own_items
+from hetopt.trainer.script.random_state import CommonNumbers, States, reader_generator
 
 if TYPE_CHECKING:
     from hetopt.trainer.session.flow import BatchFlow
@@ -145,7 +145,7 @@ class SessionLoader:
         loader, sliced = self._loader, copy.copy(self._loader)
         if self._is_stream:
             self._stream = SlicedStream(loader.dataset, loader.batch_size or 1, loader.collate_fn, loader.drop_last)
-            own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": _as_it_is}
+            own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": tuple}
             vars(sliced).update(own, drop_last=False)
         else:
             generator = reader_generator(loader.generator, self._flow.rank)
@@ -283,10 +283,6 @@ class SessionLoader:
 
 def _as_bytes(numbers: Mapping[str, Any]) -> list[bytes]:
     return [state.numpy().tobytes() for state in (numbers["random"], *numbers["generators"])]
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 class SlicedStream(IterableDataset[Any]):

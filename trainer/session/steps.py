@@ -15,10 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.session.alike import check_replicas, replica_marks
-from hetopt.trainer.session.batches import Part
+from hetopt.trainer.script.batches import Part
 from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradients import GradientSum, named_parameters
+from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.slowdown import FORWARD
@@ -93,11 +93,11 @@ class GradientFlow(BatchFlow):
         self._own = self._counts(part, loss, weight)
         is_complete = len(sides) == 1 and self._completes(sides[0], part) and not part.is_audit
         only = sides[0].sum if is_complete else None
-        rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.is_open
+        rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.groups
         rides = rides and only is not None and 0 < only.room <= gate.room
-        if whole.is_open or (len(sides) == 1 and not rides):
+        if whole.groups or (len(sides) == 1 and not rides):
             gate.begin("summed gradients", self._newest, self._own)
-        if whole.is_open:
+        if whole.groups:
             whole.weight = self._weigh()
         if only is not None and not rides:
             only.expect(self._weigh, self._reach)

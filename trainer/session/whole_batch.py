@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.session.batches import Part
+from hetopt.trainer.script.batches import Part
 
 
 class WholeBatch:
@@ -39,37 +39,32 @@ class WholeBatch:
         part: of the batch at hand; None: none was given yet.
         weight: of this worker's loss in that of the batch, while a backward pass runs; None: not known.
         waited_s: for other workers, in the step under way.
-        is_open: whether the workers are connected.
+        groups: of all workers, and of those that share an audited batch; empty: they are not connected.
     """
 
     def __init__(self, rank: int, watched: Callable[[], Any], *, audits: bool) -> None:
         self._rank, self._watched, self._audits = rank, watched, audits
-        self._groups: list[dist.ProcessGroup] = []  # of all workers, and of those that share an audited batch
+        self.groups: list[dist.ProcessGroup] = []
         self._norms: list[_BatchNorm] = []
         self.part: Part | None = None
         self.weight: float | None = None
         self.waited_s = 0.0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers are connected."""
-        return bool(self._groups)
-
     def open(self) -> None:
         """Connect, once; all workers do."""
-        if not self._groups:
-            self._groups = [dist.new_group(backend="gloo")]
+        if not self.groups:
+            self.groups = [dist.new_group(backend="gloo")]
             if self._audits:
-                self._groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
+                self.groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
 
     def close(self) -> None:
         """Leave; BatchNorm is again what it was."""
         for norm in self._norms:
             vars(norm).pop("forward", None)
-        for group in self._groups if dist.is_initialized() else ():
+        for group in self.groups if dist.is_initialized() else ():
             if isinstance(group, dist.ProcessGroup):
                 dist.destroy_process_group(group)
-        self._norms, self._groups = [], []
+        self._norms, self.groups = [], []
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over all workers."""
@@ -79,7 +74,7 @@ class WholeBatch:
         begun_s = time.perf_counter()
         own = tensor.detach().cpu().clone()
         with self._watched():
-            dist.all_reduce(own, group=self._groups[is_audit])
+            dist.all_reduce(own, group=self.groups[is_audit])
         self.waited_s += time.perf_counter() - begun_s
         return own.to(tensor.device)
 
@@ -119,7 +114,7 @@ class WholeBatch:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def _normalise(self, norm: _BatchNorm, x: Tensor) -> Tensor:
         """Return a BatchNorm layer's output, normalised by the samples of all workers."""
-        if not (norm.training and self.is_open):
+        if not (norm.training and self.groups):
             return type(norm).forward(norm, x)
         part = self.part
         counts = part is None or part.samples > 0  # a worker without a share computes some rows for nothing
