@@ -97,7 +97,7 @@ class GradientRecorder:
             init(schedule, *given, **named)
             self._schedules.append(schedule)
 
-        LRScheduler.__init__ = made  # type: ignore[method-assign]  # as said at the top
+        LRScheduler.__init__ = made  # type: ignore[assignment, method-assign]  # as said at the top
 
     def _later_rates(self, schedule: LRScheduler) -> tuple[float, ...]:
         """Return the learning rates that a schedule comes to; that of its end where it ends before."""

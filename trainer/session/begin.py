@@ -181,17 +181,14 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
             os.environ.setdefault(name, interface)
     store = group_store(os.environ, rank)
     meet_one_version(store, rank, world_size)
-    device = next((one.device for one in model.parameters() if one.is_cuda), torch.device("cpu"))
+    # A device by a name that no other of its machine has, whatever index each process knows it by.
+    cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
+    device = "cpu" if cuda is None else f"cuda:{torch.cuda.get_device_properties(cuda).uuid}"
     dist.init_process_group(
-        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{_named(device)}"),
+        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{device}"),
         store=store,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
     return store, lambda: dist.destroy_process_group() if dist.is_initialized() else None
-
-
-def _named(device: torch.device) -> str:
-    """A device by a name that no other of its machine has, whatever index each process knows it by."""
-    return "cpu" if device.type != "cuda" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"

@@ -29,13 +29,8 @@ from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
 
 Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
-MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
-"""Returns the exchange of a gradient, given the shapes of its parameters."""
-
-Watched: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-_DOUBLE = (torch.float64, torch.complex128)
 
 
 class GradientSum:
@@ -47,7 +42,7 @@ class GradientSum:
 
     Args:
         named: the optimizer's parameters, as `check_parameters` wants them.
-        make_exchange: returns what sums them.
+        make_exchange: returns what sums them, given their shapes.
         world_size: workers.
         overlaps: whether all workers can sum a dense gradient while backward makes it.
         watched: around what all workers do together.
@@ -65,11 +60,11 @@ class GradientSum:
     def __init__(
         self,
         named: Named,
-        make_exchange: MakeExchange,
+        make_exchange: Callable[[Sequence[tuple[int, ...]]], ExchangeConfig],
         *,
         world_size: int,
         overlaps: bool = False,
-        watched: Watched = nullcontext,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._make_exchange, self._world_size, self._overlaps = make_exchange, world_size, overlaps
         self._watched = watched
@@ -84,7 +79,7 @@ class GradientSum:
         self.parameters = [parameter for _, parameter in named]
         self.close()
         reals = [torch.view_as_real(one.detach()) if one.is_complex() else one.detach() for one in self.parameters]
-        is_wide = any(one.dtype in _DOUBLE for one in self.parameters)
+        is_wide = any(torch.finfo(one.dtype).bits > 32 for one in self.parameters)
         device = reals[0].device if reals else torch.device("cpu")
         # One number for each parameter travels ahead, and one of all; views of complex numbers begin at an even place.
         self._ahead = -(-(len(reals) + 1) // 2) * 2

@@ -137,8 +137,7 @@ def _is_a(thing: object, name: str) -> bool:
 def take_parameters(tensors: Iterable[Tensor]) -> None:
     """Take rank 0's values of parameters and buffers."""
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        own = tensor.detach()
-        real = torch.view_as_real(own) if own.is_complex() else own
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         staged = real.cpu().contiguous()
         dist.broadcast(staged, src=0)
         real.copy_(staged)
@@ -161,7 +160,8 @@ def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimize
     for name, parameter in named:
         state = optimizer.state.get(parameter, {})
         values = [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
-        tensors += [(f"the gradient of {name}", _dense(parameter.grad)), (f"the optimizer's state of {name}", values)]
+        gradient = torch.tensor([torch.nan]) if parameter.grad is None else parameter.grad.to_dense()
+        tensors += [(f"the gradient of {name}", [gradient]), (f"the optimizer's state of {name}", values)]
     options = [(what, value, CLOSE) for what, value in options_of(optimizer)]
     return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors] + options
 
@@ -189,9 +189,3 @@ _HINT = (
     "run the same code on every worker, with the same arguments: change parameters, gradients and learning rates by "
     "what all workers share (run.backward, run.mean), and load checkpoints on every worker or before the session begins"
 )
-
-
-def _dense(gradient: Tensor | None) -> list[Tensor]:
-    if gradient is None:
-        return [torch.tensor([torch.nan])]
-    return [gradient if gradient.layout == torch.strided else gradient.to_dense()]

@@ -38,10 +38,9 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.script.random_state import States
 from hetopt.trainer.script.registry import REGISTRY, Stopped
-from hetopt.trainer.session.flow import Side
+from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
-from hetopt.trainer.session.steps import GradientFlow
 from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
 from hetopt.trainer.sync.model_vector import ModelVector
 
@@ -51,7 +50,7 @@ Extra = Mapping[str, Any]
 """What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""
 
 
-class Session(GradientFlow):
+class Session(Flow):
     """One worker's side of a run; made by `session`.
 
     Attributes:
@@ -302,8 +301,8 @@ class Session(GradientFlow):
     @property
     def _is_between_steps(self) -> bool:
         """Whether all that the script was given is computed, and in the parameters."""
-        is_waiting = any(side.sum is not None and side.sum.is_pending for side in self._sides)
-        return not (self._is_within or is_waiting or self._waiting)
+        is_pending = any(side.sum is not None and side.sum.is_pending for side in self._sides)
+        return not (self._is_within or is_pending or self._waiting)
 
     def _save_before_end(self) -> None:
         """See `BatchFlow`; a script that asks for batches ahead ends without."""
@@ -366,8 +365,11 @@ class Session(GradientFlow):
 
     def _leave_model(self, *, stopped: bool) -> None:
         """Where hetopt launched the script, its model is found as that of a task is."""
-        launched = os.environ.get(RUN_VARIABLE)
-        if launched and self.is_leader and self._folder == Path(launched):
+        if (
+            self.is_leader
+            and self._folder is not None
+            and self._folder == Path(os.environ.get(RUN_VARIABLE, os.devnull))
+        ):
             leave_model(self._folder, self._model, stopped=stopped, number=self._gate.number)
 
     def _part_from_others(self) -> None:

@@ -183,8 +183,9 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
     one, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
     if DEEDS[one["deed"]] == "ended with an error":
-        who = workers(ones)
-        return WorkerFailed(f"{who} ended with an error at step {one['step']}.", hint=f"see what {who} printed")
+        return WorkerFailed(
+            f"{workers(ones)} ended with an error at step {one['step']}.", hint=f"see what {workers(ones)} printed"
+        )
     if any(turn["trained"] != one["trained"] for turn in turns) and not ended:
         return Disagreement(
             f"{workers(ones)} trains other parameters than worker {other} at step {one['step']}.",

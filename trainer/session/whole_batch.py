@@ -94,13 +94,11 @@ class WholeBatch:
                 f"{tuple(own.shape)}.",
                 hint="gather each view of the samples by itself, before they are put together",
             )
-        wide = torch.float64 if own.dtype == torch.float64 else torch.float32
-        wide = wide if own.is_floating_point() else torch.int64
+        wide = own.dtype if own.dtype == torch.float64 else torch.float32 if own.is_floating_point() else torch.int64
+        places = torch.arange(part.first, part.first + part.samples, device=own.device)
         empty = own.new_zeros((part.batch, *own.shape[1:]), dtype=wide)
-        padded = empty.index_copy(
-            0, torch.arange(part.first, part.first + part.samples, device=own.device), own[: part.samples].to(wide)
-        )
-        return _summed(padded, self).to(own.dtype)
+        rows: Tensor = _Sum.apply(empty.index_copy(0, places, own[: part.samples].to(wide)), self)  # type: ignore[no-untyped-call]  # torch's gap
+        return rows.to(own.dtype)
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
         """BatchNorm layers among these normalise by the whole batch from here on, while they are trained."""
@@ -122,7 +120,7 @@ class WholeBatch:
         dims, shape = [dim for dim in range(x.dim()) if dim != 1], (1, -1, *[1] * (x.dim() - 2))
         variance, mean = (one.double() for one in torch.var_mean(wide, dims, unbiased=False))
         own = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * (x.numel() // x.shape[1])
-        total = _summed(own if counts else 0 * own, self)
+        total: Tensor = _Sum.apply(own if counts else 0 * own, self)  # type: ignore[no-untyped-call]  # torch's gap
         mean, square = (total[:-1] / total[-1]).chunk(2)
         variance = (square - mean.square()).clamp(min=0)
         if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
@@ -138,11 +136,6 @@ class WholeBatch:
         if norm.affine:
             result = result * norm.weight.view(shape) + norm.bias.view(shape)
         return result.to(x.dtype)
-
-
-def _summed(tensor: Tensor, whole: WholeBatch) -> Tensor:
-    summed: Tensor = _Sum.apply(tensor, whole)  # type: ignore[no-untyped-call]  # torch's gap
-    return summed
 
 
 class _Sum(torch.autograd.Function):
