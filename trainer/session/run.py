@@ -305,7 +305,7 @@ class Session(Flow):
         return not (self._is_within or is_pending or self._waiting)
 
     def _save_before_end(self) -> None:
-        """See `BatchFlow`; a script that asks for batches ahead ends without."""
+        """Save what training goes on from; a script that asks for batches ahead ends without."""
         if self._extra is not None and self._is_between_steps:
             if self._random is not None and isinstance(self._sources[-1], Splits):
                 self._random.use()  # the script has drawn a batch that it will not compute
