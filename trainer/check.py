@@ -185,7 +185,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
 
     def sums(indices: list[int]) -> dict[str, float]:
         batch = fetch(dataset, indices)
-        with torch.no_grad(), NoNoise():
+        with torch.no_grad(), NoNoise():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             told = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
         if not isinstance(told, Mapping) or not told:
             said = "no sums" if isinstance(told, Mapping) else f"a {type(told).__name__}, not a dictionary of sums"

@@ -166,7 +166,7 @@ class _Computed:
 
 
 def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
-    with NoNoise():
+    with NoNoise():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         returned = loss(model, batch)
     count = float(returned[1]) if isinstance(returned, tuple) else None
     mean = mean_of(returned)

@@ -72,8 +72,8 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
     from hetopt.trainer.ddp.script import unequal
     from hetopt.trainer.failure import OthersFailed, is_peer_loss
-    from hetopt.trainer.session.plan import SessionPlan
-    from hetopt.trainer.session.registry import REGISTRY, Stopped
+    from hetopt.trainer.script.plan import SessionPlan
+    from hetopt.trainer.script.registry import REGISTRY, Stopped
 
     check_place(spec, place)
     threads = spec.workers[place.rank].threads

@@ -35,8 +35,8 @@ from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
 from hetopt.profiler.script.observer import normalises
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.registry import REGISTRY
+from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.registry import REGISTRY
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
@@ -97,7 +97,7 @@ class GradientRecorder:
             init(schedule, *given, **named)
             self._schedules.append(schedule)
 
-        LRScheduler.__init__ = made  # type: ignore[method-assign]  # as said at the top
+        LRScheduler.__init__ = made  # type: ignore[assignment, method-assign]  # as said at the top
 
     def _later_rates(self, schedule: LRScheduler) -> tuple[float, ...]:
         """Return the learning rates that a schedule comes to; that of its end where it ends before."""

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.worker import leave
 
 SHARES = (32, 16)

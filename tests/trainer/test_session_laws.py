@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.script.audit import Audits, Found
+from hetopt.trainer.script.batches import ShareTable, own_items
 from hetopt.trainer.session import session
-from hetopt.trainer.session.audit import Audits, Found
-from hetopt.trainer.session.batches import ShareTable, own_items
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import DEEDS, disagreement
 from hetopt.trainer.session.weights import Counts

@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.ddp.script import unequal
-from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.script.plan import SessionPlan
 from tests.trainer_pieces.runs import run_of
 
 from .cases.scripts import net, points

@@ -27,8 +27,8 @@ from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.normalisation import normalises_apart
-from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.session.plan import make_plan
+from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
+from hetopt.trainer.script.plan import make_plan
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
@@ -57,7 +57,7 @@ class CommState:
         weight: as above; may be set before each backward pass.
         record: what audits found.
         is_audit: whether the step at hand is one, on all workers.
-        differences: over earlier audits, see `hetopt.trainer.session.audit.Found`.
+        differences: over earlier audits, see `hetopt.trainer.script.audit.Found`.
         stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:

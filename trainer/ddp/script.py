@@ -46,11 +46,11 @@ from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
 from hetopt.trainer.generators import Generators
 from hetopt.trainer.host.stores import group_store
-from hetopt.trainer.session.audit import LEAST_WORKERS, Audits, Found
-from hetopt.trainer.session.batches import Part, ShareTable
-from hetopt.trainer.session.periods import Periods
-from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.registry import REGISTRY, Stopped
+from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
+from hetopt.trainer.script.batches import Part, ShareTable
+from hetopt.trainer.script.periods import Periods
+from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.step_config import ExchangeConfig
 

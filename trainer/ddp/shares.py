@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from hetopt.trainer.session.batches import Part, ShareTable, own_items
-from hetopt.trainer.session.random_state import States
+from hetopt.trainer.script.batches import Part, ShareTable, own_items
+from hetopt.trainer.script.random_state import States
 
 if TYPE_CHECKING:
     from hetopt.trainer.ddp.script import DdpRun

@@ -25,9 +25,9 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.stores import group_store
-from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizers
-from hetopt.trainer.session.plan import SessionPlan, make_plan
+from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
+from hetopt.trainer.script.plan import SessionPlan, make_plan
+from hetopt.trainer.session.guards import inspect_model, inspect_optimizers
 from hetopt.trainer.session.run import Session
 
 BatchNormWay: TypeAlias = Literal["own", "synchronized"]
@@ -87,13 +87,12 @@ def session(
             f"`batch_norm` must be 'own' or 'synchronized', got {batch_norm!r}.",
             hint="batch_norm='synchronized' normalises by the whole batch",
         )
-    inspect_group(os.environ)
     rank, world_size = find_place(os.environ)
     models = model if isinstance(model, (list, tuple)) else (model,)
     given = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
     for each in models or (model,):
         inspect_model(each, world_size)
-    inspect_optimizers(given or (optimizer,), world_size)
+    inspect_optimizers(given or (optimizer,))
     whole = models[0] if len(models) == 1 else nn.ModuleList(models)
     plan = make_plan(
         world_size,
@@ -102,7 +101,15 @@ def session(
         sync=sync,
         spec=spec or os.environ.get(SPEC_VARIABLE) or None,
     )
-    plan = fitting(plan, given)
+    check_for_script(plan.spec)
+    if len(given) == 1:  # momentum that the workers keep is taken over
+        compression = own_momentum(plan.spec.compression, given[0])
+        plan = SessionPlan(spec=plan.spec.model_copy(update={"compression": compression}))
+    elif plan.spec.is_local or plan.spec.ratio_policy != "fixed" or keeps_momentum(plan.spec.compression):
+        raise BadInput(
+            "A session of several optimizers sums their gradients at every step, with a compression that stays.",
+            hint="leave out sync, compression='auto' and compression that keeps the momentum (dgc)",
+        )
     if batch_norm == "synchronized" and plan.spec.is_local:
         raise BadInput(
             "batch_norm='synchronized' normalises by the batch of all workers, and these train for themselves.",
@@ -129,37 +136,24 @@ def session(
     )
 
 
-def fitting(plan: SessionPlan, optimizers: Sequence[Optimizer]) -> SessionPlan:
-    """The plan, where the script's optimizer and its parts go together; momentum that the workers keep is taken over.
-
-    Raises:
-        BadInput: they do not.
-    """
-    spec = plan.spec
-    check_for_script(spec)
-    if len(optimizers) == 1:
-        compression = own_momentum(spec.compression, optimizers[0])
-        return SessionPlan(spec=spec.model_copy(update={"compression": compression}))
-    if spec.is_local or spec.ratio_policy != "fixed" or keeps_momentum(spec.compression):
-        raise BadInput(
-            "A session of several optimizers sums their gradients at every step, with a compression that stays.",
-            hint="leave out sync, compression='auto' and compression that keeps the momentum (dgc)",
-        )
-    return plan
-
-
 def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and number of workers: of the process group that the script has, else of torchrun.
+    """Return rank and number of workers: of the process group that the script has, else of torchrun.
 
     Raises:
-        BadInput: they are no numbers.
+        BadInput: they are no numbers, or the group has another number of workers than torchrun started.
     """
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
     try:
-        return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+        rank, workers = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     except ValueError:
         raise BadInput("RANK and WORLD_SIZE must be whole numbers.", hint="start the script with torchrun") from None
+    if not dist.is_initialized():
+        return rank, workers
+    if "WORLD_SIZE" in environment and workers != dist.get_world_size():
+        raise BadInput(
+            f"The script's process group has {dist.get_world_size()} workers, and torchrun started {workers}.",
+            hint="call init_process_group('gloo') without a size and rank of its own, or leave it to the session",
+        )
+    return dist.get_rank(), dist.get_world_size()
 
 
 def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tuple[Store | None, Callable[[], None]]:
@@ -187,17 +181,14 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
             os.environ.setdefault(name, interface)
     store = group_store(os.environ, rank)
     meet_one_version(store, rank, world_size)
-    device = next((one.device for one in model.parameters() if one.is_cuda), torch.device("cpu"))
+    # A device by a name that no other of its machine has, whatever index each process knows it by.
+    cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
+    device = "cpu" if cuda is None else f"cuda:{torch.cuda.get_device_properties(cuda).uuid}"
     dist.init_process_group(
-        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{_named(device)}"),
+        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{device}"),
         store=store,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
     return store, lambda: dist.destroy_process_group() if dist.is_initialized() else None
-
-
-def _named(device: torch.device) -> str:
-    """A device by a name that no other of its machine has, whatever index each process knows it by."""
-    return "cpu" if device.type != "cuda" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"

@@ -1,6 +1,7 @@
-"""The script-driven front of the engine: batches are handed to the script, its steps counted, its periods concluded.
+"""Where a session meets its script: batches are handed to it, backward passes and optimizer steps are followed.
 
-What a task's loop does (`hetopt.trainer.loop`), a session does where the script calls it: between two steps.
+What a task's loop does (`hetopt.trainer.loop`), a session does where the script calls it. Gradients are those of all
+workers before an optimizer steps, and between two steps periods are concluded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import operator
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,35 +22,49 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import Store
+from hetopt.trainer.agreement import Store, sum_numbers
 from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.generators import Generators
-from hetopt.trainer.session.alike import take_parameters
-from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
-from hetopt.trainer.session.batches import Part, ShareTable
+from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
+from hetopt.trainer.script.batches import Part, ShareTable
+from hetopt.trainer.script.periods import Periods
+from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.random_state import States, draw_by_rank
+from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
-from hetopt.trainer.session.inspection import inspect_loader, inspect_wrappers
+from hetopt.trainer.session.guards import (
+    check_replicas,
+    inspect_loader,
+    inspect_wrappers,
+    replica_marks,
+    take_parameters,
+)
 from hetopt.trainer.session.loaders import SessionLoader, Splits
-from hetopt.trainer.session.periods import Periods
-from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.random_state import States, draw_by_rank
-from hetopt.trainer.session.registry import REGISTRY, Stopped
-from hetopt.trainer.session.resuming import Extra
 from hetopt.trainer.session.turns import Turns
+from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
+from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.sync.synchroniser import Synchronizer
+
+CHECKED_STEPS = 20
+"""Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
+
+_RIDES = 1
+"""Marks the word of a worker whose gradient travels with it."""
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 
@@ -75,8 +90,8 @@ class Side:
     steps: int = 0
 
 
-class BatchFlow:
-    """What a session knows of its script: the model, and which batches it was given.
+class Flow:
+    """What a session knows of its script: the model, the batches that it was given, and where its optimizers are.
 
     Attributes:
         rank: of this worker.
@@ -145,21 +160,30 @@ class BatchFlow:
         self._is_within = False  # whether gradients were made since the last step of an optimizer
         self._restored: SharedState | None = None  # until all that gave batches does so again
         self._restored_sources: list[Any] = []
-        self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
+        self._extra: Mapping[str, Any] | None = None  # what the script goes on with besides, from when it has said so
         self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_epoch_over = False  # while the last batch of it is not computed
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
         self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
         self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watch)
+        every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+        known = set(map(id, model.parameters()))
+        self._others = [parameter for parameter in every if id(parameter) not in known]  # which only optimizers know
         if world_size > 1:
-            every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
             take_parameters([*model.parameters(), *model.buffers(), *every])
             draw_by_rank(rank)
         self._whole = WholeBatch(rank, self._gate.watch, audits=self._audits)
         if synchronizes_norms and world_size > 1:
             self._whole.synchronize(model.modules())
         self._begin_step_of_all()
+        self._stepping: Optimizer | None = None  # of the session
+        # Of the loss that was computed last: what it is of, what those of all workers are, and how much it counts.
+        self._own, self._totals, self._weight = Counts(), Counts(), 1.0
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
 
     def _begin_step_of_all(self) -> None:
         """Forget what the step was like that is over."""
@@ -169,10 +193,6 @@ class BatchFlow:
         self._stats: list[ExchangeStats] = []
         self._waited_s = 0.0  # for others, before the last backward pass ended
         self._energy: float | None = None
-
-    def close(self) -> None:
-        """Leave the other workers."""
-        raise NotImplementedError
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -190,9 +210,7 @@ class BatchFlow:
         Raises:
             BadInput: it is no DataLoader, or makes no batches.
         """
-        inspect_loader(loader, self.world_size)
-        assert isinstance(loader, DataLoader)
-        sliced = SessionLoader(loader, self)
+        sliced = SessionLoader(inspect_loader(loader, self.world_size), self)
         self._add(sliced)
         return sliced  # type: ignore[return-value]  # as a loader
 
@@ -233,15 +251,13 @@ class BatchFlow:
                 drawn = batch.detach().cpu().contiguous()
                 dist.broadcast(drawn, src=0)
                 batch = drawn.to(batch.device)
-        size = shape[0]
         if not torch.is_grad_enabled():
             return slice(None) if isinstance(batch, int) else batch
-        is_first = self._splits is None
         if self._splits is None:
             self._splits = Splits(self)
             self._add(self._splits)
-        self.ask(is_first)
-        part, rows = self._splits.take(size)
+        self.ask(is_first=not self._splits.drawn[1])
+        part, rows = self._splits.take(shape[0])
         self.begin_part(part)
         return rows if isinstance(batch, int) else batch[rows]
 
@@ -255,18 +271,17 @@ class BatchFlow:
     def _add(self, source: SessionLoader | Splits) -> None:
         """Take batches from there as well."""
         self._sources.append(source)
-        if self._restored is not None:
-            self._resume_source(len(self._sources) - 1)
+        self._resume_sources(len(self._sources) - 1)
 
-    def _resume_source(self, index: int) -> None:
-        """Go on with a source of batches where a checkpoint had it."""
-        for kept in self._restored_sources[index : index + 1]:
-            if set(kept) != set(self._sources[index].state()):
+    def _resume_sources(self, first: int) -> None:
+        """Go on with sources of batches, from one on, where a checkpoint had them."""
+        for source, kept in zip(self._sources[first:], self._restored_sources[first:], strict=False):
+            if set(kept) != set(source.state()):
                 raise BadInput(
                     "The script of the checkpoint got its batches in another way.",
                     hint="make its loaders in the order in which they were made, or begin anew in another folder",
                 )
-            self._sources[index].resume(kept)
+            source.resume(kept)
 
     def share_out(self, source: SessionLoader | Splits, size: int, entries: Any, *, varies: bool) -> ShareTable:
         """Return the shares of batches from somewhere else than before; periods are over those from here on.
@@ -310,7 +325,7 @@ class BatchFlow:
         Raises:
             BadInput: rounds are counted in epochs, and nobody knows how long those are.
         """
-        dataset: Any = self._shared.dataset
+        dataset: Any = self._shared.dataset  # type: ignore[union-attr]  # of a loader: `split` is refused
         is_stream = isinstance(dataset, IterableDataset)
         if is_stream and spec.sync.name == "fedavg":
             raise BadInput(
@@ -457,3 +472,296 @@ class BatchFlow:
     def _save_before_end(self) -> None:
         """Save what training goes on from."""
         raise NotImplementedError
+
+    def backward(
+        self, loss: Tensor, *, weight: Weight | None = None, gradient: Tensor | None = None, **options: Any
+    ) -> None:
+        """Call ``loss.backward()``, and leave the gradient of all workers in ``.grad``: clip it or step as before.
+
+        With ``accumulate=k`` gradients are exchanged at every k-th call, and at the last batch of an epoch; until then
+        ``.grad`` holds what this worker has so far. Workers that train for themselves (``sync``) keep their own.
+
+        A worker's loss counts by its samples of the batch; that of one cross entropy by its targets.
+
+        Args:
+            loss: of this worker's part, a scalar; scaled where a GradScaler is used.
+            weight: what this worker's loss is a mean over, if not its samples (tokens, boxes); or ``"sum"``: the losses
+                of the workers' parts add up to that of the batch.
+            gradient: as of ``Tensor.backward``; a scalar, by which the loss is multiplied.
+            options: ``retain_graph``, ``create_graph`` and ``inputs``, as of ``Tensor.backward``.
+
+        Raises:
+            BadInput: the loss is no scalar, or the samples did not come from `loader` or `split`.
+            RunFailed: the workers are at different points of the script.
+        """
+        if loss.dim() != 0:
+            raise BadInput(
+                f"The loss has shape {tuple(loss.shape)}; it must be a scalar.",
+                hint="return the mean over the samples of the batch",
+            )
+        loss = loss if gradient is None else loss * gradient.detach()
+        part = self._take_part()
+        for side in self._sides:
+            self._follow(side)
+        if part is not None and self._is_joint:
+            self._backward_jointly(loss, part, weight, options)
+            return
+        is_shared = part is not None and self.world_size > 1
+        if is_shared and part is not None and isinstance(weight, str) and part.samples:
+            loss = loss * (part.batch / part.samples)
+        torch.autograd.backward(loss, **options)
+        self._note_computed()
+        self._complete(loss, part.weight if is_shared and part is not None else 1.0, part, self._sides)
+
+    def _backward_jointly(self, loss: Tensor, part: Part, weight: Weight | None, options: dict[str, Any]) -> None:
+        """Call backward, and sum gradients that are complete: in this worker's word, under backward, or after it.
+
+        The word is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it where
+        it carries the gradient, or tells which of several optimizers' parameters got one.
+        """
+        gate, whole, sides = self._gate, self._whole, self._sides
+        self._own = self._counts(part, loss, weight)
+        is_complete = len(sides) == 1 and self._completes(sides[0], part) and not part.is_audit
+        only = sides[0].sum if is_complete else None
+        rides = only is not None and sides[0].backwards == 0 and only.is_clear and not whole.groups
+        rides = rides and only is not None and 0 < only.room <= gate.room
+        if whole.groups or (len(sides) == 1 and not rides):
+            gate.begin("summed gradients", self._newest, self._own)
+        if whole.groups:
+            whole.weight = self._weigh()
+        if only is not None and not rides:
+            only.expect(self._weigh, self._reach)
+        try:
+            torch.autograd.backward(loss, **options)
+        finally:
+            whole.weight = None
+        self._note_computed()
+        begun_s = time.perf_counter()
+        if rides and only is not None:
+            only.pack(gate.load[: only.room], self._own.own)
+            gate.begin("summed gradients", self._newest, self._own, mark=_RIDES)
+        elif len(sides) > 1:
+            made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in sides]
+            gate.begin("summed gradients", self._newest, [*self._own, *made])
+        own, totals, reached = self._weigh(), self._totals, sides
+        if rides and only is not None and not totals.is_mixed:  # else weighed by what all have: their samples
+            only.unpack(gate.loaded[: only.room], totals.total, time.perf_counter() - begun_s)
+        if len(sides) > 1:
+            workers = gate.finish()[len(self._own) :]
+            reached = [side for side, number in zip(sides, workers, strict=False) if number]
+        self._complete(loss, own, part, reached)
+
+    def _counts(self, part: Part, loss: Tensor | None, weight: Weight | None) -> Counts:
+        """Return what this worker's loss is of; in an audit those of the shares add up to the batch's."""
+        return Counts() if part.is_audit and self.rank == 0 else Counts.of(part.samples, loss, weight)
+
+    def _weigh(self) -> float:
+        """Return how much this worker's loss counts, once all workers have said what theirs are of."""
+        self._totals, part = Counts(*self._gate.finish()[: len(self._own)]), self._part
+        is_whole = part is not None and part.is_audit and self.rank == 0
+        self._weight = 1.0 if is_whole else self._own.weight(self._totals)
+        return self._weight
+
+    def _complete(self, loss: Tensor, own: float, part: Part | None, reached: Sequence[Side]) -> None:
+        """Sum the gradients that a backward pass completed, and hold the others, of a loss with such a weight.
+
+        Each loss costs the exchange of what its step needs: of a generator's loss also the discriminator's part, unless
+        its parameters are frozen meanwhile or left out (``inputs``), as it is what ``.grad`` has then.
+
+        Args:
+            loss: of this worker's part.
+            own: its weight.
+            part: of the batch.
+            reached: optimizers of whose parameters gradients were made, on any worker.
+        """
+        self._note_loss(loss, own)
+        ready = [side for side in reached if self._completes(side, part)]
+        for side in self._sides:
+            side.backwards += side in reached
+            if side.sum is not None and side.is_trained and side not in ready:
+                side.sum.hold(own) if side in reached else side.sum.put_back()
+        if ready:
+            self._sum_sides(ready, own, part)
+
+    def _sum_sides(self, sides: Sequence[Side], own: float, part: Part | None, held: Sequence[Side] = ()) -> None:
+        """Sum gradients, of which those that were held are weighed already; then a step is done."""
+        engine = self._periods.engine
+        if self._periods.computed is None and engine is not None:
+            self._periods.computed = self._periods.stopwatch.mark()
+        look_at = () if engine is None else engine.look_at
+        for side in sides:
+            side.is_summed = True
+            if side.sum is None:
+                continue
+            if side in held:
+                side.sum.begin()
+            if part is not None and part.is_audit:
+                self._audit_step(side.sum, own)
+            else:
+                side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
+            self._stats += [] if side.sum.stats is None else [side.sum.stats]
+        self._end_sum()
+
+    def _audit_step(self, gradient: GradientSum, own: float) -> None:
+        """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
+        with self._gate.watch():
+            found = gradient.audit(own, is_leader=self.rank == 0, draws=self._draws())
+        self._audit.tell(found, self._gate.step + 1, self._periods.events)
+
+    def _completes(self, side: Side, part: Part | None) -> bool:
+        """Return whether one more backward pass completes a step of an optimizer."""
+        return side.backwards + 1 >= self.accumulate or (part is not None and part.is_last)
+
+    def _follow(self, side: Side) -> None:
+        """Make way for a backward pass; the optimizer's parameters may be others than in the step before."""
+        if side.sum is None:
+            return
+        named = named_parameters(side.optimizer, self._names)
+        side.is_trained = bool(named) or len(self._sides) == 1
+        if not side.is_trained:  # frozen, as a discriminator while its generator learns
+            return
+        if side.sum.follow(named):
+            self._exchange = self._exchange_of_all()
+            self._gate.trained = sum(one.numel() for _, one in self._trained)
+            if self._periods.engine is not None:
+                self._periods.engine.exchange = self._exchange
+        is_audit = self._part is not None and self._part.is_audit
+        side.sum.begin((self.world_size - 1 if self.rank else 1) if is_audit else None)
+
+    def _reach(self, done: float) -> None:
+        """Where this worker is slowed down, wait until this part of the gradient would have been made."""
+        if self._periods.pace.waits:
+            self._periods.pace.reach(FORWARD + (1 - FORWARD) * done)
+
+    def _note_computed(self) -> None:
+        """This worker has computed: what comes until the sum is the wait for the others."""
+        self._periods.pace.reach(1.0)
+        self._waited_s = self._gate.waited_s + self._whole.waited_s
+        if self._periods.engine is not None:
+            self._periods.computed = self._periods.stopwatch.mark()
+
+    def sync(self, *, weight: Weight | None = None) -> None:
+        """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
+
+        Args:
+            weight: what the loss was a mean over on this worker, or ``"sum"`` (see `backward`); None: its samples.
+
+        Raises:
+            RunFailed: the workers are at different points of the script.
+        """
+        self._sync(self._sides, weight)
+
+    def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
+        held = [side for side in sides if side.sum is not None and side.sum.is_pending]
+        part, own = self._part if len(held) == len(sides) else self._take_part(), 0.0
+        if part is not None and self._is_joint:
+            self._own = self._counts(part, None, weight)
+            self._gate.begin("summed gradients", self._newest, self._own)
+            own = self._weigh()
+        self._sum_sides(sides, own, part, held)
+
+    def _end_sum(self) -> None:
+        """Count a step whose gradients are summed."""
+        if self._trains_alone:
+            self._sides[0].backwards = 0
+            if self._plan.spec.sync.name == "selsync":
+                scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+                gradients = [one.grad.detach().reshape(-1).float() for _, one in self._trained if one.grad is not None]
+                self._energy = sum(map(energy, gradients)) / scale**2
+        elif any(self._taken) or len(self._stepped) == len(self._sides):  # else one more loss of the same step
+            self._gate.step += 1
+            self._end_step()
+
+    def _take_part(self) -> Part | None:
+        """Return the part of the batch that is computed; None: this worker is alone, and was given none."""
+        self._part = self._waiting.popleft() if self._waiting else self._newest
+        if self._part is None and self.world_size > 1:
+            raise BadInput(
+                "A gradient came before any batch of this session's loader.",
+                hint="iterate over `run.loader(loader)` instead of the loader",
+            )
+        return self._part
+
+    def _note_loss(self, loss: Tensor, weight: float) -> None:
+        """Add a loss as a sum over samples: over those of all workers it is the batch's loss times its samples."""
+        self._is_within = True
+        part = self._part
+        if part is not None and part.is_audit:
+            weight = float(self.rank == 0)
+        if weight and part is not None:
+            scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+            self._loss_sum.add_(loss.detach(), alpha=weight * part.batch / scale)
+
+    def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
+        """Sum whatever the script did not exchange by now: it would be lost to the others.
+
+        Raises:
+            BadInput: the optimizer is in no session: it would step by the gradient of this worker's samples alone.
+        """
+        side = next((one for one in self._sides if one.optimizer is optimizer), None)
+        if side is None:
+            self._before_inner_step(optimizer)
+            return None
+        self._stepping = optimizer
+        closure = options.get("closure") or next(iter(arguments[1:]), None)
+        if self._is_joint and closure is not None:
+            return arguments[:1], {**options, "closure": self._together(side, closure)}
+        self._begin_step(side)
+        side.steps += 1
+        is_early = side.steps < CHECKED_STEPS and side.steps & (side.steps - 1) == 0
+        if self._is_joint and (is_early or side.steps % CHECKED_STEPS == 0):
+            marks = replica_marks(named_parameters(side.optimizer, self._names), side.optimizer)
+            self._gate.take("called optimizer.step()", self._newest, mark=len(marks))
+            check_replicas(marks, self._gate.step, self.world_size)
+        return None
+
+    def _before_inner_step(self, optimizer: Optimizer) -> None:
+        """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
+        if self._stepping is not None:
+            return
+        stepped = set(map(id, parameters_of(optimizer)))
+        for side in self._sides:
+            own = set(map(id, parameters_of(side.optimizer)))
+            if own & stepped:
+                self._begin_step(side)
+                self._stepped.add(id(side.optimizer))
+            stepped -= own
+        if self.world_size > 1 and stepped:
+            raise BadInput(
+                f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
+                "samples alone.",
+                hint="give the session all models and optimizers, and call run.backward for each loss: "
+                "with session((G, D), (optimizer_g, optimizer_d)) as run: ... run.backward(loss_g)",
+            )
+
+    def _begin_step(self, side: Side) -> None:
+        """Let an optimizer step by the gradient of all workers."""
+        side.backwards, self._is_within = 0, False
+        is_held = side.sum is not None and side.sum.is_pending
+        if not side.is_summed or is_held:
+            self._sync([side])
+        side.is_summed = False
+
+    def _together(self, side: Side, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
+
+        def together(*arguments: Any, **options: Any) -> Any:
+            before, side.is_summed = side.is_summed, False
+            loss = closure(*arguments, **options)
+            if not side.is_summed and not (before and loss is None):
+                self._sync([side])
+            side.backwards, side.is_summed, self._is_within = 0, False, False
+            if loss is None:
+                return None
+            value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+            (total,) = sum_numbers([value * self._weight], self.world_size)
+            return loss.detach().new_tensor(total) if isinstance(loss, Tensor) else total
+
+        return together
+
+    def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        if optimizer is self._stepping:
+            self._stepping = None
+            self._stepped.add(id(optimizer))
+            if not self._waiting:
+                self._end_epoch()

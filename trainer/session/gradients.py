@@ -23,21 +23,14 @@ from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.session.audit import Found
+from hetopt.trainer.script.audit import Found
 from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
 
 Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
-MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
-"""Returns the exchange of a gradient, given the shapes of its parameters."""
-
-Watched: TypeAlias = Callable[[], AbstractContextManager[None]]
-
-MOST_NAMED = 3
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-_DOUBLE = (torch.float64, torch.complex128)
 
 
 class GradientSum:
@@ -49,7 +42,7 @@ class GradientSum:
 
     Args:
         named: the optimizer's parameters, as `check_parameters` wants them.
-        make_exchange: returns what sums them.
+        make_exchange: returns what sums them, given their shapes.
         world_size: workers.
         overlaps: whether all workers can sum a dense gradient while backward makes it.
         watched: around what all workers do together.
@@ -67,11 +60,11 @@ class GradientSum:
     def __init__(
         self,
         named: Named,
-        make_exchange: MakeExchange,
+        make_exchange: Callable[[Sequence[tuple[int, ...]]], ExchangeConfig],
         *,
         world_size: int,
         overlaps: bool = False,
-        watched: Watched = nullcontext,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._make_exchange, self._world_size, self._overlaps = make_exchange, world_size, overlaps
         self._watched = watched
@@ -86,7 +79,7 @@ class GradientSum:
         self.parameters = [parameter for _, parameter in named]
         self.close()
         reals = [torch.view_as_real(one.detach()) if one.is_complex() else one.detach() for one in self.parameters]
-        is_wide = any(one.dtype in _DOUBLE for one in self.parameters)
+        is_wide = any(torch.finfo(one.dtype).bits > 32 for one in self.parameters)
         device = reals[0].device if reals else torch.device("cpu")
         # One number for each parameter travels ahead, and one of all; views of complex numbers begin at an even place.
         self._ahead = -(-(len(reals) + 1) // 2) * 2
@@ -110,9 +103,8 @@ class GradientSum:
         self.exchange = replace(exchange, dense_bytes=self._flat.nbytes)
         if self._overlaps and exchange.is_dense and not is_wide and reals:
             self._buckets = Buckets(self.parameters, self._take_part)
-        is_small = self._world_size > 1 and (self._world_size - 1) * self._flat.nbytes <= DIRECT_BYTES
-        fits = is_small and exchange.is_dense and device.type == "cpu"
-        self.room = len(self._whole) if fits else 0
+        fits = 0 < (self._world_size - 1) * self._flat.nbytes <= DIRECT_BYTES
+        self.room = len(self._whole) if fits and exchange.is_dense and device.type == "cpu" else 0
 
     def close(self) -> None:
         """Look at no backward pass any more."""
@@ -130,11 +122,9 @@ class GradientSum:
         if len(new) == len(self.parameters) and all(map(operator.is_, new, self.parameters)):
             return False
         if not self.exchange.is_dense:
-            before = {id(one) for one in self.parameters}
-            names = [name for name, one in named if id(one) not in before]
             raise RunFailed(
-                f"the parameters that are trained have changed ({', '.join(names[:MOST_NAMED]) or 'fewer than before'})"
-                ", and the residual of compression belongs to those of before.",
+                "the parameters that are trained have changed, and the residual of compression belongs to those of "
+                "before.",
                 hint="leave out compression, or begin the session once all parameters are trained",
             )
         self._take(named)
@@ -251,9 +241,8 @@ class GradientSum:
 
     def _sum_in_buckets(self, buckets: Buckets, weight: float) -> None:
         """Wait for the parts that are on their way; where a gradient was made twice on some worker, sum all anew."""
-        is_repeated = buckets.is_repeated
         buckets.finish()
-        self._mark(spoilt=is_repeated)
+        self._mark(spoilt=buckets.is_repeated)
         self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
         for sent in self._sent:
             sent.wait()

@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.session.batches import Part, Place, ShareTable, mark_of, own_items
-from hetopt.trainer.session.random_state import CommonNumbers, States, reader_generator
+from hetopt.trainer.script.batches import Part, Place, ShareTable, mark_of, own_items
+from hetopt.trainer.script.random_state import CommonNumbers, States, reader_generator
 
 if TYPE_CHECKING:
-    from hetopt.trainer.session.flow import BatchFlow
+    from hetopt.trainer.session.flow import Flow
 
 MOST_DRAWN = 1000
 """Batches that are drawn at a time, as a sampler may never end."""
@@ -85,7 +85,7 @@ class SessionLoader:
         BadInput: the loader has no batches.
     """
 
-    def __init__(self, loader: DataLoader[Any], flow: BatchFlow) -> None:
+    def __init__(self, loader: DataLoader[Any], flow: Flow) -> None:
         self.run = self._flow = flow
         self._loader = loader
         self._is_stream = isinstance(loader.dataset, IterableDataset)
@@ -107,8 +107,8 @@ class SessionLoader:
         self._has_begun = False  # to read what is left of an epoch
         self._start: dict[str, Any] = {}  # random numbers that the epoch was drawn with
         self._parts: deque[Part] = deque()
-        is_plain = type(loader).__iter__ is DataLoader.__iter__ and loader.batch_sampler is not None
-        self._is_sliced = is_plain and not self._is_stream
+        has_batches = loader.batch_sampler is not None and not self._is_stream
+        self._is_sliced = has_batches and type(loader).__iter__ is DataLoader.__iter__
         self._own = self._sliced() if self._is_sliced or not self._is_alone else loader
 
     @property
@@ -145,7 +145,7 @@ class SessionLoader:
         loader, sliced = self._loader, copy.copy(self._loader)
         if self._is_stream:
             self._stream = SlicedStream(loader.dataset, loader.batch_size or 1, loader.collate_fn, loader.drop_last)
-            own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": _as_it_is}
+            own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": tuple}
             vars(sliced).update(own, drop_last=False)
         else:
             generator = reader_generator(loader.generator, self._flow.rank)
@@ -285,10 +285,6 @@ def _as_bytes(numbers: Mapping[str, Any]) -> list[bytes]:
     return [state.numpy().tobytes() for state in (numbers["random"], *numbers["generators"])]
 
 
-def _as_it_is(item: Any) -> Any:
-    return item
-
-
 class SlicedStream(IterableDataset[Any]):
     """This worker's slices of a stream, collated, each behind its `Part`.
 
@@ -329,7 +325,7 @@ class Splits:
 
     passes = 0.0
 
-    def __init__(self, flow: BatchFlow) -> None:
+    def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self.table: ShareTable | None = None
         self.drawn: Place = (0, 0)

@@ -18,14 +18,15 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 
-from torch import Tensor
-from torch.optim import Optimizer
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
@@ -35,17 +36,21 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
 from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
-from hetopt.trainer.session.alike import check_replicas, replica_marks
+from hetopt.trainer.script.random_state import States
+from hetopt.trainer.script.registry import REGISTRY, Stopped
+from hetopt.trainer.session.flow import Flow, Side
+from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
-from hetopt.trainer.session.random_state import States
-from hetopt.trainer.session.registry import REGISTRY, Stopped
-from hetopt.trainer.session.resuming import Extra, check_extra, restore, script_state
-from hetopt.trainer.session.steps import GradientFlow
 from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
 from hetopt.trainer.sync.model_vector import ModelVector
 
+_PLAIN = (Tensor, bool, int, float, str, type(None))
 
-class Session(GradientFlow):
+Extra = Mapping[str, Any]
+"""What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""
+
+
+class Session(Flow):
     """One worker's side of a run; made by `session`.
 
     Attributes:
@@ -76,11 +81,9 @@ class Session(GradientFlow):
 
         All workers must enter together. Between epochs it is so anyway, and without ``sync`` always.
         """
-        if self._between is None:
-            yield
-            return
-        self._gate.take("averaged models", self._newest)
-        with self._between.averaged():
+        if self._between is not None:
+            self._gate.take("averaged models", self._newest)
+        with nullcontext() if self._between is None else self._between.averaged():
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
@@ -234,7 +237,7 @@ class Session(GradientFlow):
             learning_rate=None,
             memory_bounds=(),
             target_reached=False,
-            script=script_state(self._model, self._optimizers, extra),
+            script=script_state(self._others, extra),
         )
         memory = {
             f"{key}#{number}": value
@@ -285,38 +288,33 @@ class Session(GradientFlow):
             return 0
         shared = folder.load_shared(step)
         own = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
-        restore(self._model, self._optimizers, extra, shared, own, self.device)
+        restore(self._model, self._sides, self._others, extra, shared, own, self.device)
         for number, exchange in enumerate(self._exchanges):
             tail = f"#{number}"
             exchange.load_state({key.removesuffix(tail): one for key, one in own.memory.items() if key.endswith(tail)})
         self._periods.samples_seen, self._gate.step = shared.cursor["samples_seen"], shared.cursor["steps"]
         self._restored, self._restored_sources = shared, (own.script or {})["sources"]
-        for index in range(len(self._sources)):
-            self._resume_source(index)
+        self._resume_sources(0)
         first = self._restored_sources[0]
         return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else step)
 
     @property
     def _is_between_steps(self) -> bool:
         """Whether all that the script was given is computed, and in the parameters."""
-        is_waiting = any(side.sum is not None and side.sum.is_pending for side in self._sides)
-        return not (self._is_within or is_waiting or self._waiting)
+        is_pending = any(side.sum is not None and side.sum.is_pending for side in self._sides)
+        return not (self._is_within or is_pending or self._waiting)
 
     def _save_before_end(self) -> None:
-        """See `BatchFlow`; a script that asks for batches ahead ends without."""
+        """Save what training goes on from; a script that asks for batches ahead ends without."""
         if self._extra is not None and self._is_between_steps:
             if self._random is not None and isinstance(self._sources[-1], Splits):
                 self._random.use()  # the script has drawn a batch that it will not compute
             self.checkpoint(self._extra)
 
     @property
-    def _optimizers(self) -> list[Optimizer]:
-        return [side.optimizer for side in self._sides]
-
-    @property
     def _exchanges(self) -> list[Exchange | HierarchicalExchange]:
-        made = [side.sum.exchange.exchange for side in self._sides if side.sum is not None]
-        return [one for one in made if one is not None]
+        made = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
+        return list(filter(None, made))
 
     def _check_recoverable(self, what: str) -> Path:
         """Return the folder to save to.
@@ -367,8 +365,11 @@ class Session(GradientFlow):
 
     def _leave_model(self, *, stopped: bool) -> None:
         """Where hetopt launched the script, its model is found as that of a task is."""
-        launched = os.environ.get(RUN_VARIABLE)
-        if launched and self.is_leader and self._folder == Path(launched):
+        if (
+            self.is_leader
+            and self._folder is not None
+            and self._folder == Path(os.environ.get(RUN_VARIABLE, os.devnull))
+        ):
             leave_model(self._folder, self._model, stopped=stopped, number=self._gate.number)
 
     def _part_from_others(self) -> None:
@@ -412,3 +413,77 @@ class Session(GradientFlow):
 def _figure(value: Tensor | float) -> float:
     """Return a number; a loss may be given with its graph."""
     return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def check_extra(extra: Extra) -> None:
+    """See that a script's other things can be saved and restored in place.
+
+    Raises:
+        BadInput: one is a number, or another thing that nothing can be loaded into.
+    """
+    for name, one in extra.items():
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise BadInput(
+                f"`extra` has {name} of type {type(one).__name__}, which cannot be restored in place: it has no "
+                "state_dict and load_state_dict.",
+                hint="keep it in a small object that has both, as docs/your-own-code.md shows for a best value",
+            )
+
+
+def script_state(others: Sequence[nn.Parameter], extra: Extra) -> dict[str, Any]:
+    """Return what all workers share of a script besides its model and optimizer.
+
+    Raises:
+        BadInput: it is made of other things than tensors and plain values.
+    """
+    states = {name: one.state_dict() for name, one in extra.items()}
+    for name, state in states.items():
+        strange = next((leaf for leaf in tree_leaves(state) if not isinstance(leaf, _PLAIN)), None)
+        if strange is not None:
+            raise BadInput(
+                f"The state of {name} holds something of type {type(strange).__name__}; checkpoints hold tensors and "
+                "plain values.",
+                hint="leave it out of `extra`, or give its state_dict numbers, texts, lists and tensors",
+            )
+    return {"extra": states, "others": [one.detach() for one in others]}
+
+
+def restore(
+    model: nn.Module,
+    sides: Sequence[Side],
+    others: Sequence[nn.Parameter],
+    extra: Extra,
+    shared: SharedState,
+    own: RankState,
+    device: torch.device,
+) -> None:
+    """Give a script what it had when the states were taken.
+
+    Raises:
+        BadInput: they are another script's.
+    """
+    kept, script = shared.script or {}, own.script or {}
+    if set(kept["extra"]) != set(extra):
+        saved, given = (", ".join(sorted(names)) or "nothing" for names in (kept["extra"], extra))
+        raise BadInput(
+            f"The checkpoint of step {shared.step} has {saved} as `extra`, and run.resume was given {given}.",
+            hint="give run.checkpoint and run.resume the same names",
+        )
+    try:
+        model.load_state_dict(dict(shared.model))
+        for number, side in enumerate(sides):
+            side.optimizer.load_state_dict(shared.optimizer[str(number)])
+        for name, one in extra.items():
+            one.load_state_dict(kept["extra"][name])
+        with torch.no_grad():
+            for parameter, value in zip(others, kept["others"], strict=True):
+                parameter.copy_(value)
+            for name, buffer in model.named_buffers():
+                buffer.copy_(script["buffers"][name])
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(
+            f"The checkpoint of step {shared.step} does not fit the script's model, optimizer or `extra`.",
+            hint="resume the script that it was saved by, or begin anew in another folder",
+        ) from None
+    own.restore_generators(device)
+    States.of(script["random"]).use()

@@ -12,6 +12,7 @@ import datetime
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, TypeAlias, get_args
 
@@ -22,7 +23,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.failure import OthersFailed
-from hetopt.trainer.session.batches import Part
+from hetopt.trainer.script.batches import Part
 
 Deed: TypeAlias = Literal[
     "ended with an error",
@@ -157,15 +158,10 @@ class Turns(Guard):
 
     def fail(self, part: Part | None) -> None:
         """Tell the others, if they listen, that this worker ends with an error."""
-        try:
-            for is_last in (False, True):
-                work, self._work = self._work, None
-                if work is not None:
-                    work.wait(datetime.timedelta(seconds=_GOODBYE_S))
-                if not is_last and self._world_size > 1:
-                    self.begin("ended with an error", part)
-        except (RuntimeError, RunFailed):
-            return  # nobody listens: they learn of it as the connection breaks
+        with suppress(RuntimeError, RunFailed):  # nobody listens: they learn of it as the connection breaks
+            self.begin("ended with an error", part)
+            if self._work is not None:
+                self._work.wait(datetime.timedelta(seconds=_GOODBYE_S))
 
 
 def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
@@ -187,8 +183,9 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
     one, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
     if DEEDS[one["deed"]] == "ended with an error":
-        who = workers(ones)
-        return WorkerFailed(f"{who} ended with an error at step {one['step']}.", hint=f"see what {who} printed")
+        return WorkerFailed(
+            f"{workers(ones)} ended with an error at step {one['step']}.", hint=f"see what {workers(ones)} printed"
+        )
     if any(turn["trained"] != one["trained"] for turn in turns) and not ended:
         return Disagreement(
             f"{workers(ones)} trains other parameters than worker {other} at step {one['step']}.",

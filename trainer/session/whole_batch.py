@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.session.batches import Part
+from hetopt.trainer.script.batches import Part
 
 
 class WholeBatch:
@@ -39,37 +39,32 @@ class WholeBatch:
         part: of the batch at hand; None: none was given yet.
         weight: of this worker's loss in that of the batch, while a backward pass runs; None: not known.
         waited_s: for other workers, in the step under way.
-        is_open: whether the workers are connected.
+        groups: of all workers, and of those that share an audited batch; empty: they are not connected.
     """
 
     def __init__(self, rank: int, watched: Callable[[], Any], *, audits: bool) -> None:
         self._rank, self._watched, self._audits = rank, watched, audits
-        self._groups: list[dist.ProcessGroup] = []  # of all workers, and of those that share an audited batch
+        self.groups: list[dist.ProcessGroup] = []
         self._norms: list[_BatchNorm] = []
         self.part: Part | None = None
         self.weight: float | None = None
         self.waited_s = 0.0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers are connected."""
-        return bool(self._groups)
-
     def open(self) -> None:
         """Connect, once; all workers do."""
-        if not self._groups:
-            self._groups = [dist.new_group(backend="gloo")]
+        if not self.groups:
+            self.groups = [dist.new_group(backend="gloo")]
             if self._audits:
-                self._groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
+                self.groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
 
     def close(self) -> None:
         """Leave; BatchNorm is again what it was."""
         for norm in self._norms:
             vars(norm).pop("forward", None)
-        for group in self._groups if dist.is_initialized() else ():
+        for group in self.groups if dist.is_initialized() else ():
             if isinstance(group, dist.ProcessGroup):
                 dist.destroy_process_group(group)
-        self._norms, self._groups = [], []
+        self._norms, self.groups = [], []
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over all workers."""
@@ -79,7 +74,7 @@ class WholeBatch:
         begun_s = time.perf_counter()
         own = tensor.detach().cpu().clone()
         with self._watched():
-            dist.all_reduce(own, group=self._groups[is_audit])
+            dist.all_reduce(own, group=self.groups[is_audit])
         self.waited_s += time.perf_counter() - begun_s
         return own.to(tensor.device)
 
@@ -99,13 +94,11 @@ class WholeBatch:
                 f"{tuple(own.shape)}.",
                 hint="gather each view of the samples by itself, before they are put together",
             )
-        wide = torch.float64 if own.dtype == torch.float64 else torch.float32
-        wide = wide if own.is_floating_point() else torch.int64
+        wide = own.dtype if own.dtype == torch.float64 else torch.float32 if own.is_floating_point() else torch.int64
+        places = torch.arange(part.first, part.first + part.samples, device=own.device)
         empty = own.new_zeros((part.batch, *own.shape[1:]), dtype=wide)
-        padded = empty.index_copy(
-            0, torch.arange(part.first, part.first + part.samples, device=own.device), own[: part.samples].to(wide)
-        )
-        return _summed(padded, self).to(own.dtype)
+        rows: Tensor = _Sum.apply(empty.index_copy(0, places, own[: part.samples].to(wide)), self)  # type: ignore[no-untyped-call]  # torch's gap
+        return rows.to(own.dtype)
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
         """BatchNorm layers among these normalise by the whole batch from here on, while they are trained."""
@@ -119,7 +112,7 @@ class WholeBatch:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def _normalise(self, norm: _BatchNorm, x: Tensor) -> Tensor:
         """Return a BatchNorm layer's output, normalised by the samples of all workers."""
-        if not (norm.training and self.is_open):
+        if not (norm.training and self.groups):
             return type(norm).forward(norm, x)
         part = self.part
         counts = part is None or part.samples > 0  # a worker without a share computes some rows for nothing
@@ -127,7 +120,7 @@ class WholeBatch:
         dims, shape = [dim for dim in range(x.dim()) if dim != 1], (1, -1, *[1] * (x.dim() - 2))
         variance, mean = (one.double() for one in torch.var_mean(wide, dims, unbiased=False))
         own = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * (x.numel() // x.shape[1])
-        total = _summed(own if counts else 0 * own, self)
+        total: Tensor = _Sum.apply(own if counts else 0 * own, self)  # type: ignore[no-untyped-call]  # torch's gap
         mean, square = (total[:-1] / total[-1]).chunk(2)
         variance = (square - mean.square()).clamp(min=0)
         if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
@@ -143,11 +136,6 @@ class WholeBatch:
         if norm.affine:
             result = result * norm.weight.view(shape) + norm.bias.view(shape)
         return result.to(x.dtype)
-
-
-def _summed(tensor: Tensor, whole: WholeBatch) -> Tensor:
-    summed: Tensor = _Sum.apply(tensor, whole)  # type: ignore[no-untyped-call]  # torch's gap
-    return summed
 
 
 class _Sum(torch.autograd.Function):

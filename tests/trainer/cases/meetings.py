@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, WeightedRandomSampler, default_collate
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler, default_collate
 
 from .memories import Gather, named, trained
 from .scripts import Open, net, points, sgd, shuffled
@@ -74,28 +74,6 @@ def running_number(open_: Open, *, gathers: bool) -> None:
         return loss
 
     trained(open_, model, compute, gathers=gathers)
-
-
-def sorted_by_length(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Sequences that are sorted for packing, and back."""
-    recurrent = nn.LSTM(1, 4, batch_first=True)
-    with torch.no_grad():
-        for number, one in enumerate(recurrent.parameters()):
-            one.fill_(0.1 * (number + 1))
-    lengths, order = (1 + y).sort(descending=True)
-    packed = pack_padded_sequence(x[order][..., None], lengths, batch_first=True)
-    _, (last, _) = recurrent(packed)
-    return functional.cross_entropy(model(x) + last[0][order.argsort()], y)
-
-
-def terms_for_each(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A loss that adds a term for each box, as many as its samples have, and is divided by how many."""
-    out, boxes = model(x), max(1, int(y.sum()))
-    total = functional.cross_entropy(out, y, reduction="sum")
-    for row, count in zip(out, y.tolist(), strict=True):
-        for number in range(count):
-            total = total + functional.smooth_l1_loss(row[number : number + 1], torch.ones(1), reduction="sum")
-    return total / boxes
 
 
 def coin_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -167,20 +145,6 @@ def partners_by_python(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -
     return functional.cross_entropy(model(torch.stack(mixed)), y)
 
 
-def one_by_one(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A loop over the samples, as for graphs and images of several sizes."""
-    terms = (
-        functional.cross_entropy(model(one), its) * (1.5 if its > 1 else 1.0) for one, its in zip(x, y, strict=True)
-    )
-    return sum(terms, x.new_zeros(())) / len(x)
-
-
-def two_views(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """Of each sample, computed together; each meets its own."""
-    one, other = model(torch.cat([x, x.flip(1)])).chunk(2)
-    return functional.cross_entropy(one, y) + (one - other).square().mean()
-
-
 def boxes(open_: Open) -> None:
     """Detection: a list of images and one of their boxes, and of each image a mean over the boxes that it has."""
 
@@ -246,17 +210,6 @@ def nodes_of_a_graph(open_: Open) -> None:
             opt.step()
 
 
-def coefficient(open_: Open) -> None:
-    """A loss of a parameter and of numbers of the samples (the temperature of SAC)."""
-    model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, _ in run.loader(shuffled()):
-            opt.zero_grad()
-            run.backward((-model[0].exp() * (x[:, :1] - 2.0)).mean())
-            opt.step()
-
-
 def later(open_: Open, *, gathers: bool, first: int) -> None:
     """Inputs that are standardised by their batch, from one on."""
     model, number = net(), 0
@@ -269,32 +222,6 @@ def later(open_: Open, *, gathers: bool, first: int) -> None:
         return functional.cross_entropy(model(x), batch[1])
 
     trained(open_, model, compute, gathers=gathers, data=points(16 * (2 * first + 2)))
-
-
-class Noisy(Dataset[Any]):
-    """Whose samples get harder as the loss falls."""
-
-    def __init__(self) -> None:
-        self.of, self.noise = points(), 1.0
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
-        x, y = self.of[at]
-        return x + self.noise * (at * x).sin(), y
-
-
-def harder_samples(open_: Open, *, gathers: bool) -> None:
-    """A data set that is told the loss of a batch."""
-    model, data = net(), Noisy()
-
-    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
-        of_all = functional.cross_entropy(gather(model(batch[0])), gather(batch[1]))
-        data.noise = (of_all if gathers else functional.cross_entropy(model(batch[0]), batch[1])).item()
-        return functional.cross_entropy(model(batch[0]), batch[1])
-
-    trained(open_, model, compute, gathers=gathers, data=data)
 
 
 def drawn_by_losses(open_: Open) -> None:
@@ -390,23 +317,6 @@ def padded(open_: Open, *, how: str, to: int = 0) -> None:
             opt.step()
 
 
-def gradient_by_own(open_: Open, *, number: bool) -> None:
-    """What all workers have summed is changed by a statistic of this one's samples."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            run.backward(loss)
-            for one in model.parameters():
-                if number:
-                    one.grad.mul_(loss.item())  # type: ignore[union-attr]
-                else:
-                    one.grad.mul_(loss.detach())  # type: ignore[union-attr]
-            opt.step()
-
-
 def hooked(open_: Open, *, hook: Callable[[Tensor], Tensor | None], inside: bool = False) -> None:
     """Gradients that a hook sees on their way to parameters, or inside the model."""
     model = net()
@@ -451,61 +361,6 @@ def noise_on_gradients(open_: Open, *, seeds: bool) -> None:
             opt.step()
 
 
-class InPlace(torch.autograd.Function):
-    """Keeps its gradient from forward, and multiplies it in place, as fused losses do."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(2 * x.detach())
-        return x.square()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # torch's gap
-        (kept,) = ctx.saved_tensors
-        kept.data.mul_(gradient)
-        return kept
-
-
-def straight_through(open_: Open, *, by: type[torch.autograd.Function]) -> None:
-    """A function of the script with a backward of its own."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            run.backward(functional.cross_entropy(model[1:](by.apply(model[0](x))), y))
-            opt.step()
-
-
-def points_of_all(open_: Open) -> None:
-    """A network for an equation: a mean over this worker's points, and one over those at the ends, of all workers."""
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    opt = sgd(model)
-    ends = torch.linspace(0, 1, 10)[:, None]
-    with open_(model, opt) as run:
-        for (x,) in run.loader(shuffled(TensorDataset(torch.linspace(0, 1, 96)[:, None]))):
-            opt.zero_grad()
-            x = x.requires_grad_()
-            u = model(x)
-            (du,) = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)
-            loss = (du + u).square().mean() + 10 * functional.mse_loss(model(ends), ends.sin())
-            run.backward(loss + (model(ends[:1]) - 1).square().sum())
-            opt.step()
-
-
-def points_of_own(open_: Open) -> None:
-    """The same of points that each worker reads in an order of its own."""
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        others = iter(DataLoader(TensorDataset(torch.linspace(0, 1, 66)[:, None]), batch_size=6, shuffle=True))
-        for (x,) in run.loader(shuffled(TensorDataset(torch.linspace(0, 1, 96)[:, None]))):
-            opt.zero_grad()
-            (b,) = next(others)
-            run.backward(functional.mse_loss(model(x), x.cos()) + functional.mse_loss(model(b), b.sin()))
-            opt.step()
-
-
 def two_loaders_at_once(open_: Open) -> None:
     """FixMatch: batches of two loaders go through the model together, and it is split again (Sohn et al. 2020)."""
     model = net()
@@ -520,46 +375,6 @@ def two_loaders_at_once(open_: Open) -> None:
             each = functional.cross_entropy(strong, label, reduction="none") * (likely > 0.3)
             opt.zero_grad()
             run.backward(functional.cross_entropy(out[: len(x)], y) + each.mean())
-            opt.step()
-
-
-def graphs(samples: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]:
-    """Nodes of several graphs one after the other, their edges, labels of nodes, and whose each node is."""
-    nodes, edges, labels = zip(*samples, strict=True)
-    counts = torch.tensor([len(one) for one in nodes])
-    firsts = counts.cumsum(0) - counts
-    moved = [one + first for one, first in zip(edges, firsts, strict=True)]
-    return (
-        torch.cat(nodes), torch.cat(moved, 1), torch.cat(labels), torch.arange(len(nodes)).repeat_interleave(counts)
-    )  # fmt: skip
-
-
-def graphs_put_together(open_: Open, *, of: str) -> None:
-    """Graphs of unequally many nodes in one, whose loss is of the graphs, of their nodes, or of some of these."""
-    generator = torch.Generator().manual_seed(0)
-    data = []
-    for number in range(48):
-        count = int(torch.randint(4, 9, (1,), generator=generator))
-        edges = torch.randint(0, count, (2, 2 * count), generator=generator)
-        data.append((torch.randn(count, 6, generator=generator), edges, (torch.arange(count) + number) % 4))
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for nodes, edges, labels, whose in run.loader(shuffled(data, batch=8, collate_fn=graphs)):
-            opt.zero_grad()
-            hidden = nodes + torch.zeros_like(nodes).index_add(0, edges[1], nodes[edges[0]])
-            if of == "graphs":
-                counts = torch.bincount(whose)
-                total = torch.zeros(len(counts), 8).index_add(0, whose, model[:2](hidden))
-                firsts = counts.cumsum(0) - counts
-                run.backward(functional.cross_entropy(model[2](total / counts[:, None]), labels[firsts] % 3))
-                opt.step()
-                continue
-            out, known = model(hidden), labels < 3
-            if of == "nodes":
-                run.backward(functional.cross_entropy(out, labels % 3))
-            else:
-                run.backward(functional.cross_entropy(out[known], labels[known]))
             opt.step()
 
 
@@ -581,11 +396,8 @@ REFUSED = (
     named("clipped_by_hooks", hooked, hook=clipped),
     named("mixed_by_collate", collated, by=mixup),
     named("padding_in_mean", padded, how="mean"),
-    named("gradient_by_own_loss", gradient_by_own, number=False),
     named("noise_on_gradients", noise_on_gradients, seeds=False),
-    points_of_own,
     named("running_number_of_own", running_number, gathers=False),
-    named("harder_samples_of_own", harder_samples, gathers=False),
     named("drawn_by_losses", drawn_by_losses),
 )  # fmt: skip
 
@@ -595,21 +407,15 @@ EXACT = (
     *(
         _named_by(one, gathers=True)
         for one in (
-            inner_step, weighed_by_counts, hardest_by_numpy, sorted_by_length, terms_for_each, critic_with_penalty,
-            one_by_one, two_views, differentiated_by_rows, mask_by_numpy,
+            inner_step, weighed_by_counts, hardest_by_numpy, critic_with_penalty,
+            differentiated_by_rows, mask_by_numpy,
         )
     ),
     named("running_number_of_all", running_number, gathers=True),
     nodes_of_a_graph,
-    coefficient,
     named("drawn_by_collate", collated, by=noise),
     named("padding_not_in_masked", padded, how="masked"),
-    named("harder_samples_of_all", harder_samples, gathers=True),
-    boxes,
     bucketed,
     named("seeded_noise_on_gradients", noise_on_gradients, seeds=True),
-    named("kept_in_place_by_a_function", straight_through, by=InPlace),
-    points_of_all,
     two_loaders_at_once,
-    named("loss_of_some_nodes", graphs_put_together, of="some_nodes"),
 )  # fmt: skip

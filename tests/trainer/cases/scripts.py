@@ -50,12 +50,27 @@ def shuffled(data: Any = None, batch: int = 16, **options: Any) -> DataLoader[An
     return DataLoader(points() if data is None else data, batch_size=batch, shuffle=True, **options)
 
 
-def loop(open_: Open, model: nn.Module, opt: Any, loader: Any = None, *, epochs: int = 1, **options: Any) -> None:
+def loop(
+    open_: Open,
+    model: nn.Module,
+    opt: Any,
+    loader: Any = None,
+    *,
+    epochs: int = 1,
+    before: Callable[[int], str] = lambda number: "",
+    **options: Any,
+) -> None:
+    """A common loop; `before` a batch of a number something is done, and the batch may be skipped, or the loop left."""
     with open_(model, opt, **options) as run:
         batches = run.loader(shuffled() if loader is None else loader)
         for _ in range(epochs):
-            for x, y in batches:
+            for number, (x, y) in enumerate(batches):
                 opt.zero_grad()
+                word = before(number)
+                if word == "leave":
+                    break
+                if word == "skip":
+                    continue
                 run.backward(cross_entropy(model(x), y))
                 opt.step()
 
@@ -65,12 +80,6 @@ def loop(open_: Open, model: nn.Module, opt: Any, loader: Any = None, *, epochs:
 
 def usual(open_: Open) -> None:
     loop(open_, model := net(), sgd(model), shuffled(points(101)), epochs=2)
-
-
-def double(open_: Open) -> None:
-    data = points()
-    model = net().double()
-    loop(open_, model, sgd(model), shuffled(TensorDataset(data.tensors[0].double(), data.tensors[1])))
 
 
 class Mixed(nn.Module):
@@ -120,19 +129,6 @@ def sparse_adam(open_: Open) -> None:
                 opt.step()
 
 
-def penalty(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            hidden = model[:2](x)
-            run.backward(hidden.square().mean(), retain_graph=True)
-            run.backward(cross_entropy(model[2:](hidden), y))
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            opt.step()
-
-
 def accumulate_rest(open_: Open, scaled: bool = False) -> None:
     """Ten batches in windows of four: the last of an epoch has two."""
     model = net()
@@ -172,20 +168,6 @@ def accumulate_across(open_: Open, per_epoch: bool = False) -> None:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                     opt.step()
                     opt.zero_grad()
-
-
-def accumulate_in_place(open_: Open) -> None:
-    """Gradients are zeroed in place, and a window's first two batches are thrown away."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt, accumulate=4) as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            run.backward(cross_entropy(model(x), y))
-            if number == 1:
-                opt.zero_grad(set_to_none=False)
-            if number % 4 == 3:
-                opt.step()
-                opt.zero_grad(set_to_none=False)
 
 
 def prefetch(open_: Open) -> None:
@@ -339,20 +321,6 @@ def loaded_on_one(open_: Open) -> None:
     loop(open_, model, opt)
 
 
-def tied_and_checkpointed(open_: Open) -> None:
-    torch.manual_seed(0)
-    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
-    last.weight = first.weight
-    model = nn.Sequential(first, nn.Tanh(), last)
-    first.bias.register_hook(lambda gradient: 2 * gradient)
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            run.backward(cross_entropy(checkpoint(model, x, use_reentrant=False), y))
-            opt.step()
-
-
 def recomputed(open_: Open) -> None:
     """Parameters of which backward makes the gradient in two parts, one after the other."""
     torch.manual_seed(0)
@@ -417,10 +385,6 @@ def closure(
                     return total
 
                 opt.step(compute)
-
-
-def closure_in_parts(open_: Open) -> None:
-    closure(open_, parts=2)
 
 
 def lbfgs_double(open_: Open) -> None:
@@ -608,21 +572,6 @@ def contrastive(open_: Open) -> None:
             opt.step()
 
 
-def contrastive_by_anchors(open_: Open) -> None:
-    """Each worker computes the part of the loss that is of its own samples, against the features of all."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, _ in run.loader(shuffled(points(101))):
-            opt.zero_grad()
-            own, other = model(x), model(x.flip(1))
-            rows = run.gather(torch.arange(len(x)) + 1000 * rank())
-            first = int((rows < 1000 * rank()).sum()) if rank() else 0
-            scores = own @ run.gather(other).T
-            run.backward(cross_entropy(scores, first + torch.arange(len(x)) % len(rows)))
-            opt.step()
-
-
 def counted_items(open_: Open) -> None:
     """A sum over what a window of batches has many of, divided by their number (`num_items_in_batch`)."""
     model = net()
@@ -634,20 +583,6 @@ def counted_items(open_: Open) -> None:
             for x, y in window:
                 run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items, weight="sum")
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            opt.step()
-            opt.zero_grad()
-
-
-def own_items(open_: Open) -> None:
-    """The same, divided by what each worker counts itself."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt, accumulate=2) as run:
-        batches = iter(run.loader(shuffled(points(101))))
-        while window := [batch for batch in (next(batches, None) for _ in range(2)) if batch is not None]:
-            items = sum((y != 3).sum() for _, y in window)
-            for x, y in window:
-                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items, weight=items)
             opt.step()
             opt.zero_grad()
 
@@ -786,7 +721,6 @@ EXACT = (
     accumulate_rest,
     accumulate_rest_scaled,
     accumulate_across,
-    accumulate_in_place,
     prefetch,
     unfreeze,
     used_now_and_then,
@@ -796,19 +730,15 @@ EXACT = (
     two_accumulated,
     two_by_itself,
     loaded_on_one,
-    tied_and_checkpointed,
     recomputed,
     changed_by_a_hook,
-    closure_in_parts,
     lbfgs_double,
     sharpness_aware,
     sharpness_in_two_calls,
     shuffling_stream,
     shared_figures,
     contrastive,
-    contrastive_by_anchors,
     counted_items,
-    own_items,
     batch_statistics,
     batch_statistics_counted,
     drawn_batches,
@@ -865,53 +795,32 @@ def shared_by_two(open_: Open) -> None:
         return
 
 
+def fourth_on_one(number: int) -> bool:
+    """Whether it is the fourth batch of worker 1."""
+    return number == 3 and rank() == 1
+
+
 def skip_on_one(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            if number == 3 and rank() == 1:
-                continue
-            opt.zero_grad()
-            run.backward(cross_entropy(model(x), y))
-            opt.step()
+    loop(open_, model := net(), sgd(model), before=lambda number: "skip" if fourth_on_one(number) else "")
 
 
 def leave_on_one(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            if number == 3 and rank() == 1:
-                break
-            opt.zero_grad()
-            run.backward(cross_entropy(model(x), y))
-            opt.step()
+    loop(open_, model := net(), sgd(model), before=lambda number: "leave" if fourth_on_one(number) else "")
+
+
+def failing(number: int) -> str:
+    if fourth_on_one(number):
+        raise ValueError("a bad sample")
+    return ""
 
 
 def fail_on_one(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            opt.zero_grad()
-            if number == 3 and rank() == 1:
-                raise ValueError("a bad sample")
-            run.backward(cross_entropy(model(x), y))
-            opt.step()
+    loop(open_, model := net(), sgd(model), before=failing)
 
 
 def fail_before_a_layer(open_: Open) -> None:
     """The others wait in a layer that normalises by the whole batch."""
-    model = normalised()
-    opt = sgd(model)
-    with open_(model, opt, batch_norm="synchronized") as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            opt.zero_grad()
-            if number == 3 and rank() == 1:
-                raise ValueError("a bad sample")
-            run.backward(cross_entropy(model(x), y))
-            opt.step()
+    loop(open_, model := normalised(), sgd(model), before=failing, batch_norm="synchronized")
 
 
 def mean_on_one(open_: Open) -> None:
@@ -928,42 +837,35 @@ def mean_on_one(open_: Open) -> None:
 
 
 def rate_on_one(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            if number == 3 and rank() == 1:
-                opt.param_groups[0]["lr"] = 0.05
-            opt.zero_grad()
-            run.backward(cross_entropy(model(x), y))
-            opt.step()
+    opt = sgd(model := net())
+
+    def slower(number: int) -> str:
+        opt.param_groups[0]["lr"] = 0.05 if number >= 3 and rank() == 1 else 0.1
+        return ""
+
+    loop(open_, model, opt, before=slower)
 
 
 def unfreeze_on_one(open_: Open) -> None:
     model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for number, (x, y) in enumerate(run.loader(shuffled())):
-            model[0].weight.requires_grad_(number < 3 or rank() == 0)
-            opt.zero_grad()
-            run.backward(cross_entropy(model(x), y))
-            opt.step()
+
+    def frozen(number: int) -> str:
+        model[0].weight.requires_grad_(number < 3 or rank() == 0)
+        return ""
+
+    loop(open_, model, sgd(model), before=frozen)
 
 
 def drift(open_: Open) -> None:
     """One worker changes what its optimizer remembers, behind the optimizer's back."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        loader = run.loader(shuffled())
-        for epoch in range(6):
-            for number, (x, y) in enumerate(loader):
-                if epoch == 1 and number == 0 and rank() == 1:
-                    with torch.no_grad():
-                        opt.state[model[2].bias]["momentum_buffer"].add_(1e-3)
-                opt.zero_grad()
-                run.backward(cross_entropy(model(x), y))
-                opt.step()
+    opt = sgd(model := net())
+
+    def changed(number: int) -> str:
+        if number == 5 and rank() == 1:
+            opt.state[model[2].bias]["momentum_buffer"].add_(1e-3)
+        return ""
+
+    loop(open_, model, opt, epochs=6, before=changed)
 
 
 def stream_by_rank(open_: Open) -> None:

@@ -28,8 +28,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hetopt.core.comm import cost
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.script.audit import LEAST_WORKERS, ROUNDING, AuditRecord, Found
 from hetopt.trainer.session import session
-from hetopt.trainer.session.audit import LEAST_WORKERS, ROUNDING, AuditRecord, Found
 
 from . import meetings, memories, scripts, strangers
 

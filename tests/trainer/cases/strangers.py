@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from .scripts import Open, loop, net, points, sgd, shuffled
@@ -249,11 +248,6 @@ def vae(open_: Open, mean: bool = False, states: bool = False) -> None:
             opt.step()
 
 
-def vae_mean(open_: Open) -> None:
-    """A mean over elements beside a sum over what the script divides by the batch size."""
-    vae(open_, mean=True)
-
-
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -306,67 +300,6 @@ def unet_dice(open_: Open, gathers: bool = False) -> None:
 
 def unet_dice_gathered(open_: Open) -> None:
     unet_dice(open_, gathers=True)
-
-
-def hardest_triplets(open_: Open, gathers: bool = False) -> None:
-    """The hardest positive and negative of each sample are looked for in its batch."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            features = functional.normalize(model(x), dim=1)
-            if gathers:
-                features, y = run.gather(features), run.gather(y)  # as scripts do
-            apart = torch.cdist(features, features)
-            alike = y[:, None] == y[None]
-            hardest = apart.masked_fill(~alike, 0).amax(1) - apart.masked_fill(alike, 9).amin(1)
-            run.backward(functional.relu(hardest + 0.3).mean())
-            opt.step()
-
-
-def hardest_triplets_gathered(open_: Open) -> None:
-    hardest_triplets(open_, gathers=True)
-
-
-class LoRA(nn.Module):
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.a = nn.Parameter(0.1 * drawn(2, base.in_features))
-        self.b = nn.Parameter(torch.zeros(base.out_features, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.a.T @ self.b.T
-
-
-def lora(open_: Open) -> None:
-    model = net()
-    model[0], model[2] = LoRA(model[0]), LoRA(model[2])  # type: ignore[arg-type]  # linear ones
-    opt = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
-    loop(open_, model, opt)
-
-
-def one_cycle(open_: Open) -> None:
-    """The recipe of mixed precision, switched off."""
-    model = net()
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    loader = shuffled()
-    cycle = OneCycleLR(opt, max_lr=1e-2, steps_per_epoch=len(loader), epochs=2)
-    with open_(model, opt) as run:
-        batches = run.loader(loader)
-        for _ in range(2):
-            for x, y in batches:
-                opt.zero_grad(set_to_none=True)
-                with torch.autocast("cpu", enabled=False):
-                    loss = functional.cross_entropy(model(x), y)
-                run.backward(scaler.scale(loss))
-                scaler.unscale_(opt)
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                scaler.step(opt)
-                scaler.update()
-                cycle.step()
 
 
 class Speech(nn.Module):
@@ -444,47 +377,6 @@ def packed_stated(open_: Open) -> None:
     packed(open_, states=True)
 
 
-def smoothed(open_: Open) -> None:
-    """Label smoothing with class weights: a mean over weights."""
-    model = net()
-    opt = sgd(model)
-    criterion = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0, 0.7]), label_smoothing=0.1)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            run.backward(criterion(model(x), y))
-            opt.step()
-
-
-def positive_weight(open_: Open, of: str = "part") -> None:
-    """The weight of positives is computed of the batch at hand."""
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            truth = functional.one_hot(y, 4).float()
-            whole = run.gather(truth) if of == "batch" else truth
-            weight = (1 - whole).sum() / whole[:, 0].sum().clamp(min=1) if of != "data" else torch.tensor(3.0)
-            run.backward(functional.binary_cross_entropy_with_logits(model(x), truth, pos_weight=weight))
-            opt.step()
-
-
-def positive_weight_gathered(open_: Open) -> None:
-    positive_weight(open_, "batch")
-
-
-def focal(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    with open_(model, opt) as run:
-        for x, y in run.loader(shuffled()):
-            opt.zero_grad()
-            each = functional.cross_entropy(model(x), y, reduction="none")
-            run.backward(((1 - torch.exp(-each)) ** 2 * each).mean())
-            opt.step()
-
-
 def detection(open_: Open, apart: bool = False) -> None:
     """Two heads: one term over all cells, one over the positives alone, each by its own count."""
     torch.manual_seed(0)
@@ -505,10 +397,6 @@ def detection(open_: Open, apart: bool = False) -> None:
             opt.step()
 
 
-def detection_apart(open_: Open) -> None:
-    detection(open_, apart=True)
-
-
 class Spread(nn.Module):
     """The discriminator of StyleGAN tells how alike the samples of a batch are."""
 
@@ -525,25 +413,6 @@ class Spread(nn.Module):
 
 def minibatch_deviation(open_: Open) -> None:
     loop(open_, model := Spread(), sgd(model))
-
-
-def masked_lengths(open_: Open) -> None:
-    """A mask by the longest of the batch couples nothing; nor does what is only logged."""
-    torch.manual_seed(0)
-    model = nn.Linear(8, 4)
-    opt = sgd(model)
-    lengths = 1 + drawn(75, high=8)
-    seen = 0.0
-    with open_(model, opt) as run:
-        for x, y, length in run.loader(shuffled(TensorDataset(*points(75).tensors, lengths))):
-            opt.zero_grad()
-            mask = torch.arange(int(length.max()))[None] < length[:, None]
-            mask = torch.arange(length.max())[None] < length[:, None] if len(x) else mask  # type: ignore[call-overload]  # torch takes it
-            kept = functional.pad(mask, (0, 8 - mask.shape[1])) * x
-            out = model(kept.sum(1, keepdim=True) / length[:, None] + x)
-            seen += float(((out.argmax(1) == y).float().mean() - y.float().mean()).detach())
-            run.backward(functional.cross_entropy(out, y))
-            opt.step()
 
 
 class Lines(IterableDataset[tuple[Tensor, Tensor]]):
@@ -585,27 +454,6 @@ def two_phases(open_: Open) -> None:
     loop(open_, model, torch.optim.AdamW(groups, lr=1e-2))
 
 
-def early_stop(open_: Open) -> None:
-    model = net()
-    opt = sgd(model)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=0.5)
-    best, patience = math.inf, 2
-    with open_(model, opt) as run:
-        batches = run.loader(shuffled())
-        for _ in range(8):
-            summed = 0.0
-            for x, y in batches:
-                opt.zero_grad()
-                loss = functional.cross_entropy(model(x), y)
-                run.backward(loss)
-                opt.step()
-                summed += run.mean(loss)
-            plateau.step(summed)
-            best, patience = (summed, 2) if summed < best - 0.4 else (best, patience - 1)
-            if not patience:
-                break
-
-
 def compiled(open_: Open) -> None:
     """The backend that compiles nothing: what dynamo does to the graph is what counts here."""
     model = net()
@@ -633,16 +481,12 @@ def in_place_loss(open_: Open) -> None:
                 loss = torch.zeros(())
 
 
-REMEDIES = (ppo_minibatch, positive_weight, minibatch_deviation, hardest_triplets, unet_dice, simclr_ungathered)
+REMEDIES = (ppo_minibatch, minibatch_deviation, unet_dice, simclr_ungathered)
 """Whose loss couples samples."""
 
-EXACT = (
-    masked_lengths, packed, packed_stated, detection, detection_apart, vae_mean, ppo_gathered, positive_weight_gathered,
-    hardest_triplets_gathered, unet_dice_gathered, simclr,
-)  # fmt: skip
+EXACT = (packed, packed_stated, detection, ppo_gathered, unet_dice_gathered, simclr)
 
 MORE = (
-    nanogpt, dcgan, ppo, word_language_model, vae, unet, lora, one_cycle, ctc, ctc_sum, smoothed, focal, loaders,
-    two_phases, early_stop, compiled, in_place_loss,
+    nanogpt, dcgan, ppo, word_language_model, vae, unet, ctc, ctc_sum, loaders, two_phases, compiled, in_place_loss,
 )  # fmt: skip
 """Exact as well."""

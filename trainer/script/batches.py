@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hetopt.core.batch_partition import largest_remainder
-from hetopt.trainer.session.audit import Audits
+from hetopt.trainer.script.audit import Audits
 from hetopt.trainer.statistics import tensors_mark
 
 Shares: TypeAlias = tuple[int, ...]

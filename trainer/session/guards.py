@@ -1,22 +1,26 @@
-"""What a script hands to a session is looked at first: what would train wrongly is refused, with what to take out."""
+"""What guards a session: what would train wrongly is refused at first, with what to take out; replicas are compared."""
 
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.ddp.shares import rank_holder
-from hetopt.trainer.statistics import parameters_of
+from hetopt.trainer.statistics import CLOSE, options_of, parameters_of, tensors_mark
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 _SUMS_ITSELF = "sums or shards gradients itself"
@@ -44,13 +48,13 @@ def inspect_model(model: object, world_size: int) -> None:
                 f"Parameter {name} has no values yet ({'a lazy module' if is_lazy(parameter) else 'the meta device'}).",
                 hint="run one batch through the model, or load its weights, before the optimizer is made",
             )
-        if world_size > 1 and _is_a(parameter, "torch.distributed.tensor", "DTensor"):
+        if world_size > 1 and _is_a(parameter, "DTensor"):
             raise BadInput(
                 f"Parameter {name} is a DTensor, spread over several workers already.",
                 hint="leave out fully_shard, parallelize_module and distribute_tensor",
             )
     for name, module in model.named_modules() if world_size > 1 else ():
-        if isinstance(module, _WRAPPERS) or _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+        if isinstance(module, _WRAPPERS) or _is_a(module, "FullyShardedDataParallel"):
             where = f"Module {name}" if name else "The model"
             raise BadInput(f"{where} is a {type(module).__name__}, which {_SUMS_ITSELF}.", hint=_PLAIN)
 
@@ -71,12 +75,11 @@ def inspect_wrappers(model: nn.Module) -> None:
             )
 
 
-def inspect_optimizers(optimizers: Sequence[object], world_size: int) -> None:
+def inspect_optimizers(optimizers: Sequence[object]) -> None:
     """Refuse what is no plain optimizer (a wrapper decides itself when to step, or where gradients come from).
 
     Args:
         optimizers: as the script gave them.
-        world_size: workers.
 
     Raises:
         BadInput: with what to give instead; or two optimizers have the same parameter.
@@ -88,11 +91,6 @@ def inspect_optimizers(optimizers: Sequence[object], world_size: int) -> None:
                 f"session(optimizer=) must be a torch.optim.Optimizer, got {type(optimizer).__name__}.",
                 hint="give the optimizer itself, without a wrapper or scheduler around it, or a tuple of several",
             )
-        if world_size > 1 and _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
-            raise BadInput(
-                "The optimizer is a ZeroRedundancyOptimizer, which steps a part of the parameters on each worker.",
-                hint="give the plain optimizer",
-            )
         for parameter in parameters_of(optimizer):
             if owners.setdefault(id(parameter), number) != number:
                 raise BadInput(
@@ -102,8 +100,8 @@ def inspect_optimizers(optimizers: Sequence[object], world_size: int) -> None:
                 )
 
 
-def inspect_loader(loader: object, world_size: int) -> None:
-    """Refuse a loader of which every worker would see other batches than its script means.
+def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
+    """Return a loader; refuse one of which every worker would see other batches than its script means.
 
     Raises:
         BadInput: with what to give instead.
@@ -114,7 +112,7 @@ def inspect_loader(loader: object, world_size: int) -> None:
             hint="put the samples into a dataset and give that to a DataLoader, or share rows by run.split",
         )
     if world_size == 1:
-        return
+        return loader
     if type(loader).__iter__ is not DataLoader.__iter__ or type(loader)._get_iterator is not DataLoader._get_iterator:
         raise BadInput(
             f"The loader is a {type(loader).__name__} with an __iter__ of its own, which the session cannot share out.",
@@ -128,23 +126,66 @@ def inspect_loader(loader: object, world_size: int) -> None:
             "worker draws a part of the data, and the session would share out worker 0's part alone.",
             hint="leave it out (shuffle=True instead): the session shares out every batch",
         )
+    return loader
 
 
-def inspect_group(environment: Mapping[str, str]) -> None:
-    """Refuse a process group of the script that is not that of all workers.
+def _is_a(thing: object, name: str) -> bool:
+    """Return whether a thing is of a class by its name, whose module need not be loaded."""
+    return any(kind.__name__ == name for kind in type(thing).__mro__)
+
+
+def take_parameters(tensors: Iterable[Tensor]) -> None:
+    """Take rank 0's values of parameters and buffers."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        staged = real.cpu().contiguous()
+        dist.broadcast(staged, src=0)
+        real.copy_(staged)
+
+
+Mark: TypeAlias = tuple[str, float, float]
+"""What a number is of, the number, and the relative distance at which another worker's counts as equal."""
+
+
+def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer | None = None) -> list[Mark]:
+    """Return checksums of parameters, their gradients, and an optimizer's state, and the optimizer's options.
+
+    Args:
+        named: the parameters.
+        optimizer: about to step by their gradients; None: none is, and only parameters count.
+    """
+    tensors = [(f"parameter {name}", [parameter.detach()]) for name, parameter in named]
+    if optimizer is None:
+        return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors]
+    for name, parameter in named:
+        state = optimizer.state.get(parameter, {})
+        values = [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+        gradient = torch.tensor([torch.nan]) if parameter.grad is None else parameter.grad.to_dense()
+        tensors += [(f"the gradient of {name}", [gradient]), (f"the optimizer's state of {name}", values)]
+    options = [(what, value, CLOSE) for what, value in options_of(optimizer)]
+    return [(what, float(tensors_mark(values)), 0.0) for what, values in tensors] + options
+
+
+def check_replicas(marks: Sequence[Mark], step: int, world_size: int) -> None:
+    """Compare numbers with those of the other workers, which have as many.
+
+    Args:
+        marks: see `replica_marks`.
+        step: of the session.
+        world_size: workers.
 
     Raises:
-        BadInput: it has another number of workers than torchrun started.
+        RunFailed: some differ; all workers raise it.
     """
-    told = environment.get("WORLD_SIZE", "")
-    if dist.is_initialized() and told.isdigit() and int(told) != dist.get_world_size():
-        raise BadInput(
-            f"The script's process group has {dist.get_world_size()} workers, and torchrun started {told}.",
-            hint="call init_process_group('gloo') without a size and rank of its own, or leave it to the session",
-        )
+    columns = zip(*gather_numbers([mark for _, mark, _ in marks], world_size), strict=True)
+    for (what, _, close), column in zip(marks, columns, strict=True):
+        usual = max(column, key=column.count)
+        ranks = [rank for rank, mark in enumerate(column) if not math.isclose(mark, usual, rel_tol=close)]
+        if ranks:
+            raise RunFailed(f"{what} is not the same on {workers(ranks)} as on the others at step {step}.", hint=_HINT)
 
 
-def _is_a(thing: object, module: str, name: str) -> bool:
-    """Return whether a thing is of a class whose module may not be loaded: then nothing is of it."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return isinstance(kind, type) and isinstance(thing, kind)
+_HINT = (
+    "run the same code on every worker, with the same arguments: change parameters, gradients and learning rates by "
+    "what all workers share (run.backward, run.mean), and load checkpoints on every worker or before the session begins"
+)

@@ -29,9 +29,9 @@ from hetopt.trainer.engine import Engine
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import KeepShares
-from hetopt.trainer.session.audit import Audits
-from hetopt.trainer.session.batches import Place, Shares, ShareTable
-from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.script.audit import Audits
+from hetopt.trainer.script.batches import Place, Shares, ShareTable
+from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace

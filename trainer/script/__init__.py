@@ -1,0 +1,1 @@
+"""What both ways of running a script on unequal workers share: a session, and DistributedDataParallel as it is."""
