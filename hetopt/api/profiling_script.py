@@ -194,12 +194,19 @@ def _watched(start: Starter, order: ScriptOrder, plain: Events, told: Reporter) 
     """Measure a script that runs by itself as closely as it can be; how closely, and what was measured."""
     try:
         return "every-size", start(order)
-    except RunFailed as error:
+    except (RunFailed, BadInput) as error:
+        if isinstance(error, BadInput) and not plain:
+            raise
         first = error.message
     try:
         found = start(order.model_copy(update={"watch": "own-size"}))
-        told.note(f"It fails with batches of another size than its own, and is measured at that one: {first}")
+        told.note(f"It is measured with batches of its own size alone: {first}")
         return "own-size", found
+    except BadInput as error:
+        if not plain:
+            raise
+        told.note(f"{error.message.rstrip('.')}. {_BY_OPTIMIZER}")
+        return "steps", plain
     except RunFailed as error:
         fault = f"It runs by itself, and fails where hetopt watches it, which is a fault of hetopt: {error.message}"
         if not plain:
@@ -207,8 +214,11 @@ def _watched(start: Starter, order: ScriptOrder, plain: Events, told: Reporter) 
                 fault,
                 hint="tell its authors; name `epoch_samples` for its steps to be timed alone",
             ) from None
-        told.note(f"{fault.rstrip('.')}. Its steps are timed by its optimizer alone: no noise, memory or other sizes.")
+        told.note(f"{fault.rstrip('.')}. {_BY_OPTIMIZER}")
         return "steps", plain
+
+
+_BY_OPTIMIZER = "Its steps are timed by its optimizer alone: no noise, memory or other sizes."
 
 
 def _converts(script: Path) -> bool:

@@ -126,6 +126,7 @@ class ScriptProbe:
             if stop is not None and not self._clock.optimizers:
                 raise stop
             return
+        self._observer.end()
         single = self._order.watch == "own-size" or self._observer.loader is None
         if len(self._measured.sizes) >= (1 if single else 2):
             return

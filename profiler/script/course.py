@@ -166,17 +166,23 @@ class ScriptCourse:
         warmups, count, others = order.warmup_steps, order.timed_steps, 0
         before_s = yardstick_s(device)
         reset_peak_memory(device)
-        while len(steps) < warmups + count:
-            step = yield Wish(factor=size / self._own)
-            if not self._is_of(step, size):
-                others += 1
-                if others > LATE_STEPS + order.warmup_steps and len(steps) < others:
-                    return None
-                continue
-            steps.append(step)
-            if len(steps) <= 2:
-                warmups = min(order.warmup_steps, max(1, int(0.2 * allowed_s / step.timed.wall_s)))
-                count = min(order.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step.timed.wall_s)))
+        try:
+            while len(steps) < warmups + count:
+                step = yield Wish(factor=size / self._own)
+                if not self._is_of(step, size):
+                    others += 1
+                    if others > LATE_STEPS + order.warmup_steps and len(steps) < others:
+                        return None
+                    continue
+                steps.append(step)
+                if len(steps) <= 2:
+                    warmups = min(order.warmup_steps, max(1, int(0.2 * allowed_s / step.timed.wall_s)))
+                    count = min(order.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step.timed.wall_s)))
+        except GeneratorExit:  # the script has come to its end
+            late = [step.timed for step in steps[min(warmups, len(steps) - FEWEST_TIMED) :]]
+            if len(steps) > FEWEST_TIMED:
+                self.measured.sizes.append(Sized(samples=size, taken=Taken.measured(late, device, before_s)))
+            raise
         return Taken.measured([step.timed for step in steps[warmups:]], device, before_s)
 
     def _count_memory(self, size: int) -> Course:

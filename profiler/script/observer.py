@@ -251,6 +251,7 @@ class Observer(Training):
         self._backward: Mark | None = None
         self._update: Mark | None = None
         self._rows = 0
+        self._samples = 0  # of the step before
         self._seen = _Seen()
         self._around = ExitStack()
         self.hook: RemovableHandle | None = None
@@ -258,6 +259,10 @@ class Observer(Training):
     @property
     def _first(self) -> Optimizer | None:
         return self.optimizers[0] if self.optimizers else None
+
+    def end(self) -> None:
+        """Come to an end with what was measured: the script has."""
+        self._course.close()
 
     def begins_pass(self, loader: DataLoader[Any]) -> None:
         rebatch(
@@ -370,6 +375,9 @@ class Observer(Training):
 
     def _end_step(self, now: Mark) -> None:
         self._around.close()
+        if not self._seen.samples:  # a loop over a batch that was read before
+            self._seen.samples = self._samples
+        self._samples = self._seen.samples
         seen, self._seen = self._seen, _Seen(begun=now)
         if seen.begun is None:  # the first: where it began is not known
             self.batch_size, self.modules = seen.samples, alive(nn.Module)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import Compression
+from hetopt.trainer.ddp.comm_hook import CommState, comm_hook
 from hetopt.trainer.ddp.script import unequal
+from hetopt.trainer.script.audit import Audit
 from hetopt.trainer.script.plan import SessionPlan
 from tests.trainer_pieces.runs import run_of
 
@@ -65,7 +69,24 @@ def accumulating(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: A
     return model
 
 
-SCRIPTS = {"plain": plain, "accumulating": accumulating}
+def normalising(batch: int, ddp: Callable[[nn.Module], nn.Module], *, audit: Audit) -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    wrapped: Any = ddp(model)
+    wrapped.register_comm_hook(CommState(wrapped, audit=audit), comm_hook)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    data = points(SAMPLES)
+    for x, y in epochs(DataLoader(data, batch_size=batch, sampler=DistributedSampler(data))):
+        optimizer.zero_grad()
+        cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+    return model
+
+
+SCRIPTS: dict[str, Callable[..., nn.Module]] = {
+    "plain": plain,
+    "accumulating": accumulating,
+    **{audit: partial(normalising, audit=audit) for audit in get_args(Audit)},
+}
 
 
 def worker(rank: int, name: str, shares: Sequence[int], compression: Compression, folder: str) -> None:
@@ -110,7 +131,7 @@ def whole(name: str, workers: int = 2, batch: int = 32) -> dict[str, Tensor]:
         sampler.__iter__, sampler.__len__ = kept
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ["plain", "accumulating"])
 def test_shares_of_three_to_one_end_with_the_parameters_of_one_process(name: str, tmp_path: Path) -> None:
     first, second = trained(name, tmp_path)
     for key, value in whole(name).items():
@@ -129,6 +150,19 @@ def test_audited_steps_are_those_of_one_process(name: str, steps: list[int], tmp
     audits = [event for event in read_events(tmp_path / EVENTS_FILE) if event["event"].startswith("audit")]
     assert [event["step"] for event in audits] == steps
     assert all(event["event"] == "audited" and event["distance"] < 1e-5 for event in audits)
+
+
+def test_audits_of_batch_norm_say_once_that_it_is_as_under_ddp_and_stop_only_if_told_so(tmp_path: Path) -> None:
+    told = {}
+    for audit in get_args(Audit):
+        (tmp_path / audit).mkdir()
+        words = "at step 1, and audit_tolerance is 0"
+        stops = pytest.raises(Exception, match=words) if audit == "stop" else nullcontext()
+        with stops:
+            trained(audit, tmp_path / audit, (14, 5, 5))
+        events = list(read_events(tmp_path / audit / EVENTS_FILE))
+        told[audit] = [event["event"] for event in events if event["event"].startswith("audit")]
+    assert told == {"warn": ["audited", "audit_differs", *["audited"] * 4], "stop": ["audited"], "off": []}
 
 
 def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -> None:

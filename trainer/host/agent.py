@@ -106,7 +106,7 @@ _NEEDED_BESIDE = {
     "hetopt.trainer.script_worker": ("hetopt.trainer.session",),
 }
 _SHUTDOWN_TIMEOUT_S = 10
-WHY_KILLED = {
+WHY_KILLED: Mapping[int, str] = {
     signal.SIGKILL: "; the kernel does this when memory runs out",
     signal.SIGABRT: "; gloo does this where workers call different collectives, or with other shapes",
 }
