@@ -309,7 +309,6 @@ class BatchFlow:
                 self._shared,
                 self._model,
                 self._optimizer.each[0],
-                rank=self.rank,
                 device=self.device,
                 stopwatch=stopwatch,
             )

@@ -70,7 +70,6 @@ def synchroniser_of(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    rank: int,
     device: torch.device,
     stopwatch: Stopwatch,
 ) -> Synchronizer:
@@ -81,7 +80,6 @@ def synchroniser_of(
         loader: the script's.
         model: this worker's; now the same on all of them.
         optimizer: of the script.
-        rank: this worker's.
         device: where the model is.
         stopwatch: of the device.
 
@@ -98,7 +96,6 @@ def synchroniser_of(
         spec,
         model,
         optimizer,
-        rank=rank,
         device=device,
         clock=time.perf_counter,
         stopwatch=stopwatch,
