@@ -198,7 +198,6 @@ class Training(Engine):
             spec,
             self.model,
             self.optimizer,
-            rank=context.rank,
             device=context.device,
             clock=context.clock,
             stopwatch=self._maker.stopwatch,

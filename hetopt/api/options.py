@@ -244,7 +244,7 @@ class Changes(Options):
         Synchronization | None,
         Option(
             help="When workers synchronize: bsp (in every step), 'selsync(0.3)', 'selsync(auto, share=0.2)', "
-            "'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of parameters promise to take "
+            "'local-sgd(8)', 'fedavg(1, 0.25)' or 'auto': bsp until averages of parameters promise to take "
             "clearly less time. Default: the plan's.",
             names=("hetopt.core.synchronization:SyncName",),
             read=read_by("hetopt.core.synchronization:parse_sync"),

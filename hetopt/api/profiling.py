@@ -194,7 +194,7 @@ def _check_type(name: str) -> None:
 def _measurable(text: str) -> str:
     """Return a way to average parameters, as a pilot is told."""
     wanted = parse_sync(text)
-    if wanted.name in ("bsp", "ssp") or wanted.delta == "never":
+    if wanted.name == "bsp" or wanted.delta == "never":
         raise BadInput(
             f"pilots measure averages of parameters, and {text} makes none.", hint="for example `sync=local-sgd(8)`"
         )

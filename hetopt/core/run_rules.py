@@ -23,7 +23,7 @@ from hetopt.core.comm.composition import (
     NONE,
     Combination,
     combine,
-    why_not_synchronised,
+    why_not_averaged,
 )
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.plain_text import known, unknown
@@ -140,7 +140,7 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 def why_not_local(spec: RunSpec) -> str | None:
     """Return one sentence on what of a run does not go with workers that train for themselves; None where all does."""
     sync = spec.sync
-    reason = why_not_synchronised(spec.compression.name, "updates" if sync.name == "ssp" else "parameters")
+    reason = why_not_averaged(spec.compression.name)
     if reason is not None:
         return reason
     if sync.fragments > 1 and (sync.momentum, sync.buffers) != ("keep", "average"):

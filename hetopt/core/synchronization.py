@@ -9,14 +9,12 @@ diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -27,7 +25,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.plain_text import known
 
-SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"]
+SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync", "auto"]
 """Each is explained in `hetopt.trainer.sync.sync_assembly`."""
 
 Votes = Literal["any", "majority", "quantile"]
@@ -42,7 +40,6 @@ POLICIES: Mapping[SyncName, str] = MappingProxyType(
         "bsp": "gradients are summed in every step",
         "local-sgd": "parameters are averaged every H steps",
         "fedavg": "parameters of a part of the workers are averaged some times an epoch",
-        "ssp": "updates of all arrive at most so many steps late (stale synchronous parallel)",
         "selsync": "parameters are averaged while gradients change (SelSync)",
         "auto": "gradients are summed, until averages of parameters promise to take clearly less time",
     }
@@ -67,7 +64,6 @@ class Synchronization(_Named):
             follows; 1: all of it at once, and every worker waits for that.
         participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
         every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
-        staleness: ``ssp``: a worker computes with all updates but those of so many steps, the newest.
         delta: ``selsync``: relative change of a worker's gradient norm from which it votes to synchronise; ``auto``:
             steered so that ``synchronised_share`` holds; ``never``: votes are counted in vain.
         synchronised_share: ``selsync(auto)``: part of the steps that are to end in a synchronisation.
@@ -94,7 +90,6 @@ class Synchronization(_Named):
     fragments: PositiveInt = 1
     participants: float = Field(default=1.0, gt=0, le=1)
     every_epochs: PositiveFloat = 0.25
-    staleness: NonNegativeInt = 4
     delta: NonNegativeFloat | Literal["auto", "never"] = 0.3
     synchronised_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     votes: Votes = "any"
@@ -163,7 +158,6 @@ PARTITIONS = ("global", "shards", "seldp", "labels")
 _FIRST: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every",),
     "fedavg": ("participants", "epochs"),
-    "ssp": ("staleness",),
     "selsync": ("delta",),
     "labels": ("labels",),
 }
@@ -173,7 +167,6 @@ _AVERAGED = ("momentum", "outer_rate", "outer_momentum", "buffers", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every", "rate_power", "fragments", *_AVERAGED),
     "fedavg": ("participants", "epochs", *_AVERAGED),
-    "ssp": ("staleness", "stretch"),
     "selsync": ("delta", "share", "votes", "quorum", "max_local", "window", "smoothing", "vote_lag", *_AVERAGED),
     "labels": ("labels",),
 }
@@ -251,21 +244,3 @@ def _spell(said: Record, name: str) -> str:
     values = {key: getattr(said, _FIELDS.get(key, key)) for key in _KEYS.get(name, ())}
     changed = {key: value for key, value in values.items() if value != defaults[_FIELDS.get(key, key)].default}
     return written(name, [values[key] for key in first], {k: v for k, v in changed.items() if k not in first})
-
-
-MOST_FLIGHTS = 4
-"""Sums on their way at once, of two vectors of the model's size each; a larger staleness sums several steps first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StalenessSchedule:
-    """``every`` steps an update leaves, and at most ``flights - 1`` are on their way when the next step begins."""
-
-    every: int
-    flights: int
-
-    @classmethod
-    def of(cls, staleness: int) -> StalenessSchedule:
-        """Return the rhythm that keeps a staleness: ``every * flights <= staleness + 1``."""
-        flights = min(MOST_FLIGHTS, staleness + 1)
-        return cls(every=(staleness + 1) // flights, flights=flights)

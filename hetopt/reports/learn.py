@@ -286,7 +286,7 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
     synced = [event.sync for event in history.steps.events if event.sync is not None]
     averages = sum(told.synchronised for told in synced)
-    if spec.is_local and (spec.sync.name == "ssp" or not averages or spec.partition.name != "global"):
+    if spec.is_local and (not averages or spec.partition.name != "global"):
         return None
     if synced and not spec.is_local:
         return None

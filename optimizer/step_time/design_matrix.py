@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.comm import composition
-from hetopt.core.comm.composition import why_not_synchronised
+from hetopt.core.comm.composition import why_not_averaged
 from hetopt.core.comm.cost import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
@@ -88,7 +88,7 @@ def _communicating_share(compression: Compression | None, sync: str | None) -> f
     if not wanted.is_local:
         return 1.0
     if compression is not None and compression.name != "identity":
-        reason = why_not_synchronised(compression.name, "parameters")
+        reason = why_not_averaged(compression.name)
         raise BadInput(
             reason or f"averages in {compression.name} are predicted when a run is launched, not here.",
             hint="leave sync or compression out",

@@ -1,8 +1,7 @@
 """Ways to bring workers together now and then that a search may choose from: those that pilots speak for, or one asked.
 
 A policy that was measured is offered as it was, and with averages twice and four times as often. FedAvg counts in
-epochs, so that its share depends on the batch, and SSP hides what it sends: both are planned as if every step summed
-gradients.
+epochs, so that its share depends on the batch: it is planned as if every step summed gradients.
 """
 
 from __future__ import annotations

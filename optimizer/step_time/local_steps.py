@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from hetopt.core.run_rules import steps_of_round
-from hetopt.core.synchronization import StalenessSchedule, Synchronization
+from hetopt.core.synchronization import Synchronization
 
 PUBLISHED_SHARE = 0.15
 """Of steps that synchronise under SelSync with a fixed delta: 1 - LSSR is 0.034 to 0.275 over four models and deltas of
@@ -64,14 +64,8 @@ def communication(
             share, log_sd, known = 1.0, 0.0, "as it is told to"
         case "selsync" if measured is not None:
             share, log_sd, known = measured, MEASURED_LOG_SD, "as in a pilot"
-        case "selsync":
-            share, log_sd, known = PUBLISHED_SHARE, PUBLISHED_LOG_SD, "as was published of others, within a factor of 3"
         case _:
-            return Communication(
-                share=1.0,
-                log_sd=0.0,
-                note=f"Updates travel under the steps that follow, at most {sync.staleness} late.",
-            )
+            share, log_sd, known = PUBLISHED_SHARE, PUBLISHED_LOG_SD, "as was published of others, within a factor of 3"
     least = 1 / (sync.max_local_steps + 1) if sync.name == "selsync" and sync.max_local_steps else 0.0
     share = max(share, least)
     note = f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name})."
@@ -92,9 +86,6 @@ def exposed_s(sync: Synchronization, told: Communication, *, exchange_s: float, 
         exchange_s: of the whole model.
         compute_s: of the slowest worker in a step.
     """
-    if sync.name == "ssp":
-        rhythm = StalenessSchedule.of(sync.staleness)
-        return max(0.0, exchange_s / rhythm.every - (compute_s if rhythm.flights > 1 else 0.0))
     if sync.fragments > 1:  # of which there are so many in the time of an average, each under a step's computation
         return told.share * max(0.0, exchange_s - sync.fragments * compute_s)
     return told.share * exchange_s

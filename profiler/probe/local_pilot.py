@@ -59,7 +59,6 @@ class LocalPilot:
             context.spec.model_copy(update={"sync": sync}),
             model,
             optimizer,
-            rank=context.rank,
             device=context.device,
             clock=context.clock,
             stopwatch=stopwatch,

@@ -187,7 +187,6 @@ ALONE = (
     "local-sgd(4,fragments=2)",
     "selsync(auto,share=0.3,window=3)",
     "fedavg(0.5,1)",
-    "ssp(2)",
 )
 """Of workers that train for themselves."""
 

@@ -88,7 +88,6 @@ def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> Non
         for one in (launched("--sync", "local-sgd(8)", "--compression", "int8"), launched("--sync", "local-sgd(8)"))
     ]
     assert each_s[0] < each_s[1] < launched()["prediction"]["communication_s"]
-    assert hetopt(*asked, "--sync", "ssp(2)", "--compression", "topk:0.01").code == 2, "nothing to act on"
 
 
 def test_a_plan_can_say_how_its_workers_synchronise(hetopt, tmp_path: Path) -> None:
@@ -108,9 +107,6 @@ def test_a_plan_can_say_how_its_workers_synchronise(hetopt, tmp_path: Path) -> N
         ("selsync(never,max_local=9)", 1.0, 0.1),
         ("selsync(0)", 1.0, 1),
         ("local-sgd(1)", 1.0, 1),
-        ("ssp(3)", 1.0, 0),
-        ("ssp(0)", 1.0, 1),
-        ("ssp(3)", 5.0, 3),
         ("local-sgd(8,fragments=4)", 1.0, 0),
         ("local-sgd(8,fragments=4)", 10.0, 1 / 4),
         ("local-sgd(4,fragments=4)", 10.0, 1 / 2),

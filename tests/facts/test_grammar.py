@@ -57,7 +57,6 @@ OWN = {
     "auto": {},
     "local-sgd": {"every_steps": st.integers(1, 999), "rate_power": st.floats(0, 9)},
     "fedavg": {"participants": fractions, "every_epochs": positive},
-    "ssp": {"staleness": st.integers(0, 999)},
     "selsync": {
         "delta": st.floats(0, 9) | st.sampled_from(["auto", "never"]),
         "synchronised_share": st.floats(0, 1, exclude_min=True, exclude_max=True),

@@ -72,7 +72,6 @@ FRAGMENTS = {"sync": {"name": "local-sgd", "every_steps": 6, "fragments": 3}, "c
 SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
     {"name": "local-sgd-1", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 1})},
-    {"name": "ssp-0", "spec": toy_spec(sync={"name": "ssp", "staleness": 0})},
     {"name": "selsync-never", "spec": toy_spec(sync={"name": "selsync", "delta": "never"}, **SHORT)},
     {"name": "selsync-auto", "spec": toy_spec(sync={**SELSYNC, "delta": "auto", "synchronised_share": 0.25})},
     {"name": "selsync", "spec": toy_spec(sync=SELSYNC)},
@@ -98,17 +97,12 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
         "spec": toy_spec("with_buffers", **FRAGMENTS, evaluate_every_epochs=0.1, checkpoint_every_s=0.001),
     },
     {"name": "fragments-whole", "spec": toy_spec("with_buffers", sync=FRAGMENTS["sync"])},
-    # Late updates and much momentum do not go together at the highest rate that dense training bears.
-    {"name": "ssp", "spec": toy_spec(sync={"name": "ssp", "staleness": 5}, learning_rate_scale=0.2)},
-    {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2, **HALF)},
-    {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2)},
     {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 48}, **UNEVEN)},
     {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
     {
         "name": "refused-fragments",
         "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 4, "fragments": 2, "momentum": "average"}),
     },
-    {"name": "refused-late", "spec": toy_spec(sync={"name": "ssp"}, compression={"name": "int8"})},
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},

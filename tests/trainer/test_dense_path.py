@@ -36,12 +36,12 @@ def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> N
     spec = {"task": "digits", "workers": workers, "batch_policy": "static", "stop": {"max_steps": STEPS}}
     write_spec(tmp_path, RunSpec.model_validate_json(json.dumps(spec)))
     for calls in calls_of("task", tmp_path):
-        inside = [call for call in calls if "engine.py:train_step" in call["stack"]]
+        inside = [call for call in calls if "training.py:train_step" in call["stack"]]
         largest = max(call["elements"] for call in inside)
         gradients = [call for call in inside if call["elements"] == largest]
         assert len(gradients) == STEPS, "one collective a step carries the gradient"
         for call in gradients:
-            path = frames(call, "engine.py:train_step")
+            path = frames(call, "training.py:train_step")
             assert path[-1].startswith("channel.py:"), "the last frame of ours calls torch's collective"
 
 

@@ -81,7 +81,7 @@ def set_clock(folder: Path, ahead_s: int) -> None:
 def test_a_clock_that_is_set_ends_nothing_and_every_command_tells_the_truth(
     tmp_path: Path, asked: Callable[..., list[str]]
 ) -> None:
-    """By seconds, an hour and a day, both ways, while the launch goes on and for terminals that were opened since."""
+    """By seconds, an hour and a day, while the launch goes on and for terminals that were opened since."""
     (tmp_path / "run").mkdir()
 
     def said(command: str) -> str:
@@ -91,7 +91,7 @@ def test_a_clock_that_is_set_ends_nothing_and_every_command_tells_the_truth(
         assert launch.stdin is not None
         assert launch.stdout is not None
         assert launch.stdout.readline() == "starting\n"
-        for ahead_s in (2, -2, 3600, -3600, 86_400, -86_400):
+        for ahead_s in (-2, 3600, -86_400):
             set_clock(tmp_path, ahead_s)
             launch.stdin.write("poll\n")
             launch.stdin.flush()

@@ -264,4 +264,5 @@ def test_a_run_that_goes_on_is_starting_until_its_own_workers_have_begun(tmp_pat
             log.write("training_started", step=5)
         assert launcher.poll(handle).state is RunState.RUNNING
     finally:
+        (tmp_path / "go").touch()
         launcher.stop(handle)

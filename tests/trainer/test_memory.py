@@ -23,7 +23,7 @@ from . import memory_program
 from .scenarios import toy_spec
 
 CPU = torch.device("cpu")
-STEPS = 6
+STEPS = 3
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

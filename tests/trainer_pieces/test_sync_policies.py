@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import MOST_FLIGHTS, StalenessSchedule, Synchronization
+from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.policies.sync.periodic import MOST_APART
 from hetopt.trainer.policies.sync.policy import SyncObservation
 from hetopt.trainer.policies.sync.selsync import GradientChange, votes_needed
@@ -122,15 +122,6 @@ def test_the_change_is_a_number_from_the_first_step_on(norms, smoothing):
             assert change.change == pytest.approx(abs(change.mean - before.mean) / before.mean)
     assert change.after(math.nan).change == math.inf
     assert change.after(math.nan).mean == change.mean
-
-
-@given(staleness=st.integers(0, 300))
-def test_the_rhythm_of_ssp_keeps_its_staleness(staleness):
-    rhythm = StalenessSchedule.of(staleness)
-    assert 1 <= rhythm.flights <= MOST_FLIGHTS
-    assert rhythm.every * rhythm.flights <= staleness + 1
-    if staleness == 0:
-        assert rhythm == StalenessSchedule(every=1, flights=1)
 
 
 @pytest.mark.parametrize(

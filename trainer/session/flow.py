@@ -336,7 +336,6 @@ class Flow:
             spec,
             self._model,
             self._sides[0].optimizer,
-            rank=self.rank,
             device=self.device,
             clock=time.perf_counter,
             stopwatch=stopwatch,

@@ -30,7 +30,6 @@ from hetopt.trainer.policies.sync.policy import SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync, votes_needed
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.parameter_sync import ParameterSync
-from hetopt.trainer.sync.stale_sync import StaleSync
 from hetopt.trainer.sync.streaming_sync import StreamingSync
 from hetopt.trainer.sync.synchroniser import Own, Synchronizer
 
@@ -88,8 +87,7 @@ class Settled(Record):
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy[Any] | None:
-    """The policy that says when parameters are averaged; None: nobody asks (``bsp``, ``ssp``, and
-    ``auto`` before it has settled).
+    """The policy that says when parameters are averaged; None: nobody asks (``bsp``, and ``auto`` before it settled).
 
     Args:
         sync: the choice.
@@ -126,7 +124,6 @@ def make_synchroniser(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    rank: int,
     device: torch.device,
     clock: Callable[[], float],
     stopwatch: Stopwatch,
@@ -138,7 +135,6 @@ def make_synchroniser(
         spec: of the run.
         model: this worker's; now the same on all of them.
         optimizer: whose momentum is this worker's own.
-        rank: this worker's.
         device: where the model is.
         clock: seconds.
         stopwatch: of the device.
@@ -152,10 +148,6 @@ def make_synchroniser(
         raise BadInput(reason, hint="use sync bsp, or leave the other out")
     if not spec.is_local:
         return None
-    if spec.sync.name == "ssp":
-        return StaleSync(
-            staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=rank, stopwatch=stopwatch
-        )
     channel = partial(Channel, clock=clock, on=device)
     own = Own(model=model, optimizer=optimizer, channel=channel, stopwatch=stopwatch)
     if spec.sync.fragments > 1:

@@ -451,7 +451,7 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
         global_batch_size=run.global_batch_size,
         measured=gate.measured_share(run.sync),
     )
-    penalty, counts = gate.penalty(run.sync), to_target and run.sync.name != "ssp" and told.share > 0
+    penalty, counts = gate.penalty(run.sync), to_target and told.share > 0
     sent, notes = run.compression, (told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts))
     exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(sent), compute_s=compute_s)
     stretch, stretch_log_sd = meeting.model.losses.stretch(sent, meeting.workers) if counts else (1.0, 0.0)

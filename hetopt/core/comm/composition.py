@@ -231,15 +231,13 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
     return None
 
 
-def why_not_synchronised(name: str, synchronisation: str) -> str | None:
-    """Return one sentence on why this compressor does not go with this way of synchronising; None when it does."""
-    if synchronisation == "parameters" and name not in LOW_PRECISION:
+def why_not_averaged(name: str) -> str | None:
+    """One sentence on why averages of parameters are not sent by this compressor; None when they may be."""
+    if name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
             f"learned out of an average; use {either(LOW_PRECISION)}."
         )
-    if synchronisation == "updates" and name != "identity":
-        return f"Updates that arrive late are sent as they are, so {name} has nothing to act on; use identity."
     return None
 
 

@@ -57,7 +57,6 @@ def run_spec(task: str = "plain", **changes: Any) -> dict[str, Any]:
 
 RUNS: list[dict[str, Any]] = [
     {"name": "calm", "spec": run_spec(), "faults": []},
-    {"name": "killed", "spec": run_spec(), "faults": [{"at_step": 15, "kind": "kill", "place": 1}]},
     {"name": "leader", "spec": run_spec(), "faults": [{"at_step": 15, "kind": "kill", "place": 0}]},
     {
         "name": "fewer",
@@ -118,13 +117,13 @@ def test_every_run_ends_at_its_last_step(folder: Path, name: str) -> None:
     assert events(folder, name, "training_finished")[-1]["step"] == STEPS
 
 
-@pytest.mark.parametrize("name", ["killed", "leader", "torn"])
+@pytest.mark.parametrize("name", ["leader", "torn"])
 def test_what_was_interrupted_ends_where_the_undisturbed_run_does_to_the_bit(folder: Path, name: str) -> None:
     ends = [events(folder, each, "training_finished")[-1]["parameters_sha256"] for each in ("calm", name)]
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize(("name", "place"), [("killed", 1), ("leader", 0), ("topk", 1)])
+@pytest.mark.parametrize(("name", "place"), [("leader", 0), ("topk", 1)])
 def test_survivors_go_on_from_memory(folder: Path, name: str, place: int) -> None:
     (lost,) = events(folder, name, "worker_lost")
     (changed,) = events(folder, name, "workers_changed")
