@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Literal
@@ -22,19 +22,16 @@ from hetopt.core.events.records import (
     ClockJumped,
     ConditionChanged,
     EmulationSlowed,
-    Evaluated,
     ExchangeChanged,
     LogEvent,
     MemoryBoundLearned,
     PairedTrialEnded,
-    RunFailure,
     RunStarted,
     SharesChanged,
     StepsLogged,
     SupervisorActed,
     SupervisorMeasured,
     SyncSettled,
-    TrainingFinished,
     TrainingStarted,
     WorkerLost,
     WorkersChanged,
@@ -255,10 +252,6 @@ RECENT_S = 60.0
 
 DAY_S = 86_400.0
 
-LEAST_BETWEEN_S = 5.0
-BETWEEN_SHARE = 0.03
-"""Steps are told this long after they were told last, or, of a long run, when so much of its time has gone by."""
-
 
 @dataclass(kw_only=True)
 class RecentSteps:
@@ -382,47 +375,3 @@ def audited(progress: RunFold) -> str:
     if not audits.reason and audits.distance > audits.tolerance:
         what += ", no further than its own random numbers vary"
     return f"Audited {times}: {what}."
-
-
-class RunLog:
-    """What the log of a run says, a line at a time."""
-
-    def __init__(self, launch: Launch | None) -> None:
-        self._launch = launch
-        self._progress = RunFold.launched(launch.starts if launch is not None else ())
-        self._recent = RecentSteps()
-        self._told_s = 0.0
-
-    def lines(self, event: LogEvent) -> Iterator[str]:
-        """Yield what is to be said of the next event: nothing of most, a line of what happened, steps now and then."""
-        progress = self._progress
-        progress.take(event)
-        at_s = progress.trained_for_s or 0.0
-        said = self._sentence(event, at_s)
-        if said is not None:
-            yield f"{formatting.duration(at_s)}: {said}"
-
-    def _sentence(self, event: LogEvent, at_s: float) -> str | None:
-        progress, launch = self._progress, self._launch
-        match event:
-            case RunStarted():
-                batches = ", ".join(formatting.count(worker.local_batch_size) for worker in event.workers)
-                workers = formatting.counted(len(event.workers), "worker")
-                return f"{event.task} starts on {workers}, local batch sizes {batches}"
-            case StepsLogged():
-                self._recent.take(event)
-                if progress.step > event.steps and at_s - self._told_s < max(LEAST_BETWEEN_S, BETWEEN_SHARE * at_s):
-                    return None
-                self._told_s = at_s
-                now = self._recent.step_time_s
-                return ", ".join(figures(progress, launch, step_time_s=now, now_s=event.time_s, money=False)[:4])
-            case Evaluated():
-                return f"step {formatting.count(event.step)}: {formatting.reached(event.metrics, None)}"
-            case TrainingFinished():
-                return f"over after {formatting.counted(progress.step, 'step')}{formatting.ending(event.reason)}"
-            case RunFailure():
-                return f"failed: {progress.failure}"
-            case _:
-                factor = launch.time_factor if launch is not None else 1.0
-                found = happening(event, progress.roster.host, at_s=at_s, time_factor=factor)
-                return found.sentence if found is not None else None
