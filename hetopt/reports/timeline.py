@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field, NonNegativeInt
 
@@ -134,60 +134,55 @@ def happening(
         at_s: when it happened, seconds since training began.
         time_factor: see `happenings`.
     """
-    kind: Kind
-    where: tuple[str, ...] = ()
-    step: int | None = None
+    text = _text(event, time_factor)
+    if text is None:
+        return None
+    hosts: tuple[str, ...] = ()
+    match event:
+        case MemoryBoundLearned():
+            hosts = (host(event.rank),)
+        case SupervisorActed(action="on-demand" | "switch"):
+            pass  # all of it
+        case ConditionChanged() | WorkerLost() | SupervisorActed():
+            hosts = (event.host,)
+    kind, step = cast("Kind", event.event), getattr(event, "step", None)
+    return Happening(kind=kind, time_s=round(at_s, 3), step=step, hosts=hosts, text=text)
+
+
+def _text(event: LogEvent, time_factor: float) -> str | None:
+    """Return what an event tells, but for whom it concerns; None: nothing."""
     match event:
         case ConditionChanged():
-            kind, where, step = "condition_changed", (event.host,), event.step
-            text = _conditions(event, time_factor)
-        case EmulationSlowed():
-            kind, text, step = "miniature_slowed", event.reason, event.step
+            return _conditions(event, time_factor)
+        case EmulationSlowed() | AuditDiffers() | WorkerLost():
+            return event.reason
         case MemoryBoundLearned():
-            kind, where, step = "memory_bound_learned", (host(event.rank),), event.step
-            text = f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
-        case WorkerLost():
-            kind, where, text = "worker_lost", (event.host,), event.reason
+            return f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
         case WorkersChanged():
-            kind, text, step = "workers_changed", _who_trains(event), event.step
+            return _who_trains(event)
         case CheckpointFailed():
-            kind, step = "checkpoint_failed", event.step
-            text = f"no checkpoint: {event.reason}"
+            return f"no checkpoint: {event.reason}"
         case CheckpointSkipped():
-            kind, text, step = "checkpoint_skipped", f"passed over a checkpoint: {event.reason}", event.step
+            return f"passed over a checkpoint: {event.reason}"
         case ClockJumped():
-            kind = "clock_jumped"
-            text = f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
+            return f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
         case SupervisorActed():
-            done, all_of_it = _DONE[event.action], event.action in ("on-demand", "switch")
-            where = () if all_of_it else (event.host,)
-            kind, text, step = "supervisor_acted", f"{done}: {event.reason}", event.step
+            return f"{_DONE[event.action]}: {event.reason}"
         case SupervisorMeasured():
-            kind, step = "supervisor_measured", event.step
-            text = gain_in_words(
-                asdict(event), "a step takes {measured} {how}; {expected} was expected, {before} before"
-            )
+            how = "a step takes {measured} {how}; {expected} was expected, {before} before"
+            return gain_in_words(asdict(event), how)
         case SharesChanged():
-            after = ", ".join(map(str, event.after))
-            kind, text, step = "shares_changed", f"local batch sizes {after} ({event.reason})", event.step
+            return f"local batch sizes {', '.join(map(str, event.after))} ({event.reason})"
         case PairedTrialEnded():
-            kind, text, step = "twins_tried", _tried(event), event.step
+            return _tried(event)
         case SyncSettled():
-            averages = f"averaged every {formatting.counted(event.every_steps, 'step')}, in {event.compressor}"
-            if event.fragments > 1:
-                averages += f", a fragment of {event.fragments} at a time"
-            kind, step = "sync_settled", event.step
-            text = f"from now on parameters are {averages} ({event.reason})"
-        case AuditDiffers():
-            kind, text, step = "audit_differs", event.reason, event.step
+            part = f", a fragment of {event.fragments} at a time" if event.fragments > 1 else ""
+            every = formatting.counted(event.every_steps, "step")
+            return f"from now on parameters are averaged every {every}, in {event.compressor}{part} ({event.reason})"
         case ExchangeChanged():
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
-            way, reason = event.after, event.reason
-            kind, step = "exchange_changed", event.step
-            text = reason if way in reason else f"now {way} ({reason})"
-        case _:
-            return None
-    return Happening(kind=kind, time_s=round(at_s, 3), step=step, hosts=where, text=text)
+            return event.reason if event.after in event.reason else f"now {event.after} ({event.reason})"
+    return None
 
 
 def _who_trains(event: WorkersChanged) -> str:
