@@ -14,7 +14,6 @@ from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import chance, cluster, count, duration, usd, vcpus
 from hetopt.core.memory import Precision
-from hetopt.core.plain_text import html_table
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule
 from hetopt.core.synchronization import Synchronization
@@ -301,10 +300,6 @@ SMALL = 0.01
 """Of a bill: what is less is not worth a line of its own."""
 
 
-_CELLS = ("cluster", "market", "time", "cost", "90 %", "batch size")
-"""Heads of the table that notebooks show of candidates."""
-
-
 class Candidate(RecordLeavingOut):
     """A cluster and its prediction."""
 
@@ -331,23 +326,6 @@ class Candidate(RecordLeavingOut):
 
     def __repr__(self) -> str:
         return f"<Candidate {self}>"
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: a row like those of a plan."""
-        return html_table(f"Candidate: {self}", _CELLS, [self.cells])
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Its row in a table under `_CELLS`."""
-        said = self.prediction
-        return (
-            cluster((group.machines, group.instance_type) for group in self.groups),
-            ", ".join(dict.fromkeys(group.market for group in self.groups)),
-            duration(said.total_s.value),
-            usd(said.cost_usd.value),
-            f"up to {usd(said.cost_usd.high)}",
-            f"{self.global_batch_size:,}",
-        )
 
     @property
     def in_words(self) -> str:
@@ -403,12 +381,6 @@ class Choice(Record):
 
     def __repr__(self) -> str:
         return f"<Choice {self}>"
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: a row like those of a plan, and the chance to keep the limits."""
-        kept = () if self.chance is None else (f"{chance(self.chance)} within the limits",)
-        here = ("this machine", "", duration(self.total_s.value), usd(self.cost_usd.value), "", "")
-        return html_table(str(self), _CELLS, [here if self.candidate is None else self.candidate.cells], below=kept)
 
     @property
     def usd_per_hour(self) -> float:
@@ -499,6 +471,7 @@ class Plan(Artifact):
     KIND: ClassVar[str] = "plan"
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt recommend PROFILE --budget USD -o FILE"
+    SHOWN_BY: ClassVar[str] = "hetopt.reports.plan_document:page"
 
     created: str
     hetopt_version: str
@@ -606,9 +579,3 @@ class Plan(Artifact):
 
     def __repr__(self) -> str:
         return f"<Plan {self._in_a_line}>"
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: all plans, quickest first."""
-        rows = [plan.cells for plan in self.plans]
-        below = (*filter(None, [self.not_compared]), *self.explanation)
-        return html_table(f"Plan: {self._in_a_line}", _CELLS, rows, below=below)

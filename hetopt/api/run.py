@@ -15,8 +15,8 @@ from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunFold, RunHistory
-from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread, read_with_decisions
-from hetopt.core.events.records import RunStarted, StepsLogged
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Unread, read_with_decisions
+from hetopt.core.events.records import RunStarted
 from hetopt.core.interruption import PIECES, Reporter, stopping
 from hetopt.core.run_folder import (
     OUTPUT_FOLDER,
@@ -205,11 +205,9 @@ class Run:
         Raises:
             BadInput: the run is over, and the worker has no output.
         """
-        from hetopt.reports.timeline import RunLog
-
         told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[str, int] = {}
-        events_read, in_words = EventReader(path=told["events"]), RunLog(self.launch)
+        live = self.unread()
         while True:
             over = self.status().state.is_over
             files = told if events else log_files(self.folder, worker)
@@ -218,8 +216,8 @@ class Run:
                     f"{self.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers"
                 )
             if not events and worker is None:
-                for event in events_read.read():
-                    yield from (LogLine(source="run", text=line) for line in in_words.lines(event))
+                said = filter(None, map(live.said, live.log.read()))
+                yield from (LogLine(source="run", text=line) for line in said)
             for source, path in files.items():
                 text, offsets[source] = read_from(path, offsets.get(source, 0))
                 yield from (LogLine(source=source, text=line) for line in text.splitlines())
@@ -388,13 +386,13 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     from hetopt.backends.backend import Renting
     from hetopt.backends.processes import ProcessLauncher, saved_bytes
     from hetopt.backends.supervisor import Supervision
-    from hetopt.reports.timeline import RecentSteps, figures, happening, pause
+    from hetopt.reports.timeline import figures, pause
 
     supervision = Supervision.of(launch, run.folder, run.backend if isinstance(run.backend, Renting) else None)
-    progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)
-    unread = reader.unread
+    live = run.unread()
+    progress, reader, unread = live.progress, live.log, live.log.unread
     expected = max(launch.prediction.steps.value, 1.0)
-    recent, looked_s = RecentSteps(), time.monotonic()
+    looked_s = time.monotonic()
     arrived, arrived_s = dict[Path, int](), looked_s
     printed = _LeaderOutput(run.folder) if launch.spec.script else None
     while True:
@@ -403,13 +401,11 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             reporter.note(line)
         for event in reader.read():
             supervision.take_in(event)
-            if isinstance(event, StepsLogged):
-                recent.take(event)
+            passed = live.take(event)
             if on_event is not None:
                 on_event(event)
             if progress.clock.awaits:
                 continue  # of an earlier session, in which it was told
-            passed = happening(event, progress.roster.host, time_factor=launch.time_factor)
             # The report draws what is routine.
             if passed is not None and not passed.is_routine:
                 reporter.note(f"step {formatting.count(progress.step)}: {passed.sentence}")
@@ -422,7 +418,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         if waits is not None and not status.state.is_over:
             reporter(waits, min(progress.step / expected, 1.0))
         elif progress.logged_steps and not progress.clock.awaits:
-            now = figures(progress, launch, step_time_s=recent.step_time_s, now_s=time.time())
+            now = figures(progress, launch, step_time_s=live.recent.step_time_s, now_s=time.time())
             reporter(PIECES.join(now), min(progress.step / expected, 1.0))
         if status.state.is_over:
             return status

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hetopt.api.hosts import HostFound
     from hetopt.backends.ec2.renter.doctor import Check
 
+MARKS = {"good": "✓", "bad": "✗", "unknown": "?"}
+
 
 @with_options(Ec2, leave_out=("data", "unprobed", "accept_risk", "accept_fewer"))
 def doctor(
@@ -45,12 +47,11 @@ def doctor(
     from hetopt.api.account import worst
 
     checks: list[Check] = []
-    marks = {"good": "✓", "bad": "✗", "unknown": "?"}
     for check in look(plan, region=region, options=Ec2(**typed)):
         checks.append(check)
         if not json_:
             hint = f" → {check.hint}" if check.hint else ""
-            render.bullet(f"{check.name}: {check.said}{hint}", mark=marks[check.verdict])
+            render.bullet(f"{check.name}: {check.said}{hint}", mark=MARKS[check.verdict])
     if json_:
         render.print_json([asdict(check) for check in checks])
     wrong = [check.name for check in checks if check.verdict == "bad"]
@@ -115,8 +116,6 @@ def attach(
     account.attach(run, region=region, bucket=bucket)
     render.line(f"{run} is known here now; look at it with `hetopt status {run}`")
 
-
-MARKS = {"good": "✓", "bad": "✗", "unknown": "?"}
 
 app = typer.Typer(
     name="hosts",

@@ -122,20 +122,7 @@ def drawn(picture: Sequence[str]) -> Text:
 
 @contextmanager
 def live_view() -> Iterator[Callable[[Sequence[str]], None]]:
-    """A part of the terminal that is drawn anew with each call; it stays as it was last. Never draws by itself.
-
-    Where stdout is no terminal, each new title is a line.
-    """
-    if not console().is_terminal:
-        titles: list[str] = [""]
-
-        def show_title(picture: Sequence[str]) -> None:
-            if picture[0] != titles[-1]:
-                titles.append(picture[0])
-                line(picture[0])
-
-        yield show_title
-        return
+    """Yield what draws a part of the terminal anew; it stays as it was last, and never draws by itself."""
     with RichLive(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda picture: live.update(drawn(picture), refresh=True)
 

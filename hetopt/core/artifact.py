@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
 
@@ -129,6 +130,8 @@ class Artifact(Record):
     VERSION: ClassVar[int]
     READ_AS_WELL: ClassVar[tuple[int, ...]] = ()
     MADE_BY: ClassVar[str]
+    SHOWN_BY: ClassVar[str] = ""
+    """What makes the document that a notebook shows, as ``module:function``; empty: a notebook shows the text."""
 
     kind: str = ""
     schema_version: int = Field(default=0, ge=0)
@@ -138,6 +141,13 @@ class Artifact(Record):
         if not self.kind:
             object.__setattr__(self, "kind", type(self).KIND)
             object.__setattr__(self, "schema_version", type(self).VERSION)
+
+    def _repr_html_(self) -> str | None:
+        """Return the document as a notebook shows it: the page of the same artifact, in a frame."""
+        module, _, function = type(self).SHOWN_BY.partition(":")
+        if not module:
+            return None
+        return str(import_module("hetopt.reports.html").notebook(getattr(import_module(module), function)(self)))
 
     @classmethod
     def from_json(cls, text: str, *, origin: str) -> Self:

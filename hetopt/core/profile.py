@@ -19,7 +19,6 @@ from pydantic import (
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
 from hetopt.core.memory import Precision, TrainingMemory
-from hetopt.core.plain_text import html_table
 from hetopt.core.step_samples import ModelKind, StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
@@ -289,6 +288,7 @@ class Profile(Artifact, RecordLeavingOut):
     KIND: ClassVar[str] = "profile"
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt profile TASK -o FILE"
+    SHOWN_BY: ClassVar[str] = "hetopt.reports.profile_document:page"
     LEFT_OUT = ("precision_trials", "exchange_trials")
 
     created: str = Field(description="ISO 8601, UTC")
@@ -340,23 +340,6 @@ class Profile(Artifact, RecordLeavingOut):
 
     def __repr__(self) -> str:
         return f"<Profile of {self}>"
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: how long a step takes, and on what."""
-        rows = [
-            (
-                (self.host.accelerator or self.host.cpu_model) if device.type == "local" else device.type,
-                f"{device.workers_per_host}",
-                device.precision,
-                f"{point.local_batch_size:,}",
-                f"{1e3 * point.step_time_s:.3g}",
-                f"{point.local_batch_size / point.step_time_s:,.0f}",
-            )
-            for device in self.devices
-            for point in device.step_times
-        ]
-        head = ("device", "workers at once", "precision", "batch of a worker", "step (ms)", "samples/s of a worker")
-        return html_table(f"Profile of {self}", head, rows)
 
     @property
     def is_counted(self) -> bool:

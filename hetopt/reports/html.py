@@ -173,8 +173,9 @@ def is_page(path: Path, kind: str) -> bool:
 
 
 def notebook(document: Document) -> str:
-    """Return a document as a notebook shows it."""
-    return f"<div><b>{escape(document.title)}</b>{inside((*document.about, *document.blocks))}</div>"
+    """Return a page in a frame of its own: it neither takes a notebook's styles nor gives it any."""
+    style = "width:100%;height:36rem;border:0"
+    return f'<iframe srcdoc="{escape(page(document))}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 def inside(blocks: Iterable[Block]) -> str:

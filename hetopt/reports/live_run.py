@@ -9,17 +9,29 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetopt.core import formatting
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread
-from hetopt.core.events.records import LogEvent, StepsLogged
+from hetopt.core.events.records import (
+    Evaluated,
+    LogEvent,
+    RunFailure,
+    RunStarted,
+    StepsLogged,
+    TrainingFinished,
+)
 from hetopt.core.run_folder import ConditionsReader, latest_checkpoint
 from hetopt.core.run_status import RunState, RunStatus, end_reason
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.report import worker_reports
-from hetopt.reports.timeline import Happening, RecentSteps, audited, happening, joined, left_s, pause
+from hetopt.reports.timeline import Happening, RecentSteps, audited, figures, happening, joined, left_s, pause
 
 LATEST_HAPPENINGS = 5
+
+LEAST_BETWEEN_S = 5.0
+BETWEEN_SHARE = 0.03
+"""Steps are told this long after they were told last, or, of a long run, when so much of its time has gone by."""
 
 UNREADABLE = "unreadable"
 """The state of a run whose folder holds what nobody can read."""
@@ -43,6 +55,7 @@ class LiveRun:
     decisions: EventReader
     recent: RecentSteps = field(default_factory=RecentSteps)
     happenings: list[Happening] = field(default_factory=list)
+    _said_s: float = 0.0
 
     @classmethod
     def of(cls, folder: Path, launch: Launch | None) -> LiveRun:
@@ -63,18 +76,48 @@ class LiveRun:
         for reader in (self.log, self.decisions):
             for events in reader.parts():
                 for event in events:
-                    self._take(event)
+                    self.take(event)
 
-    def _take(self, event: LogEvent) -> None:
+    def take(self, event: LogEvent) -> Happening | None:
+        """Go on with an event of the run, and return what it tells a person who watches."""
         self.progress.take(event)
         if isinstance(event, StepsLogged):
             self.recent.take(event)
-            return
+            return None
         at_s, factor = self.progress.trained_for_s or 0.0, 1.0 if self.launch is None else self.launch.time_factor
         found = happening(event, self.progress.roster.host, at_s=at_s, time_factor=factor)
         if found is not None:
             before = [one for one in self.happenings if not (found.is_routine and one.kind == found.kind)]
             self.happenings = joined([*before, found])[-LATEST_HAPPENINGS:]
+        return found
+
+    def said(self, event: LogEvent) -> str | None:
+        """Go on with an event, and return a line of what happened: nothing of most, steps now and then."""
+        happened, progress = self.take(event), self.progress
+        at_s = progress.trained_for_s or 0.0
+        match event:
+            case RunStarted():
+                batches = ", ".join(formatting.count(worker.local_batch_size) for worker in event.workers)
+                workers = formatting.counted(len(event.workers), "worker")
+                text = f"{event.task} starts on {workers}, local batch sizes {batches}"
+            case StepsLogged():
+                if progress.step > event.steps and at_s - self._said_s < max(LEAST_BETWEEN_S, BETWEEN_SHARE * at_s):
+                    return None
+                self._said_s = at_s
+                step_s = self.recent.step_time_s
+                now = figures(progress, self.launch, step_time_s=step_s, now_s=event.time_s, money=False)
+                text = ", ".join(now[:4])
+            case Evaluated():
+                text = f"step {formatting.count(event.step)}: {formatting.reached(event.metrics, None)}"
+            case TrainingFinished():
+                text = f"over after {formatting.counted(progress.step, 'step')}{formatting.ending(event.reason)}"
+            case RunFailure():
+                text = f"failed: {progress.failure}"
+            case _ if happened is None:
+                return None
+            case _:
+                text = happened.sentence
+        return f"{formatting.duration(at_s)}: {text}"
 
     @property
     def unread(self) -> Unread:

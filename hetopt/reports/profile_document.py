@@ -9,10 +9,16 @@ from hetopt.core.calibration_benchmark import Timing, summarize
 from hetopt.core.comm.cost import FASTEST_BYTES_PER_S
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
 from hetopt.core.training_laws import Moments, noise_scale
-from hetopt.reports.document import Block, Heading, Line, Remarks, Table, columns
+from hetopt.reports.document import Block, Document, Heading, Line, Remarks, Table, columns
 
 WORTH_SAYING = 1.15
 """Times its processor time that computing may take."""
+
+
+def page(profile: Profile) -> Document:
+    """Return all that is shown of a profile, for a page."""
+    blocks = [*document(profile), Remarks(list(notes(profile)))]
+    return Document(kind="hetopt profile", title=f"Profile of {profile}", blocks=blocks)
 
 
 def document(profile: Profile) -> Iterator[Block]:

@@ -125,6 +125,7 @@ class Report(Artifact):
     KIND: ClassVar[str] = "report"
     VERSION: ClassVar[int] = 3
     MADE_BY: ClassVar[str] = "hetopt report RUN"
+    SHOWN_BY: ClassVar[str] = "hetopt.reports.run_document:document"
 
     run_id: str
     task: Told
@@ -158,13 +159,6 @@ class Report(Artifact):
 
     def __repr__(self) -> str:
         return f"<Report of {self.run_id}: {self.state}>"
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it."""
-        from hetopt.reports import html
-        from hetopt.reports.run_document import document
-
-        return html.notebook(document(self))
 
 
 def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bool = False) -> tuple[WorkerReport, ...]:

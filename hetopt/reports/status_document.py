@@ -61,10 +61,11 @@ def _what(fact: Mapping[str, Any]) -> str:
 
 def _cost(fact: Mapping[str, Any]) -> str:
     """Return what a run has cost, and how much of its budget that is."""
-    if fact.get("usd") is None:
+    rental = fact.get("rental")
+    usd = fact.get("usd") if rental is None else rental["spent_usd"]
+    if usd is None:
         return ""
-    budget, rental = fact["budget_usd"], fact["rental"]
-    usd = fact["usd"] if rental is None else rental["spent_usd"]
+    budget = fact["budget_usd"]
     of = f" of {formatting.usd(budget)}" if budget else ""
     words = f"{formatting.usd(usd)}{of}" if rental else cost_words(usd, fact["usd_per_hour"], fact["on"], of)
     drawn = share_bar("budget used", usd / budget) if budget and usd else ""

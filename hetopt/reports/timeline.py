@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field, NonNegativeInt
 
@@ -22,19 +22,16 @@ from hetopt.core.events.records import (
     ClockJumped,
     ConditionChanged,
     EmulationSlowed,
-    Evaluated,
     ExchangeChanged,
     LogEvent,
     MemoryBoundLearned,
     PairedTrialEnded,
-    RunFailure,
     RunStarted,
     SharesChanged,
     StepsLogged,
     SupervisorActed,
     SupervisorMeasured,
     SyncSettled,
-    TrainingFinished,
     TrainingStarted,
     WorkerLost,
     WorkersChanged,
@@ -131,59 +128,53 @@ def happening(
         at_s: when it happened, seconds since training began.
         time_factor: see `happenings`.
     """
-    kind: Kind
-    where: tuple[str, ...] = ()
-    step: int | None = None
+    text = _text(event, time_factor)
+    if text is None:
+        return None
+    hosts: tuple[str, ...] = ()
+    match event:
+        case MemoryBoundLearned():
+            hosts = (host(event.rank),)
+        case ConditionChanged() | WorkerLost() | SupervisorActed(action="replace"):
+            hosts = (event.host,)
+    kind, step = cast("Kind", event.event), getattr(event, "step", None)
+    return Happening(kind=kind, time_s=round(at_s, 3), step=step, hosts=hosts, text=text)
+
+
+def _text(event: LogEvent, time_factor: float) -> str | None:
+    """Return what an event tells, but for whom it concerns; None: nothing."""
     match event:
         case ConditionChanged():
-            kind, where, step = "condition_changed", (event.host,), event.step
-            text = _conditions(event, time_factor)
-        case EmulationSlowed():
-            kind, text, step = "miniature_slowed", event.reason, event.step
+            return _conditions(event, time_factor)
+        case EmulationSlowed() | AuditDiffers() | WorkerLost():
+            return event.reason
         case MemoryBoundLearned():
-            kind, where, step = "memory_bound_learned", (host(event.rank),), event.step
-            text = f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
-        case WorkerLost():
-            kind, where, text = "worker_lost", (event.host,), event.reason
+            return f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
         case WorkersChanged():
-            kind, text, step = "workers_changed", _who_trains(event), event.step
+            return _who_trains(event)
         case CheckpointFailed():
-            kind, step = "checkpoint_failed", event.step
-            text = f"no checkpoint: {event.reason}"
+            return f"no checkpoint: {event.reason}"
         case CheckpointSkipped():
-            kind, text, step = "checkpoint_skipped", f"passed over a checkpoint: {event.reason}", event.step
+            return f"passed over a checkpoint: {event.reason}"
         case ClockJumped():
-            kind = "clock_jumped"
-            text = f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
+            return f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
         case SupervisorActed():
-            done, where = _DONE[event.action], (event.host,) if event.action == "replace" else ()
-            kind, text, step = "supervisor_acted", f"{done}: {event.reason}", event.step
+            return f"{_DONE[event.action]}: {event.reason}"
         case SupervisorMeasured():
-            kind, step = "supervisor_measured", event.step
-            text = gain_in_words(
-                asdict(event), "a step takes {measured} {how}; {expected} was expected, {before} before"
-            )
+            how = "a step takes {measured} {how}; {expected} was expected, {before} before"
+            return gain_in_words(asdict(event), how)
         case SharesChanged():
-            after = ", ".join(map(str, event.after))
-            kind, text, step = "shares_changed", f"local batch sizes {after} ({event.reason})", event.step
+            return f"local batch sizes {', '.join(map(str, event.after))} ({event.reason})"
         case PairedTrialEnded():
-            kind, text, step = "twins_tried", _tried(event), event.step
+            return _tried(event)
         case SyncSettled():
-            averages = f"averaged every {formatting.counted(event.every_steps, 'step')}, in {event.compressor}"
-            if event.fragments > 1:
-                averages += f", a fragment of {event.fragments} at a time"
-            kind, step = "sync_settled", event.step
-            text = f"from now on parameters are {averages} ({event.reason})"
-        case AuditDiffers():
-            kind, text, step = "audit_differs", event.reason, event.step
+            part = f", a fragment of {event.fragments} at a time" if event.fragments > 1 else ""
+            every = formatting.counted(event.every_steps, "step")
+            return f"from now on parameters are averaged every {every}, in {event.compressor}{part} ({event.reason})"
         case ExchangeChanged():
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
-            way, reason = event.after, event.reason
-            kind, step = "exchange_changed", event.step
-            text = reason if way in reason else f"now {way} ({reason})"
-        case _:
-            return None
-    return Happening(kind=kind, time_s=round(at_s, 3), step=step, hosts=where, text=text)
+            return event.reason if event.after in event.reason else f"now {event.after} ({event.reason})"
+    return None
 
 
 def _who_trains(event: WorkersChanged) -> str:
@@ -247,10 +238,6 @@ RECENT_S = 60.0
 """Of steps, whose mean time tells when the run will be over."""
 
 DAY_S = 86_400.0
-
-LEAST_BETWEEN_S = 5.0
-BETWEEN_SHARE = 0.03
-"""Steps are told this long after they were told last, or, of a long run, when so much of its time has gone by."""
 
 
 @dataclass(kw_only=True)
@@ -375,47 +362,3 @@ def audited(progress: RunFold) -> str:
     if not audits.reason and audits.distance > audits.tolerance:
         what += ", no further than its own random numbers vary"
     return f"Audited {times}: {what}."
-
-
-class RunLog:
-    """What the log of a run says, a line at a time."""
-
-    def __init__(self, launch: Launch | None) -> None:
-        self._launch = launch
-        self._progress = RunFold.launched(launch.starts if launch is not None else ())
-        self._recent = RecentSteps()
-        self._told_s = 0.0
-
-    def lines(self, event: LogEvent) -> Iterator[str]:
-        """Yield what is to be said of the next event: nothing of most, a line of what happened, steps now and then."""
-        progress = self._progress
-        progress.take(event)
-        at_s = progress.trained_for_s or 0.0
-        said = self._sentence(event, at_s)
-        if said is not None:
-            yield f"{formatting.duration(at_s)}: {said}"
-
-    def _sentence(self, event: LogEvent, at_s: float) -> str | None:
-        progress, launch = self._progress, self._launch
-        match event:
-            case RunStarted():
-                batches = ", ".join(formatting.count(worker.local_batch_size) for worker in event.workers)
-                workers = formatting.counted(len(event.workers), "worker")
-                return f"{event.task} starts on {workers}, local batch sizes {batches}"
-            case StepsLogged():
-                self._recent.take(event)
-                if progress.step > event.steps and at_s - self._told_s < max(LEAST_BETWEEN_S, BETWEEN_SHARE * at_s):
-                    return None
-                self._told_s = at_s
-                now = self._recent.step_time_s
-                return ", ".join(figures(progress, launch, step_time_s=now, now_s=event.time_s, money=False)[:4])
-            case Evaluated():
-                return f"step {formatting.count(event.step)}: {formatting.reached(event.metrics, None)}"
-            case TrainingFinished():
-                return f"over after {formatting.counted(progress.step, 'step')}{formatting.ending(event.reason)}"
-            case RunFailure():
-                return f"failed: {progress.failure}"
-            case _:
-                factor = launch.time_factor if launch is not None else 1.0
-                found = happening(event, progress.roster.host, at_s=at_s, time_factor=factor)
-                return found.sentence if found is not None else None

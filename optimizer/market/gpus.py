@@ -8,7 +8,6 @@ from math import inf
 from typing import Literal
 
 from hetopt.core.formatting import usd
-from hetopt.core.plain_text import html_table
 from hetopt.optimizer.market.catalog import Catalog, Listing
 from hetopt.optimizer.market.catalog_filter import AnyMarket, by_quantity, has_accelerator, known_accelerator, price_in
 from hetopt.optimizer.market.instance_type import Accelerator
@@ -74,30 +73,14 @@ class RentableGpu:
 
 
 class RentableGpus(tuple[RentableGpu, ...]):
-    """GPUs in the order that was asked for: a line each when printed, a table in a notebook."""
+    """GPUs in the order that was asked for: a line each when printed."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
 
-    def _repr_html_(self) -> str:
-        rows = [
-            (
-                gpu.name,
-                f"{gpu.memory_gib:.0f}",
-                *("" if rate is None else f"{rate:.4g}" for rate in (gpu.fp32_tflops, gpu.bf16_tflops)),
-                f"{gpu.count} in {gpu.machine.instance_type.name}",
-                *(
-                    "" if price is None else usd(price.usd_per_hour)
-                    for price in (gpu.machine.on_demand, gpu.machine.spot)
-                ),
-                gpu.region or "",
-            )
-            for gpu in self
-        ]
-        head = ("GPU", "GiB", "fp32 TFLOP/s", "bf16 TFLOP/s", "cheapest machine", "on demand, an hour", "spot, an hour")
-        return html_table("GPUs that can be rented", (*head, "region"), rows)
+    __repr__ = __str__
 
 
 def rentable_gpus(

@@ -142,7 +142,7 @@ def test_nothing_on_a_page_is_cut_at_a_desk_and_nothing_fetched(site: Path, addr
         assert [one for one in page.fetched if not one.startswith((address, "data:", "blob:"))] == []
 
 
-@pytest.mark.parametrize("scheme", ["default", "slate"])
+@pytest.mark.parametrize("scheme", ["default", pytest.param("slate", marks=pytest.mark.slow)])
 def test_the_site_is_read_in_both_colour_schemes_and_on_a_phone(address: str, tmp_path: Path, scheme: str) -> None:
     """In a browser of its own each: the theme keeps what it was first seen in."""
     with browser(tmp_path) as page:

@@ -89,6 +89,7 @@ def blocks(text: str) -> list[Block]:
 
 SHOW: dict[str, Callable[[str], object]] = {
     "show": lambda text: render.show(blocks(text)),
+    "whole": lambda text: render.whole(Document(kind="k", title=text, blocks=blocks(text))),
     "line": render.line,
     "bullet": render.bullet,
     "note": render.note,

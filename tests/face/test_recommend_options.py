@@ -203,8 +203,13 @@ QUESTIONS: dict[str, tuple[str | Profile, str, int]] = {
 }
 """By name: the job, what is asked, and the exit code."""
 
+QUICK_QUESTIONS = ("a-second", "cpu-only", "gpu", "new-account", "days", "sure")
+"""Those that are asked in every run of the tests; each is a whole search."""
 
-@pytest.mark.parametrize("name", QUESTIONS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK_QUESTIONS)) for name in QUESTIONS]
+)
 def test_an_answer_is_one_screen_and_has_not_changed(
     name: str,
     hetopt: Callable[..., Answer],
