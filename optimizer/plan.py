@@ -332,10 +332,6 @@ class Candidate(RecordLeavingOut):
     def __repr__(self) -> str:
         return f"<Candidate {self}>"
 
-    def _repr_html_(self) -> str:
-        """As notebooks show it: a row like those of a plan."""
-        return html_table(f"Candidate: {self}", _CELLS, [self.cells])
-
     @property
     def cells(self) -> tuple[str, ...]:
         """Its row in a table under `_CELLS`."""
@@ -403,12 +399,6 @@ class Choice(Record):
 
     def __repr__(self) -> str:
         return f"<Choice {self}>"
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: a row like those of a plan, and the chance to keep the limits."""
-        kept = () if self.chance is None else (f"{chance(self.chance)} within the limits",)
-        here = ("this machine", "", duration(self.total_s.value), usd(self.cost_usd.value), "", "")
-        return html_table(str(self), _CELLS, [here if self.candidate is None else self.candidate.cells], below=kept)
 
     @property
     def usd_per_hour(self) -> float:
