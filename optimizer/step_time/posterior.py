@@ -79,7 +79,6 @@ class Posterior:
         covariance: of ``mode``.
         prior_mean, prior_sd: of the parameters.
         compression_prior: of a compressor that was not measured.
-        channels: linearised at the mode.
     """
 
     observed: Observed
@@ -90,7 +89,6 @@ class Posterior:
     prior_mean: Array
     prior_sd: Array
     compression_prior: Gaussian
-    channels: tuple[Channel, ...]
 
     @property
     def parameters(self) -> Array:
@@ -158,7 +156,6 @@ def fit(observed: Observed, *, priors: Mapping[str, Normal] = PRIORS, spread: Sp
         prior_mean=mean,
         prior_sd=sd,
         compression_prior=Gaussian(mean=_scales(observed)["compression"], sd=priors["compression"].sd),
-        channels=best.channels,
     )
 
 
