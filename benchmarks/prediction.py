@@ -1,23 +1,17 @@
-"""How far predictions lie from the truth: public step times from real GPU clusters, and the demo's run, for real.
+"""How far predicted step times lie from the truth: public step times from real GPU clusters.
 
-Step times: each folder of the data is fitted on a cheap profile (with no, one or three probes of hetopt's choosing, or
+Each folder of the data is fitted on a cheap profile (with no, one or three probes of hetopt's choosing, or
 on a tenth of its rows), and everything else is predicted. The published models get the same rows; AdaptDL's is its
 authors' code where an interpreter has it (`benchmarks._adaptdl`). One default configuration for all folders. The line
 "cluster held out" repeats hetopt's with priors taken from other clusters alone: what to expect of a cluster that nobody
 has measured. The two folders of Azure came later: figures that do not name them are means over the six others, and
 those with a cluster held out over all eight.
-
-The demo: profile, plan, train, report, for real. Its baseline predicts from the same profile as one would by hand: the
-measured step time of an unhurried worker at its share, nothing else.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import _adaptdl
 from benchmarks._held_out_priors import FLAT, learned_priors
-from benchmarks._outcome import Bound, Outcome, options, publish, quartiles, run_benchmark
+from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._step_baselines import Goodput, StepTimePeer, ernest, scavenger
 from benchmarks._step_traces import (
     AZURE,
@@ -42,76 +36,9 @@ from benchmarks._step_traces import (
     tasks,
     traces,
 )
-from hetopt.backends.prediction.hosting import division
-from hetopt.optimizer.fit import fit as fit_profile
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit
-from hetopt.reports.report import TOLERANCE, Report
-
-PACES = ("1,1", "1,2", "1,3")
-GOAL = ("--budget", "2", "--epochs", "100", "--batch-size", "256")
-HETOPT = (sys.executable, "-m", "hetopt.cli.main")
-
-
-def run(home: Path, *arguments: str) -> str:
-    """The standard output of one hetopt command whose runs live under ``home``."""
-    environment = {**os.environ, "HETOPT_HOME": str(home)}
-    return subprocess.run(
-        [*HETOPT, *arguments], check=True, text=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
-    ).stdout
-
-
-def by_hand_s(launch: Launch) -> float:
-    """Steps times the profiled step time of the first worker, which is at full pace."""
-    device, _ = division(fit_profile(launch.plan.profile), len(launch.spec.workers))
-    return launch.prediction.steps.value * device.time_s(launch.spec.workers[0].local_batch_size)
-
-
-def demo(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return figures and baselines of the demo's runs, profiled anew every round: a prediction must survive what the
-    machine does between measuring and running."""
-    errors: dict[str, list[float]] = {pace: [] for pace in PACES}
-    naive: list[float] = []
-    runs: dict[str, float] = {}
-    inside = 0
-    for round_ in range(rounds):
-        with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as folder:
-            home = Path(folder)
-            run(home, "profile", "digits", "-o", f"{home}/profile.json")
-            run(home, "recommend", f"{home}/profile.json", *GOAL, "-o", f"{home}/plan.json")
-            for pace in PACES:
-                text = run(home, "launch", f"{home}/plan.json", "--on", "local", "--slowdown", pace, "--yes", "--json")
-                report = Report.from_json(text, origin="launch")
-                ran = next(figure for figure in report.compared if figure.name == "run time")
-                launch = Launch.load(home / "runs" / report.run_id / LAUNCH_FILE)
-                errors[pace].append(ran.measured / ran.predicted - 1)
-                naive.append(ran.measured / by_hand_s(launch) - 1)
-                inside += ran.low <= ran.measured <= ran.high
-                for kind, value in (("low", ran.low), ("measured", ran.measured), ("high", ran.high)):
-                    runs[f"demo_run_{len(naive) - 1}_{kind}_over_predicted"] = round(value / ran.predicted, 4)
-                print(f"round {round_ + 1}, pace {pace}: {errors[pace][-1]:+.1%}", file=sys.stderr)
-    print(f"\nRun time of the demo\n{'pace':8}{'median error':>14}{'worst':>9}{'quartiles':>20}")
-    for pace, values in errors.items():
-        low, middle, high = quartiles(values) if len(values) > 1 else (values[0],) * 3
-        print(f"{pace:8}{middle:>+14.1%}{max(values, key=abs):>+9.1%}{low:>+11.1%} – {high:+.1%}")
-    every = [error for values in errors.values() for error in values]
-    print(
-        f"{sum(abs(error) <= TOLERANCE for error in every)} of {len(every)} runs within {TOLERANCE:.0%}, "
-        f"{inside} in their 90 % interval; by hand the median error is {statistics.median(naive):+.1%}"
-    )
-    return (
-        {
-            "demo_median_absolute_error": round(statistics.median(map(abs, every)), 4),
-            "demo_worst_absolute_error": round(max(map(abs, every)), 4),
-            "demo_share_within_10_percent": round(sum(abs(error) <= TOLERANCE for error in every) / len(every), 4),
-            "demo_share_in_90_percent_interval": round(inside / len(every), 4),
-            **runs,
-        },
-        {"demo_median_absolute_error_by_hand": round(statistics.median(map(abs, naive)), 4)},
-    )
-
 
 Fit = Callable[[Samples], StepTimePeer]
 PEERS: dict[str, Fit] = {
@@ -210,7 +137,7 @@ def show(contenders: dict[str, Scores], azure: Scores, foreign: Scores) -> None:
 
 
 def step_times(root: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Figures and baselines of the step time part."""
+    """Return the figures and baselines."""
     every = [task for folder in FOLDERS for task in tasks(root, folder)]
     contenders: dict[str, Scores] = {"hetopt": score_all(every, score_hetopt)}
     print("hetopt is scored", file=sys.stderr)
@@ -281,28 +208,14 @@ def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
 
 
 def main() -> None:
-    asked = options(__doc__, parts=("step-times", "demo"))
-    figures: dict[str, float] = {}
-    baselines: dict[str, float] = {}
-    if asked.part != "demo":
-        root = traces()
-        if root is None:
-            print("The step traces are not there (HETOPT_SHARED_DATA names the data folder): that part is left out.")
-        else:
-            figures, baselines = step_times(root)
-    if asked.part != "step-times":
-        ran, by_hand = demo(1 if asked.quick else 3)
-        figures |= ran
-        baselines |= by_hand
-    goals: dict[str, dict[Bound, float]] = {**GOALS, "demo_median_absolute_error": {"at_most": TOLERANCE}}
-    outcome = Outcome(
-        benchmark="prediction",
-        quick=asked.quick,
-        figures=figures,
-        goals={goal: bound for goal, bound in goals.items() if goal in figures},
-        baselines=baselines,
-    )
-    publish(outcome, asked.json_file, part=asked.part)
+    asked = options(__doc__)
+    root = traces()
+    if root is None:
+        print("The step traces are not there (HETOPT_SHARED_DATA names the data folder).")
+        return
+    figures, baselines = step_times(root)
+    outcome = Outcome(benchmark="prediction", quick=asked.quick, figures=figures, goals=GOALS, baselines=baselines)
+    publish(outcome, asked.json_file)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler import records as m
@@ -12,6 +13,21 @@ from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE
 Event = Mapping[str, object]
 
 FACTS_SHARE = 0.05
+
+SHOWN: Mapping[object, tuple[str, float]] = MappingProxyType(
+    {
+        m.STARTED: ("looking at the model and the host", 0.0),
+        m.JOB_FACTS: ("", FACTS_SHARE),
+        m.SweepPoint.EVENT: ("step time at batch {local_batch_size}", FACTS_SHARE),
+        m.CompressorPoint.EVENT: ("compressing with {name}", FACTS_SHARE),
+        m.EvaluationCost.EVENT: ("evaluation", FACTS_SHARE),
+        m.LinkPoint.EVENT: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
+        m.PilotStarted.EVENT: ("pilot at batch {global_batch_size}", 1 - PILOT_SHARE),
+        m.PilotEvaluation.EVENT: ("pilot: {metric:.4g} after {epoch:.3g} epochs", 1 - PILOT_SHARE),
+        m.FINISHED: ("done", 1.0),
+    }
+)
+"""By event: what is shown of its fields ("" leaves what is shown), and the share of a probe that is over by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,63 +39,16 @@ class Progress:
 
 
 def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
-    """Tell the progress from the events so far. Unknown events are passed over, an empty log is the beginning."""
+    """Return the progress by the events so far. Unknown events are passed over, an empty log is the beginning."""
     text, done = "starting workers", 0.0
-    metric, sweep = "metric", 0
-    planned_steps = (1 + LATER_PASSES) * sum(len(one.local_batch_sizes) for one in schedule.sweeps)
-    finished_sizes = 0
+    # Points and pilots may be left out, so that these shares are the most that each brings.
+    sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)
+    brings = {
+        m.SweepPoint.EVENT: (SWEEP_SHARE - FACTS_SHARE) / max(1, sizes),
+        m.PilotFinished.EVENT: PILOT_SHARE / max(1, len(schedule.pilots)),
+    }
     for event in events:
-        match event.get("event"):
-            case m.STARTED:
-                text = "looking at the model and the host"
-            case m.JOB_FACTS:
-                metric, done = str(event.get("target_metric", metric)), FACTS_SHARE
-            case m.DeviceFacts.EVENT:
-                sweep = _whole(event, "sweep")
-                # A sweep that was cut short counts as whole once the next begins.
-                finished_sizes = sum(len(one.local_batch_sizes) for one in schedule.sweeps[:sweep])
-                text = f"step time, {_workers(schedule, sweep)}"
-            case m.SweepPoint.EVENT:
-                finished_sizes += 1
-                text = f"step time, {_workers(schedule, sweep)}, batch {event.get('local_batch_size')}"
-                done = max(done, FACTS_SHARE + (SWEEP_SHARE - FACTS_SHARE) * finished_sizes / max(1, planned_steps))
-            case m.CompressorPoint.EVENT:
-                text = f"compressing with {event.get('name')}"
-            case m.EvaluationCost.EVENT:
-                text = "evaluation"
-            case m.LinkPoint.EVENT:
-                text = f"{str(event.get('collective')).replace('_', '-')} of {_whole(event, 'payload_bytes'):,} bytes"
-                done = max(done, SWEEP_SHARE + 0.05)
-            case m.PilotStarted.EVENT:
-                under = f", {event['sync']}" if event.get("sync") else _in(event.get("precision"))
-                text = f"pilot at batch {event.get('global_batch_size')}{under}"
-                done = max(done, 1 - PILOT_SHARE)
-            case m.PilotEvaluation.EVENT:
-                batch = schedule.pilots[_whole(event, "pilot")].global_batch_size
-                value, epoch = _number(event, "metric"), _number(event, "epoch")
-                text = f"pilot at batch {batch}: {metric} {value:.4g} after {epoch:.3g} epochs"
-            case m.PilotFinished.EVENT:
-                done = max(done, 1 - PILOT_SHARE + PILOT_SHARE * (_whole(event, "pilot") + 1) / len(schedule.pilots))
-            case m.FINISHED:
-                text, done = "done", 1.0
+        shown, least = SHOWN.get(event.get("event"), ("", 0.0))
+        text = shown.format_map(event) or text
+        done = max(done, least) + brings.get(str(event.get("event")), 0.0)
     return Progress(text=text, done=min(done, 1.0))
-
-
-def _workers(schedule: ProbeSchedule, sweep: int) -> str:
-    workers = schedule.sweeps[sweep].concurrent_workers
-    return ("1 worker" if workers == 1 else f"{workers} workers at once") + _in(schedule.sweeps[sweep].precision)
-
-
-def _in(precision: object) -> str:
-    return "" if precision in (None, "fp32") else f" in {precision}"
-
-
-def _number(event: Event, name: str) -> float:
-    value = event[name]
-    if not isinstance(value, int | float):
-        raise ValueError(f"'{name}' of {event.get('event')} is not a number")
-    return float(value)
-
-
-def _whole(event: Event, name: str) -> int:
-    return int(_number(event, name))

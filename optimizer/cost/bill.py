@@ -99,30 +99,18 @@ def requests(object_bytes: Numbers) -> Array:
     return np.where(size <= 0, 0.0, np.where(parts <= 1, 1.0, parts + 2))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extras:
-    """The part of `Usage` that is not paid by the hour of a machine, in USD; each a scalar or an array."""
+def checkpoints_usd(usage: Usage, billing: Billing) -> Array:
+    """Return what checkpoints cost in requests and storage, USD.
 
-    requests_usd: Array
-    storage_usd: Array
-
-    @classmethod
-    def of(cls, usage: Usage, billing: Billing) -> Extras:
-        """Of checkpoints; S3 to machines of its region, and machines of one zone to each other, send for nothing."""
-        size = np.asarray(usage.checkpoint_bytes, dtype=np.float64)
-        gets = np.maximum(1.0, np.ceil(size / S3_PART_BYTES)) * (size > 0) * usage.restores
-        months = usage.total_s / SECONDS_PER_HOUR / billing.hours_per_month.value
-        kept = np.minimum(usage.checkpoints, CHECKPOINTS_KEPT)
-        return cls(
-            requests_usd=requests(size) * usage.checkpoints * billing.s3_usd_per_1000_puts.value / 1000
-            + gets * billing.s3_usd_per_1000_gets.value / 1000,
-            storage_usd=size / BYTES_PER_GB * kept * months * billing.s3_usd_per_gb_month.value,
-        )
-
-    @property
-    def usd(self) -> Array:
-        """Requests and storage together, in USD."""
-        return np.asarray(self.requests_usd + self.storage_usd)
+    S3 to machines of its region, and machines of one zone to each other, send for nothing.
+    """
+    size = np.asarray(usage.checkpoint_bytes, dtype=np.float64)
+    puts = requests(size) * usage.checkpoints
+    gets = np.maximum(1.0, np.ceil(size / S3_PART_BYTES)) * (size > 0) * usage.restores
+    months = usage.total_s / SECONDS_PER_HOUR / billing.hours_per_month.value
+    kept_gb = size / BYTES_PER_GB * np.minimum(usage.checkpoints, CHECKPOINTS_KEPT)
+    requests_usd = (puts * billing.s3_usd_per_1000_puts.value + gets * billing.s3_usd_per_1000_gets.value) / 1000
+    return np.asarray(requests_usd + kept_gb * months * billing.s3_usd_per_gb_month.value)
 
 
 def total_usd(
@@ -143,7 +131,7 @@ def total_usd(
         disk_gb: of that volume.
     """
     hourly = machine_usd_per_hour + np.asarray(machines, dtype=np.float64) * beside_usd_per_hour(billing, disk_gb)
-    return np.asarray(billed_hours(usage.total_s, billing) * hourly + Extras.of(usage, billing).usd)
+    return np.asarray(billed_hours(usage.total_s, billing) * hourly + checkpoints_usd(usage, billing))
 
 
 def itemise(
@@ -205,8 +193,8 @@ def itemise(
                 basis=f"{lost:.0f} s of restarts, repeated work and checkpoints, {hazard_basis}",
             )
         )
-    if (checkpoints_usd := float(Extras.of(usage, billing).usd)) > 0:
-        terms.append(_checkpoints(usage, billing, checkpoints_usd))
+    if (saving_usd := float(checkpoints_usd(usage, billing))) > 0:
+        terms.append(_checkpoints(usage, billing, saving_usd))
     return tuple(terms)
 
 

@@ -65,14 +65,6 @@ class Finalist:
         """Machines over all pools."""
         return sum(pool.machines for pool in self.pools)
 
-    def stops_per_hour(self) -> float:
-        """Expected losses that stop the job; machines that go together stop it once."""
-        return sum(
-            pool.belief.mean_per_hour * float(SHOCKS.effective_machines(pool.machines))
-            for pool in self.pools
-            if pool.belief is not None
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunTerms:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.batch_partition import GroupShares, solve_group_shares
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import Extras, beside_usd_per_hour, billed_hours
+from hetopt.optimizer.cost.bill import beside_usd_per_hour, billed_hours, checkpoints_usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
@@ -174,7 +174,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         interval_s=lost.interval_s,
         checkpoint_bytes=job.checkpoint_bytes,
     )
-    extras = Extras.of(usage, job.billing).usd + job.before_usd
+    extras = checkpoints_usd(usage, job.billing) + job.before_usd
     cost, cost_low, cost_high = (billed_hours(seconds, job.billing) * hourly + extras for seconds in (total, low, high))
     for sign, bound in ((-1, cost_low), (1, cost_high)):
         reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))

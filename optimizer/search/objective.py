@@ -214,13 +214,8 @@ class Keys(NamedTuple):
         return float(self.main[self.level == 0].min(initial=np.inf))
 
 
-def order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
-    """Rows from best to worst: those that are safe, then those that fit, then the rest."""
-    return Keys.of(found, limits).order()
-
-
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
-    """The first so many rows of that order."""
+    """Return the first so many rows from best to worst: those that are safe, then those that fit, then the rest."""
     return Keys.of(found, limits).best(count)
 
 

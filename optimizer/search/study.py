@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, NSGAIISampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -41,30 +40,6 @@ NOTHING = "none"
 Parameters = dict[str, Any]
 
 
-class ExactFirst(BaseSampler):
-    """Proposes given clusters in their order, and then whatever another sampler proposes."""
-
-    def __init__(self, first: Sequence[Parameters], then: BaseSampler, space: dict[str, BaseDistribution]) -> None:
-        self.first, self.then, self.space = first, then, space
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: Any) -> dict[str, BaseDistribution]:
-        """Return the whole space: a cluster is proposed at once."""
-        return self.space
-
-    def sample_relative(self, study: optuna.Study, trial: Any, search_space: dict[str, BaseDistribution]) -> Parameters:
-        """Return the parameters of a trial; the other sampler counts those that it did not propose as its own."""
-        proposed = self.then.sample_relative(study, trial, search_space)
-        return self.first[trial.number] if trial.number < len(self.first) else proposed
-
-    def sample_independent(self, study: optuna.Study, trial: Any, name: str, distribution: BaseDistribution) -> Any:
-        """Return one parameter that the other sampler did not propose with the rest."""
-        return self.then.sample_independent(study, trial, name, distribution)
-
-    def after_trial(self, study: optuna.Study, trial: Any, state: Any, values: Sequence[float] | None) -> None:
-        """Tell the other sampler of a trial's end."""
-        self.then.after_trial(study, trial, state, values)
-
-
 class Study:
     """Trials over the clusters of a search space; ``stopped`` says whether somebody stopped them."""
 
@@ -74,11 +49,6 @@ class Study:
         self.stopped = False
         self.names = [_name(option) for option in space.options]
         self.slots = range(min(types, len(self.names)))
-        self.space: dict[str, BaseDistribution] = {}
-        for k in self.slots:
-            self.space[f"type_{k}"] = CategoricalDistribution([NOTHING, *self.names])
-            self.space[f"machines_{k}"] = IntDistribution(0, space.max_machines)
-        self.space["batch"] = CategoricalDistribution(list(space.batch_sizes))
 
     def run(
         self,
@@ -100,9 +70,10 @@ class Study:
         """
         with _quiet():
             study = kept if isinstance(kept, optuna.Study) else self._study(kept)
-            begun = [self._parameters(cluster) for cluster in first]
-            study.sampler = ExactFirst(begun, then or NSGAIISampler(seed=self.seed), self.space)
+            study.sampler = then or NSGAIISampler(seed=self.seed)
             done = sum(trial.state.is_finished() for trial in study.trials)
+            for cluster in first[done:]:
+                study.enqueue_trial(self._parameters(cluster), skip_if_exists=True)
             try:
                 for _ in range(len(first) + trials - done):
                     with in_one_piece():  # Optuna's lock of a journal is not let go where an interrupt comes meanwhile

@@ -17,7 +17,7 @@ from hetopt.optimizer.plan import Earlier
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, job_named
 
 RUN_TO_RUN_LOG_SD = 0.08
-"""Computing in earnest, the same job on the same machine some minutes later: nine runs of `benchmarks.prediction` on a
+"""Computing in earnest, the same job on the same machine some minutes later: nine runs of the demo on a
 shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in the median, on both sides."""
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetopt.core.step_samples import IN_PRECISION, Configuration
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
-from hetopt.optimizer.step_time.calibration import half_width
 from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.physics import SHARED
@@ -82,12 +82,10 @@ class StepTimeModel:
     """hetopt's model of step times, fitted.
 
     Attributes:
-        half_width: of a 90 % interval, in predicted standard deviations of the log.
         catalog: known instance types, for machine types that were not measured.
     """
 
     posterior: Posterior
-    half_width: float
     catalog: Mapping[str, InstanceType]
 
     @classmethod
@@ -97,8 +95,7 @@ class StepTimeModel:
         """Fit to measurements. Seconds at most, for the samples that `observe` lets through."""
         if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
             priors = {**priors, **SWITCHED}
-        posterior = fit(observed, priors=priors)
-        return cls(posterior=posterior, half_width=half_width(posterior), catalog=catalog)
+        return cls(posterior=fit(observed, priors=priors), catalog=catalog)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
         """Predict at least one configuration.
@@ -175,7 +172,7 @@ class StepTimeModel:
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
         worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
         middle = np.exp(asked.log_step)
-        above, below = (np.exp(self.half_width * np.sqrt(part)) for part in (asked.sources.total, asked.sources.below))
+        above, below = (np.exp(Z90 * np.sqrt(part)) for part in (asked.sources.total, asked.sources.below))
         return [
             StepTime(step_time_s=step, step_time_low_s=low, step_time_high_s=high, evidence=TIERS[tier])
             for step, low, high, tier in zip(

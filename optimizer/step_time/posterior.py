@@ -79,8 +79,6 @@ class Posterior:
         covariance: of ``mode``.
         prior_mean, prior_sd: of the parameters.
         compression_prior: of a compressor that was not measured.
-        compute_noise, exchange_noise: how noisy they are, against what was expected.
-        channels: linearised at the mode.
     """
 
     observed: Observed
@@ -91,9 +89,6 @@ class Posterior:
     prior_mean: Array
     prior_sd: Array
     compression_prior: Gaussian
-    compute_noise: float
-    exchange_noise: float
-    channels: tuple[Channel, ...]
 
     @property
     def parameters(self) -> Array:
@@ -161,9 +156,6 @@ def fit(observed: Observed, *, priors: Mapping[str, Normal] = PRIORS, spread: Sp
         prior_mean=mean,
         prior_sd=sd,
         compression_prior=Gaussian(mean=_scales(observed)["compression"], sd=priors["compression"].sd),
-        compute_noise=compute_noise,
-        exchange_noise=exchange_noise,
-        channels=best.channels,
     )
 
 

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from hetopt.core.comm.composition import GATHER, METHODS
 from hetopt.core.comm.compression_text import parse_compression
-from hetopt.core.comm.options import ROUNDED, settled_collective
+from hetopt.core.comm.options import ROUNDED, SELECTOR, settled_collective
 from hetopt.core.comm.payload_bytes import Shapes
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, CompressorProbe
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.records import CompressorPoint
 from hetopt.trainer.comm.channel import Channel, Reduction
-from hetopt.trainer.comm.compressor import Turn
-from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.methods import make_chain, make_residual
-from hetopt.trainer.comm.topk import TopK
-
-COMPRESSORS = {TopK.name: TopK}
 
 FEW, MANY = 2, 8
 """Workers between which the own work of an exchange in slices is timed: calls grow with their number, bytes do not."""
-
-Times = tuple[float, float]
-"""Median seconds of compressing, and of decompressing one payload."""
 
 
 def time_compressors(
@@ -43,9 +32,8 @@ def time_compressors(
 ) -> None:
     """Time every compressor at every ratio on ``gradient`` (None: this rank only listens) and record the medians.
 
-    As in training: ``compress_s`` holds adding the residual, selecting, and keeping what was not sent; ``decompress_s``
-    turning one payload back into a dense gradient. Of what is rounded and summed by slices, ``decompress_s`` is what
-    each further worker adds; likewise of what is gathered.
+    As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
+    ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices.
 
     Args:
         crew: of the workers.
@@ -56,48 +44,28 @@ def time_compressors(
         shapes: of the parameters; None: not known, and what needs them is left out.
     """
 
-    def record(name: str, ratio: float, measure: Callable[[Tensor], Times]) -> None:
-        times = (0.0, 0.0) if gradient is None else measure(gradient)
-        rows = [row for row in crew.gather(times) if any(row)]
-        compress_s, decompress_s = (statistics.median(column) for column in zip(*rows, strict=True))
-        crew.record(
-            CompressorPoint(sweep=sweep, name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
-        )
-
     begun_s = crew.elapsed_s()
     for name in probe.names:
-        if name in COMPRESSORS:
-            for ratio in probe.ratios:
-                record(name, ratio, partial(_selected, name, ratio, probe.repeats, group))
-            continue
         way = parse_compression(name)
-        if METHODS[way.name].by_ratio:
-            raise BadInput(
-                f"there is no compressor '{name}' to time.", hint=f"choose from {', '.join((*COMPRESSORS, *ROUNDED))}"
+        method = METHODS[way.name]
+        late = probe.time_limit_s is not None and crew.elapsed_s() - begun_s > probe.time_limit_s
+        if (late and way.name not in (SELECTOR, *ROUNDED)) or (shapes is None and method.by_shape):
+            continue
+        for ratio in probe.ratios if method.by_ratio else (1.0,):
+            told = (0.0, 0.0)
+            if gradient is not None:
+                told = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
+            rows = [row for row in crew.gather(told) if any(row)]
+            compress_s, decompress_s = (statistics.median(column) for column in zip(*rows, strict=True))
+            crew.record(
+                CompressorPoint(sweep=sweep, name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
             )
-        spent_s = crew.elapsed_s() - begun_s
-        late = probe.time_limit_s is not None and spent_s > probe.time_limit_s and name not in ROUNDED
-        if not late and (shapes is not None or not METHODS[way.name].by_shape):
-            record(name, 1.0, partial(_whole, way, shapes, probe.repeats, group))
 
 
-def _selected(name: str, ratio: float, repeats: int, group: Alignment, gradient: Tensor) -> Times:
-    compressor, residual = COMPRESSORS[name](ratio), ErrorFeedback(gradient.numel(), device=gradient.device)
-    compress_s, decompress_s = [], []
-    for _ in range(1 + repeats):
-        align(group)
-        begun = _now(gradient)
-        prepared = residual.prepare(gradient)
-        payload = compressor.encode(prepared, Turn(Channel()))
-        residual.commit(prepared, payload)
-        compressed = _now(gradient)
-        payload.dense()
-        compress_s.append(compressed - begun)
-        decompress_s.append(_now(gradient) - compressed)
-    return statistics.median(compress_s[1:]), statistics.median(decompress_s[1:])
-
-
-def _whole(way: Compression, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor) -> Times:
+def _times(
+    way: Compression, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
+) -> tuple[float, float]:
+    """Return the seconds of compressing a gradient, and of what each further worker sends of one."""
     if way.name not in ROUNDED and settled_collective(way) != GATHER:
         return _own_work(way, FEW, shapes, repeats, group, gradient), 0.0  # one sum arrives, whatever the workers
     few_s, many_s = (_own_work(way, workers, shapes, repeats, group, gradient) for workers in (FEW, MANY))
@@ -141,10 +109,3 @@ class _Alike(Channel):
 
     def gather_slices(self, own: Tensor, out: Tensor) -> None:
         out.view(self.workers, -1).copy_(own.view(1, -1).expand(self.workers, -1))
-
-
-def _now(tensor: Tensor) -> float:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
-        return time.perf_counter()
-    return time.thread_time()  # of what is computed here alone: others' programs are no part of it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -48,27 +48,6 @@ EVALUATIONS_IN_LIMIT = 6
 """An epoch that is longer than this part of the time limit is evaluated in between."""
 
 Ending = Literal["target", "time", "epochs", "diverged"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingRhythm:
-    """When the next sample is due: every few steps, more rarely where a sample costs much more than a step."""
-
-    every_steps: int
-    next_step: int = 0
-    plain_s: float = 0.0
-
-    def is_due(self, step: int) -> bool:
-        """Whether this step is sampled."""
-        return step >= self.next_step
-
-    def after(self, step: int, step_s: float, *, sampled: bool) -> SamplingRhythm:
-        """The rhythm after a step that took so long."""
-        if not sampled:
-            return replace(self, plain_s=step_s)
-        extra_s = max(0.0, step_s - self.plain_s) if self.plain_s else 0.0
-        pause = math.ceil(extra_s / (SAMPLING_SHARE * self.plain_s)) if extra_s else 0
-        return replace(self, next_step=step + max(self.every_steps, pause))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,21 +138,24 @@ class PilotRun:
     def _train(self, time_limit_s: float, *, evaluated: bool) -> None:
         crew, pilot, index = self._ground.crew, self._pilot, self._index
         fewest_steps = FEWEST_STEPS if index == 0 else 1
-        rhythm = SamplingRhythm(every_steps=pilot.sample_every_steps)
+        next_sample, plain_s = 0, 0.0
         begun_s = now_s = evaluated_s = crew.elapsed_s()
         step, evaluated_epochs = 0, 0
         ending: Ending | None = None
         while ending is None:
             batch = self._cursor.take(self._shares)
             self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
-            sampled = self._gains is not None and rhythm.is_due(step)
+            sampled = self._gains is not None and step >= next_sample
             tries = self._trials is not None and self._tried_s <= SAMPLING_SHARE * time_limit_s
             finite = (
                 self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=step if tries else None)
             )
             before_s, now_s = now_s, crew.elapsed_s()
-            if sampled or not tries:  # what is tried beside a step is none of its time
-                rhythm = rhythm.after(step, now_s - before_s, sampled=sampled)
+            if sampled:  # the next comes later where a sample costs much more than a step
+                pause = (now_s - before_s - plain_s) / (SAMPLING_SHARE * plain_s) if plain_s else 0.0
+                next_sample = step + max(pilot.sample_every_steps, math.ceil(pause))
+            elif not tries:  # what is tried beside a step is none of its time
+                plain_s = now_s - before_s
             step += 1
             epoch = self._cursor.position / self._cursor.dataset_size
             late = now_s - begun_s >= time_limit_s and step >= fewest_steps

@@ -38,11 +38,11 @@ from hetopt.optimizer.search.mixes import GAP, search_mixes
 from hetopt.optimizer.search.objective import (
     FASTEST,
     NEAR,
+    Keys,
     best_rows,
     expected,
     expected_totals,
     least_expected,
-    order,
     plan_front,
     sure_quantile,
 )
@@ -329,7 +329,7 @@ def test_the_best_rows_are_the_first_of_the_order(figures: list[tuple[int, int]]
         Limits(deadline_s=2.5, time_weight=0.0),
         Limits(budget_usd=2.0, time_weight=0.5),
     ):
-        np.testing.assert_array_equal(best_rows(found, limits, count), order(found, limits)[:count])
+        np.testing.assert_array_equal(best_rows(found, limits, count), Keys.of(found, limits).order()[:count])
 
 
 positive = st.floats(0.01, 1e6)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.step_time.calibration import HeldOut, held_out, quantile
 from hetopt.optimizer.step_time.model import StepTimeModel
-from hetopt.optimizer.step_time.observed import observe, representative
+from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, fit
 from hetopt.optimizer.step_time.probes import OF_SOCKETS
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
@@ -234,35 +233,6 @@ def test_a_compressor_that_was_measured_is_known_better() -> None:
     known = model([*dense, sparse])
     assert known.predict([asked])[0].step_time_s == pytest.approx(0.07, rel=0.1)
     assert width(known) < width(model(dense))
-
-
-def test_leaving_a_layout_out_by_downdate_is_close_to_a_new_fit() -> None:
-    samples = measured(grid(SMALL + LARGE[:3]), noise=0.04)
-    found = held_out(fit(observe(samples)))
-    layouts = list(dict.fromkeys(sample.layout for sample in samples))
-    for index in (1, 4):
-        rest = [sample for sample in samples if sample.layout != layouts[index]]
-        left = [sample for sample in samples if sample.layout == layouts[index]]
-        again = np.log([one.step_time_s for one in model(rest).predict(left)])
-        residual = np.log([sample.step_time_s for sample in left]) - again
-        same = found.layout == list(dict.fromkeys(s.layout for s in representative(samples))).index(layouts[index])
-        assert (np.abs(found.residual[same] - residual) < found.log_sd[same]).all()
-
-
-def test_the_conformal_quantile() -> None:
-    generator = np.random.default_rng(0)
-    layouts = np.repeat(np.arange(200), 5)
-    found = HeldOut(residual=generator.standard_normal(1000), log_sd=np.ones(1000), layout=layouts)
-    assert quantile(found, 0.9) == pytest.approx(1.645, abs=0.15)
-    narrow, wide = quantile(found, 0.5), quantile(found, 0.95)
-    assert narrow is not None
-    assert wide is not None
-    assert narrow < 1.0 < wide
-    order = generator.permutation(1000)
-    shuffled = HeldOut(residual=found.residual[order], log_sd=found.log_sd, layout=layouts[order])
-    assert quantile(shuffled, 0.9) == pytest.approx(quantile(found, 0.9))
-    none = HeldOut(residual=np.ones(0), log_sd=np.ones(0), layout=np.arange(0))
-    assert quantile(none, 0.9) is None
 
 
 LAYOUTS = st.lists(st.integers(1, 16), min_size=1, max_size=5).map(tuple)
