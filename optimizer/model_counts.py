@@ -171,6 +171,14 @@ class Fields:
         self.wrong.append(f"{name} must be a list of whole numbers")
         return default
 
+    def ratio(self, name: str, default: float) -> float:
+        """A number above 0, at most 64: of one width to another."""
+        value = self.values.get(name, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 64:
+            return float(value)
+        self.wrong.append(f"{name} must be a number above 0, at most 64")
+        return default
+
     def flag(self, name: str, *, default: bool) -> bool:
         """Yes or no."""
         value = self.values.get(name)
@@ -218,12 +226,14 @@ class Transformer:
         tied: whether the output multiplies with the embedding, where the configuration does not say.
         places: whether positions are learned.
         encodes: types of tokens and a pooler, and no output over the vocabulary, as BERT has.
+        shares: whether all layers have the same parameters, unless the configuration names groups of them.
     """
 
     gated: bool = False
     tied: bool = True
     places: bool = False
     encodes: bool = False
+    shares: bool = False
 
     def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
         """See `of_config`."""
@@ -237,7 +247,8 @@ class Transformer:
         pooler = _linear(body.width, body.width) if self.encodes else 0
         narrow = fields.whole("embedding_size", default=body.width)
         widening = _linear(narrow, body.width) if narrow != body.width else 0
-        parameters = embedded * narrow + widening + body.count * body.parameters + 2 * body.width + pooler
+        layers = fields.whole("num_hidden_groups", default=1) if self.shares else body.count
+        parameters = embedded * narrow + widening + layers * body.parameters + 2 * body.width + pooler
         head = 0 if self.encodes else vocabulary * body.width
         name = str(fields.values.get("model_type"))
         return body.sample(
@@ -323,6 +334,39 @@ class Layers:
         )
 
 
+def _t5(fields: Fields, tokens: int | None) -> ModelCount:
+    """Raffel et al. 2020; its gated form, untied, is that of mT5 and FLAN-T5. As many tokens come out as go in.
+
+    A decoder's layer attends twice: to what came out before, and to what went in.
+    """
+    width, inner = fields.whole("d_model", default=512), fields.whole("d_ff", default=2048)
+    heads = fields.whole("num_heads", default=8)
+    all_heads, vocabulary = heads * fields.whole("d_kv", default=64), fields.whole("vocab_size")
+    encoder = fields.whole("num_layers", default=6)
+    decoder = fields.whole("num_decoder_layers", default=encoder)
+    gated = str(fields.values.get("feed_forward_proj", "relu")).startswith("gated")
+    attention, matrices = 4 * width * all_heads, (3 if gated else 2) * width * inner
+    weights = encoder * (attention + matrices) + decoder * (2 * attention + matrices)
+    biases = 2 * heads * fields.whole("relative_attention_num_buckets", default=32)
+    copies = 1 if fields.flag("tie_word_embeddings", default=True) else 2
+    each = tokens or fields.whole("n_positions", default=512)
+    attentions = encoder + 2 * decoder
+    attention_flops = 4.0 * each**2 * all_heads * attentions
+    kept = 10 * width + (8 if gated else 4) * inner
+    return ModelCount(
+        name="t5",
+        kind="transformer",
+        parameters=copies * vocabulary * width + weights + (2 * encoder + 3 * decoder + 2) * width + biases,
+        forward_flops=2.0 * each * (weights + vocabulary * width) + attention_flops,
+        attention_flops=attention_flops,
+        activation_bytes=float(
+            each * ((encoder + decoder) * kept + decoder * 5 * width + attentions * 8 * all_heads + 6 * vocabulary)
+        ),
+        layers=encoder + decoder,
+        sample=f"{each:,} tokens in and as many out",
+    )
+
+
 def _image(pixels: int) -> str:
     return f"an image of {pixels} x {pixels}"
 
@@ -336,6 +380,36 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
     parameters = embedding + (patches + 4) * body.width + body.count * body.parameters
     counted = body.sample("vit", parameters + _linear(body.width, fields.labels), embedding, patches + 1)
     return replace(counted, sample=_image(pixels))
+
+
+def _swin(fields: Fields, _: int | None) -> ModelCount:
+    """Liu et al. 2021: attention within windows, and stages of half the side and twice the width."""
+    pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
+    colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
+    depths, heads = fields.wholes("depths", (2, 2, 6, 2)), fields.wholes("num_heads", (3, 6, 12, 24))
+    window, ratio = fields.whole("window_size", default=7), fields.ratio("mlp_ratio", 4.0)
+    side, parameters = math.ceil(pixels / patch), _linear(colours * patch * patch, width)
+    flops, kept = 2.0 * parameters * side * side, 0.0
+    for stage, (depth, heads_here) in enumerate(zip(depths, heads, strict=False)):
+        if stage > 0:  # four neighbours become one of twice the width
+            side, width = math.ceil(side / 2), 2 * width
+            parameters += 2 * width * width + 4 * width
+            flops += 2.0 * 2 * width * width * side * side
+        inner = int(ratio * width)
+        weights = 4 * width * width + 2 * width * inner
+        parameters += depth * (weights + 9 * width + inner + (2 * window - 1) ** 2 * heads_here)
+        flops += depth * side * side * (2.0 * weights + 4.0 * window * window * width)
+        kept += depth * side * side * (18.0 * width + 4 * inner)
+    head = _linear(width, fields.labels)
+    return ModelCount(
+        name="swin",
+        kind="transformer",
+        parameters=parameters + head,
+        forward_flops=flops + 2.0 * head,
+        activation_bytes=kept,
+        layers=sum(depths),
+        sample=_image(pixels),
+    )
 
 
 def _resnet(fields: Fields, _: int | None) -> ModelCount:
@@ -364,6 +438,20 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
     return _convolutional("resnet", pixels, convolutions, _linear(inputs, fields.labels))
 
 
+def _convnext(fields: Fields, _: int | None) -> ModelCount:
+    """Liu et al. 2022: each channel's own convolution of seven by seven, then inner ones of four times the width."""
+    pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
+    sizes, depths = fields.wholes("hidden_sizes", (96, 192, 384, 768)), fields.wholes("depths", (3, 3, 9, 3))
+    inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []
+    for width, depth in zip(sizes, depths, strict=False):
+        side = math.ceil(side / shrinks)
+        convolutions.append((inputs, width, shrinks, side))
+        block = [(1, width, 7, side), (width, 4 * width, 1, side), (4 * width, width, 1, side)]
+        convolutions += min(depth, 1000) * block
+        inputs, shrinks = width, 2
+    return _convolutional("convnext", pixels, convolutions, _linear(inputs, fields.labels))
+
+
 def _convolutional(name: str, pixels: int, convolutions: Sequence[tuple[int, int, int, int]], head: int) -> ModelCount:
     """Count convolutions, each of so many channels in and out, a kernel's side, and its output's side in pixels.
 
@@ -386,8 +474,10 @@ _BERT = Transformer(places=True, encodes=True)
 
 FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProxyType(
     {
+        "albert": Transformer(places=True, encodes=True, shares=True),
         "bert": _BERT,
         "bloom": Transformer(),
+        "convnext": _convnext,
         "distilbert": _BERT,
         "electra": _BERT,
         "falcon": Transformer(),
@@ -399,6 +489,7 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "llama": _LLAMA,
         "mistral": _LLAMA,
         "mixtral": _LLAMA,
+        "mt5": _t5,
         "opt": Transformer(places=True),
         "phi": Transformer(tied=False),
         "phi3": _LLAMA,
@@ -408,6 +499,8 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "qwen3_moe": _LLAMA,
         "resnet": _resnet,
         "roberta": _BERT,
+        "swin": _swin,
+        "t5": _t5,
         "vit": _vit,
         "xlm-roberta": _BERT,
     }

@@ -36,6 +36,17 @@ def llama(vocabulary: int, width: int, layers: int, inner: int, heads: int, keys
     }
 
 
+def t5(vocabulary: int, width: int, layers: int, inner: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "num_layers": layers,
+        "d_ff": inner,
+        "num_heads": heads,
+        **more,
+    }
+
+
 def falcon(vocabulary: int, width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
     return {
         "vocab_size": vocabulary,
@@ -46,6 +57,7 @@ def falcon(vocabulary: int, width: int, layers: int, heads: int, **more: Any) ->
     }
 
 
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
 PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("gpt2", {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_positions": 1024}, 124_439_808),
@@ -101,6 +113,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("xlm-roberta", bert(250002, 768, 12, **ROBERTA), 278_043_648),
     ("distilbert", {"vocab_size": 30522, "dim": 768, "n_layers": 6, "hidden_dim": 3072}, 66_362_880),
     ("electra", bert(30522, 768, 12, embedding_size=768), 108_891_648),
+    ("albert", bert(30000, 768, 12, embedding_size=128), 11_683_584),
     ("vit", {**bert(0, 768, 12), **LABELS}, 86_567_656),
     ("vit", {**bert(0, 1024, 24), **LABELS}, 304_326_632),
     ("resnet", {"depths": [3, 4, 6, 3], **LABELS}, 25_557_032),
@@ -110,6 +123,16 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
         {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic", **LABELS},
         11_689_512,
     ),
+    ("convnext", {**LABELS}, 28_589_128),
+    ("swin", {**LABELS}, 28_288_354),
+    ("swin", {"depths": [2, 2, 18, 2], **LABELS}, 49_606_258),
+    ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 87_768_224),
+    ("t5", t5(32128, 512, 6, 2048, 8), 60_506_624),
+    ("t5", t5(32128, 768, 12, 3072, 12), 222_903_552),
+    ("t5", t5(32128, 1024, 24, 4096, 16), 737_668_096),
+    ("t5", t5(32128, 1024, 24, 16384, 32, d_kv=128), 2_851_598_336),
+    ("t5", t5(32128, 768, 12, 2048, 12, **GATED), 247_577_856),
+    ("mt5", t5(250112, 512, 8, 1024, 6, **GATED), 300_176_768),
     ("falcon", falcon(65024, 4544, 32, 71, multi_query=True), 6_921_720_704),
     ("falcon", falcon(65024, 8192, 60, 128, new_decoder_architecture=True, num_kv_heads=8), 41_303_293_952),
     ("falcon", falcon(50304, 2048, 24, 32, bias=True, multi_query=False, parallel_attn=False), 1_311_625_216),
@@ -134,8 +157,11 @@ def test_parameters_are_those_that_are_published(family: str, fields: dict[str, 
             {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic", **LABELS},
             3.63,
         ),
+        ("convnext", {**LABELS}, 8.92),
         ("vit", {**bert(0, 768, 12), **LABELS}, 35.1),
         # 4.5 and 15.4 multiply-adds in the paper.
+        ("swin", {**LABELS}, 8.98),
+        ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 30.9),
     ],
 )
 def test_operations_are_those_that_are_published(family: str, fields: dict[str, Any], gigaflops: float) -> None:
