@@ -29,13 +29,13 @@ from hetopt.core.grammar import COUNT, quantity
 from hetopt.optimizer.described_profile import OPERATORS_A_LAYER
 from hetopt.optimizer.model_counts import ModelCount, of_config, of_parameters
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision, steps_elsewhere
+from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import (
     REFERENCE,
     Roofline,
     Utilisation,
     UtilisationPrior,
-    beside_others,
     precision_class,
     sample_s,
     save,

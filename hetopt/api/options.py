@@ -540,7 +540,7 @@ class Described(Sought):
     ] = "bf16"
     took: Annotated[
         float | None,
-        Option(help="What this training took, such as 3d, on the GPUs of --on.", metavar="TIME", read=duration_s),
+        Option(help="What this training took, such as 3d, on the GPUs of `on`.", metavar="TIME", read=duration_s),
     ] = None
     on: Annotated[str | None, Option(help="Where it took that: '1 x A10G', '8 x A100'.", metavar="GPUS")] = None
     method: Annotated[

@@ -48,9 +48,10 @@ from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_fi
 from hetopt.optimizer.step_time.gpu_transfer import gpu_of
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
-from hetopt.optimizer.step_time.utilisation import beside_others, sample_s, utilisation_prior
+from hetopt.optimizer.step_time.utilisation import sample_s, utilisation_prior
 from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
 
 if TYPE_CHECKING:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from hetopt.optimizer.step_time.step_time import expected_maximum
+
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
@@ -124,3 +126,12 @@ SCALE_ROWS = 20.0
 
 TAIL = 4.0
 """Degrees of freedom of the noise (Student's t): a disturbed run must not bend the model."""
+
+
+def beside_others(gpus: int) -> float:
+    """Return how many times as long a step takes on each of so many GPUs that a switch joins."""
+    contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
+    assert contention is not None
+    assert straggling is not None
+    crowded = 1 + math.exp(contention) * (1 - 1 / gpus)
+    return crowded * (1 + math.exp(straggling) * float(expected_maximum(gpus)))

@@ -26,7 +26,6 @@ public throughputs (`benchmarks._utilisation_fit`), sources left out in turn; on
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -35,8 +34,6 @@ from pathlib import Path
 from hetopt.core.profile import Counted
 from hetopt.optimizer.model_counts import Kind, ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
-from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED
-from hetopt.optimizer.step_time.step_time import expected_maximum
 from hetopt.optimizer.training_recipe import FULL, Recipe
 
 POSTERIOR = Path(__file__).parent / "utilisation.json"
@@ -141,15 +138,6 @@ def sample_s(counted: Counted, gpu: Gpu, precision: Precision) -> float:
     """Return the seconds that a GPU takes for a sample, by its data sheet."""
     computing_s = counted.flops / (1e12 * gpu.tflops(precision))
     return computing_s + (counted.moved_bytes or 0.0) / (1e9 * gpu.bandwidth_gb_per_s)
-
-
-def beside_others(gpus: int) -> float:
-    """Return how many times as long a step takes on each of so many GPUs that a switch joins."""
-    contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
-    assert contention is not None
-    assert straggling is not None
-    crowded = 1 + math.exp(contention) * (1 - 1 / gpus)
-    return crowded * (1 + math.exp(straggling) * float(expected_maximum(gpus)))
 
 
 def precision_class(precision: Precision) -> str:
