@@ -306,7 +306,7 @@ def test_every_combination_is_taken_or_refused_as_the_matrix_says(policy: str) -
         ({"compression": "topk:0.1,collective=ar_topk", "collective": "all_gather"}, "and `collective` for all_gather"),
         ({"compression": "topk:0.1", "collective": "all_reduce"}, "Every worker selects other elements"),
         ({"compression": "powersgd", "ratio_policy": "accordion"}, "same amount at every ratio"),
-        ({"compression": "randomk:0.1", "ratio_policy": "gravac"}, "selects from a selection"),
+        ({"compression": "global_randomk_maxnorm:0.1", "ratio_policy": "gravac"}, "selects from a selection"),
         ({"compression": "topk:0.1", "ratio_policy": "gravac", "collective": "ar_topk"}, "one worker selects for all"),
         ({"compression": "qsgd_maxnorm:0.1"}, "the ratio of qsgd_maxnorm must be 1"),
         ({"compression": "topk:0.1,bits=8"}, "has no option bits"),

@@ -122,10 +122,11 @@ def test_what_ways_to_exchange_lose_is_measured_beside_the_pilots(probed: tuple[
     assert gains == sorted(gains)
     assert 0 < gains[0] < gains[-1] <= 1
     assert (trials["int8"].gain or 0) > (trials["int4"].gain or 0) > 0.9
-    coarse, fine, finest = (trials[f"qsgd_maxnorm(levels={levels})"] for levels in (1, 7, 63))
-    assert (coarse.variance or 0) > (fine.variance or 0) > (finest.variance or 0) > 0
-    assert coarse.gain is None
-    assert finest.signal == pytest.approx(1, abs=0.02)
+    for name in ("qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale"):
+        coarse, fine, finest = (trials[f"{name}(levels={levels})"] for levels in (1, 7, 63))
+        assert (coarse.variance or 0) > (fine.variance or 0) > (finest.variance or 0) > 0
+        assert coarse.gain is None
+        assert finest.signal == pytest.approx(1, abs=0.02)
     assert trials["terngrad"].signal < 0.98  # clipped elements are lost
     assert sum(math.prod(shape) for shape in profile.job.parameter_shapes) == profile.job.parameters
 

@@ -124,7 +124,7 @@ def test_compressors_that_work_by_layer_need_layers():
         (why_not_controlled("topk", "gravac"), None),
         (why_not_controlled("powersgd", "auto"), "ratio"),
         (why_not_controlled("powersgd", "fixed"), None),
-        (why_not_controlled("randomk", "gravac"), "selection"),
+        (why_not_controlled("global_randomk_maxnorm", "gravac"), "selection"),
         (why_not_controlled("topk", "gravac", "ar_topk_star"), "ar_topk_star"),
         (why_not_controlled("topk", "gravac", "all_gather"), None),
         (why_not_controlled("topk", "accordion", "ar_topk_star"), None),

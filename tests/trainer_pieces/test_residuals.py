@@ -135,7 +135,7 @@ class TestAllReduce(CollectiveContract):
 
 class TestAllReduceOfCodes(TestAllReduce):
     def compressor(self):
-        return Quantised(MaxNorm([100]), at_random=False)
+        return Quantised(MaxNorm(), at_random=False)
 
 
 class TestAllGather(CollectiveContract):
@@ -156,7 +156,7 @@ class TestPackedAllGather(CollectiveContract):
         return PackedAllGather()
 
     def compressor(self):
-        return Packed("qsgd_maxnorm", MaxNorm([100]), bits=4, levels=7, at_random=True)
+        return Packed("qsgd_maxnorm", MaxNorm(), sizes=[100], bits=4, levels=7, at_random=True)
 
 
 class TestMajorityVote(CollectiveContract):

@@ -172,6 +172,9 @@ class AllGather:
         return payload
 
 
+_ROTATION = -1  # the step that offsets of a rotation are drawn for; no exchange has it
+
+
 class RandomElements(IndexChoice):
     """k of n elements at random, without replacement; each is as likely as any other, k / n.
 
@@ -189,11 +192,39 @@ class RandomElements(IndexChoice):
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Drawn anew for each step (see `IndexChoice`)."""
         numel = flat.numel()
-        bounds = torch.arange((count := kept_elements(numel, self._ratio)) + 1) * numel // count
+        starts, sizes = strata(numel, kept_elements(numel, self._ratio))
         generator = shared_generator(turn.seed, turn.step)
-        places = bounds[:-1] + (torch.rand(count, generator=generator, dtype=torch.float64) * bounds.diff()).long()
+        places = starts + (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * sizes).long()
         shift = torch.randint(numel, (1,), generator=generator)
         return ((places + shift) % numel).to(device=flat.device, dtype=torch.int32)
+
+
+class RotatingElements(IndexChoice):
+    """k of n elements in turn: every element comes once in each ``ceil(n / k)`` steps or one less, at a random time.
+
+    Without replacement over steps, as Global Random-k of arXiv 2109.12497 consumes a permutation, but without keeping
+    one: each of k strata is walked through from a random place.
+
+    Args:
+        ratio: fraction of the elements.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
+        """The next element of each stratum (see `IndexChoice`)."""
+        numel = flat.numel()
+        starts, sizes = strata(numel, kept_elements(numel, self._ratio))
+        generator = shared_generator(turn.seed, _ROTATION)
+        first = (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * sizes).long()
+        return (starts + (first + turn.step) % sizes).to(device=flat.device, dtype=torch.int32)
+
+
+def strata(numel: int, count: int) -> tuple[Tensor, Tensor]:
+    """Where ``count`` neighbouring strata of ``numel`` elements start, and their sizes, int64."""
+    bounds = torch.arange(count + 1) * numel // count
+    return bounds[:-1], bounds.diff()
 
 
 LOOK_EVERY_STEPS = 16

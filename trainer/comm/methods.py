@@ -41,6 +41,7 @@ from hetopt.trainer.comm.compressor import (
     Collective,
     Compressor,
     Identity,
+    IndexChoice,
     Residual,
     chain,
 )
@@ -51,6 +52,7 @@ from hetopt.trainer.comm.elements import (
     PackedIndices,
     PlainIndices,
     RandomElements,
+    RotatingElements,
     SharedSelection,
     Star,
     StarOrVar,
@@ -62,10 +64,12 @@ from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
     MajorityVote,
     MaxNorm,
+    MultiScale,
     Packed,
     PackedAllGather,
     Quantised,
     Sign,
+    TernGrad,
 )
 from hetopt.trainer.comm.topk import (
     Dgc,
@@ -120,20 +124,19 @@ def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection
     return make
 
 
-def _quantised(
-    *, levels: int | None = None, clip_deviations: float | None = None
-) -> Callable[[Asked], Compressor[Any]]:
+def _quantised(quantiser: Callable[[Asked], MaxNorm], levels: int | None = None) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
         bits, most = asked.compression.bits, levels or asked.compression.levels
         at_random = asked.chosen.memory == NONE
-        quantiser = MaxNorm(asked.sizes if asked.chosen.method.by_shape else [asked.numel], clip_deviations)
         if asked.chosen.collective != GATHER:
             summed_bits(asked.workers, bits=bits, levels=most)  # refuses what cannot be, before the first step
-            return Quantised(quantiser, bits=bits, levels=most, at_random=at_random)
+            return Quantised(quantiser(asked), bits=bits, levels=most, at_random=at_random)
         width, fitting = gathered_bits(bits=bits, levels=most)
-        return Packed(asked.chosen.name, quantiser, bits=width, levels=fitting, at_random=at_random)
+        sizes = asked.sizes if asked.chosen.method.by_shape else [asked.numel]
+        name = asked.chosen.name
+        return Packed(name, quantiser(asked), sizes=sizes, bits=width, levels=fitting, at_random=at_random)
 
     return make
 
@@ -150,13 +153,24 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "redsync": _nested(RedSync),
     "sidco": _nested(Sidco),
     "randomk": lambda asked: Identity(),
-    "qsgd_maxnorm": _quantised(),
-    "terngrad": _quantised(levels=1, clip_deviations=2.5),
+    "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
+    "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
+    "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
+    "global_randomk_maxnorm": _quantised(lambda asked: MaxNorm()),
+    "global_randomk_two_scale": _quantised(lambda asked: MultiScale(2)),
+    "terngrad": _quantised(lambda asked: TernGrad(asked.sizes), levels=1),
     "sign": lambda asked: Sign(),
     "powersgd": lambda asked: LowRank(
         asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device
     ),
 }
+
+_CHOICES: dict[str, Callable[[float], IndexChoice]] = {
+    "randomk": RandomElements,
+    "global_randomk_maxnorm": RotatingElements,
+    "global_randomk_two_scale": RotatingElements,
+}
+"""Of the methods whose elements do not depend on the gradient."""
 
 _SHARED: Mapping[str, type[SharedSelection]] = MappingProxyType({STAR: Star, VAR: Var, AR_TOPK: StarOrVar})
 
@@ -266,10 +280,10 @@ def make_chain(
         if coding.values == torch.float32:
             return chain(choice, Identity(), AllReduce(), seed=seed)
         return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)
-    if chosen.name == "randomk":
+    if chosen.name in _CHOICES:
         # Without a residual values are scaled up, which makes them unbiased.
         scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
-        return chain(RandomElements(ratio), compressor, AllReduce(), scale=scale, seed=seed)
+        return chain(_CHOICES[chosen.name](ratio), compressor, AllReduce(), scale=scale, seed=seed)
     if coding.values != torch.float32:
         compressor = LowPrecisionValues(compressor, coding.values)
     return chain(compressor, _collective(chosen, compressor, coding), seed=seed)

@@ -1,7 +1,7 @@
 """Quantised gradients: whole codes on a grid that all workers share, summed on the way, or packed and gathered.
 
-Summed: one tiny maximum to agree on a grid, then one sum of whole codes (QSGD-MaxNorm, TernGrad). Gathered: codes of
-each worker's own grid, and signs, in a few bits an element.
+Summed: one tiny maximum to agree on a grid, then one sum of whole codes (QSGD-MaxNorm and its multi-scale forms,
+TernGrad). Gathered: codes of each worker's own grid, and signs, in a few bits an element.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
 from hetopt.core.comm.composition import GATHER, MAJORITY
-from hetopt.core.comm.payload_bytes import summed_bits
+from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
 from hetopt.trainer.comm.vectors import (
     Lanes,
@@ -27,6 +28,7 @@ from hetopt.trainer.comm.vectors import (
     energy,
     excess,
     largest_magnitude,
+    look_up,
     pack_codes,
     pack_flags,
     take_out,
@@ -54,7 +56,7 @@ class UniformGrid:
     levels: int
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of ``flat`` (see `Quantised`)."""
+        """Write the codes of ``flat`` (see `Grid`)."""
         for block, unit in self._pieces(flat):
             if unit < SMALLEST_UNIT:
                 codes[block].zero_()
@@ -65,7 +67,7 @@ class UniformGrid:
                 codes[block].copy_(levels)
 
     def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Codes times the unit of their segment (see `Quantised`)."""
+        """Codes times the unit of their segment (see `Grid`)."""
         for block, unit in self._pieces(codes):
             yield block, codes[block] * (unit if unit >= SMALLEST_UNIT else 0.0)
 
@@ -77,6 +79,56 @@ class UniformGrid:
             start += size
 
 
+@dataclass(frozen=True, kw_only=True)
+class MultiScaleGrid:
+    """``code * peak / (levels * 16^m)``: each element on the finest scale m that it fits on every worker.
+
+    Attributes:
+        peak: largest magnitude over all workers, finite.
+        levels: s of the coarsest scale, and the bound of codes on all scales.
+        fits: for m = 1, 2, ... the packed flags of the elements that fit scale m on every worker.
+    """
+
+    peak: float
+    levels: int
+    fits: Sequence[Tensor]
+
+    def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
+        """Write the codes of ``flat`` (see `Grid`)."""
+        if self._unit == 0:
+            codes.zero_()
+            return
+        for block in blocks(flat.numel(), flat.device):
+            levels = flat[block] * (1 / self._unit)
+            for packed in self.fits:
+                levels.mul_(self._factors(packed, block, float(SCALE_STEP)))
+            codes[block].copy_(rounding(levels).clamp_(-self.levels, self.levels))
+
+    def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Codes times the unit of their scale (see `Grid`)."""
+        for block in blocks(codes.numel(), codes.device):
+            values = codes[block] * self._unit
+            for packed in self.fits:
+                values.mul_(self._factors(packed, block, 1 / SCALE_STEP))
+            yield block, values
+
+    @property
+    def _unit(self) -> float:
+        """Of the coarsest scale; 0 where the finest would vanish in fp32."""
+        unit = self.peak / self.levels
+        return unit if unit >= SMALLEST_UNIT * SCALE_STEP ** len(self.fits) else 0.0
+
+    @staticmethod
+    def _factors(packed: Tensor, block: slice, factor: float) -> Tensor:
+        """``factor`` where a flag is set, and 1 elsewhere."""
+        table = bit_values(torch.tensor([1.0, factor]), 1).to(packed.device)
+        return look_up(packed[block.start // 8 : -(-block.stop // 8)], table, block.stop - block.start)
+
+
+Grid: TypeAlias = UniformGrid | MultiScaleGrid
+"""Turns values into codes (whole numbers, at most its levels in magnitude), and codes or sums of them into values."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantisedPayload(Payload):
     """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read.
@@ -85,7 +137,7 @@ class QuantisedPayload(Payload):
     """
 
     codes: Tensor
-    grid: UniformGrid | None
+    grid: Grid | None
     lanes: Lanes
 
     @property
@@ -139,22 +191,22 @@ class MaxNorm:
     ``w^2 / (4 s^2)`` on each worker. (Arxiv 2109.12497, where s is 2^q - 1; here it is whatever the width of the codes
     allows for this many workers.)
 
-    With one level, a grid for each layer and clipping it is TernGrad (Wen et al., arXiv 1705.07878). Without clipping
-    that is unbiased, but a single large element makes all others of its layer nearly always 0 and sometimes enormous;
-    what clipping takes away is lost, unless there is a residual.
-
     Args:
-        sizes: elements of segments with a grid each, in order.
+        sizes: elements of segments with a grid each, in order; empty: the whole gradient is one.
         clip_deviations: elements further from 0 than so many standard deviations are clipped first; absent: none.
     """
 
-    def __init__(self, sizes: Sequence[int], clip_deviations: float | None = None) -> None:
-        self.sizes = [size for size in sizes if size]
+    def __init__(self, sizes: Sequence[int] = (), clip_deviations: float | None = None) -> None:
+        self._sizes = [size for size in sizes if size]
         self._clip_deviations = clip_deviations
 
     def peaks(self, flat: Tensor) -> Tensor:
         """Return the largest magnitude of each segment after clipping, fp32; NaN or infinite if the gradient is."""
-        return flat.new_tensor([self._peak(segment) for segment in torch.split(flat, self.sizes)])
+        return flat.new_tensor([self._peak(segment) for segment in torch.split(flat, self._sizes or flat.numel())])
+
+    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> Grid:
+        """Return the grid that all workers' codes lie on, by the largest peaks over all workers."""
+        return UniformGrid(sizes=self._sizes or [flat.numel()], peaks=peaks, levels=levels)
 
     def _peak(self, segment: Tensor) -> float:
         peak = largest_magnitude(segment)
@@ -164,6 +216,47 @@ class MaxNorm:
         deviation = math.sqrt(max(0.0, energy(segment) / segment.numel() - mean * mean))
         # A layer of equal elements has no deviation, and nothing to clip.
         return min(peak, self._clip_deviations * deviation) if deviation > 1e-6 * abs(mean) else peak
+
+
+class MultiScale(MaxNorm):
+    """The grid of `MaxNorm`, and further ones each 16 times as fine.
+
+    An element takes the finest scale on which its code stays within the levels of the coarsest, on every worker: one
+    flag an element and further scale, agreed on by AND. Magnitudes are compared before they are rounded: deciding by
+    the rounded code, as the released code does, makes the choice of scale depend on the draw, which is a bias.
+    (Arxiv 2109.12497.)
+
+    Args:
+        scales: 2 or more.
+    """
+
+    def __init__(self, scales: int = 2) -> None:
+        super().__init__()
+        self._scales = scales
+
+    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> Grid:
+        """Agree on who takes which scale (see `MaxNorm`)."""
+        packed_bytes = -(-flat.numel() // 8)
+        packed = torch.empty((self._scales - 1) * packed_bytes, dtype=torch.uint8, device=flat.device)
+        fits = list(torch.split(packed, packed_bytes))
+        for block in blocks(flat.numel(), flat.device):
+            magnitudes, place = flat[block].abs(), slice(block.start // 8, -(-block.stop // 8))
+            for scale, out in enumerate(fits, start=1):
+                pack_flags(magnitudes <= peaks[0] / SCALE_STEP**scale, out[place])
+        channel.all_reduce(packed, "and")
+        return MultiScaleGrid(peak=peaks[0], levels=levels, fits=fits)
+
+
+class TernGrad(MaxNorm):
+    """One level, and a scale for each layer; elements beyond 2.5 standard deviations are clipped first.
+
+    Without clipping the result is unbiased, but a single large element makes all others of its layer nearly always 0
+    and sometimes enormous; what clipping takes away is lost, unless there is a residual.
+    (Wen et al., arXiv 1705.07878.)
+    """
+
+    def __init__(self, sizes: Sequence[int], clip_deviations: float | None = 2.5) -> None:
+        super().__init__(sizes, clip_deviations)
 
 
 class Quantised(Summed[QuantisedPayload]):
@@ -178,7 +271,7 @@ class Quantised(Summed[QuantisedPayload]):
     nearest: that never errs by more than the value, as error feedback requires.
 
     Args:
-        quantiser: tells the span of each segment.
+        quantiser: chooses the grid.
         at_random: how values are rounded to levels.
         bits: of a code on the wire; absent: 8, or what the levels need.
         levels: absent: as many as fit.
@@ -205,7 +298,7 @@ class Quantised(Summed[QuantisedPayload]):
         codes = self._workspace.take("codes", flat.numel(), lanes.code_dtype, flat.device)
         if not all(math.isfinite(peak) for peak in common):
             return QuantisedPayload(codes=codes.zero_(), grid=None, lanes=lanes)
-        grid = UniformGrid(sizes=self._quantiser.sizes, peaks=common, levels=levels)
+        grid = self._quantiser.grid(flat, common, levels, turn.channel)
         grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
         return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
@@ -283,6 +376,7 @@ class Packed(Compressor[PackedPayload]):
     Args:
         name: the compressor's.
         quantiser: tells the span of each segment.
+        sizes: of the segments, in order.
         bits: of a code: 2, 4 or 8.
         levels: s, at most ``2^(bits - 1) - 1``.
         at_random: how values are rounded, see `Quantised`.
@@ -290,11 +384,13 @@ class Packed(Compressor[PackedPayload]):
 
     combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
-    def __init__(self, name: str, quantiser: MaxNorm, *, bits: int, levels: int, at_random: bool) -> None:
+    def __init__(
+        self, name: str, quantiser: MaxNorm, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
+    ) -> None:
         self.name = name
         self.counts_steps = at_random
         self._quantiser = quantiser
-        self._sizes = quantiser.sizes
+        self._sizes = [size for size in sizes if size]
         self._bits = bits
         self._levels = levels
         # Codes -s..s are stored with s added; what is left over of the width stands for 0.

@@ -274,8 +274,8 @@ def _reaching(interval: Range, on_wall: float, reach: float) -> Range:
     return interval.model_copy(update={"low": shorter * interval.low, "high": reach * interval.high})
 
 
-RANDOM = "randomk"
-"""It chooses without looking: of the gradient's energy it keeps the ratio."""
+RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
+"""They choose without looking: of the gradient's energy they keep the ratio."""
 
 TIMED = "topk"
 """The compressor that profiles time, and whose gain they tell."""
@@ -360,7 +360,7 @@ class Meeting:
         What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
         The smallest gain that was measured counts for ratios below.
         """
-        if compression.name == RANDOM:
+        if compression.name in RANDOM:
             return compression.ratio
         curve = self.model.gain
         if not METHODS[compression.name].by_ratio:
@@ -534,7 +534,7 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         yield f"The collective follows the network; the prediction is for {by} in every step."
     yield from _notes_on_cost(chosen, meeting)
     by_ratio = method.by_ratio and bool(meeting.model.gain.log_ratios)
-    known = by_ratio or chosen.name in (RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
+    known = by_ratio or chosen.name in (*RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
     if to_target and not known:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 

@@ -97,6 +97,10 @@ _THRESHOLD = Method(
     options=(*_IN_LEVELS, "coding", *_MOMENTUM),
 )
 _SELECTION = replace(_THRESHOLD, collectives=(GATHER, AR_TOPK, STAR, VAR), same_size=True)
+_ROUNDED = Method(
+    about="everything, rounded", collectives=(DENSE,), memories=(NONE, FEEDBACK), options=("bits", "levels")
+)
+_ROTATION = replace(_ROUNDED, memories=(FEEDBACK, NONE), by_ratio=True)
 
 _METHODS: dict[str, Method] = {
     # With a memory: what was held back while something else was in use goes out with it.
@@ -133,12 +137,17 @@ _METHODS: dict[str, Method] = {
         memories=(FEEDBACK, NONE),
         by_ratio=True,
     ),
-    "qsgd_maxnorm": Method(
+    "qsgd_maxnorm": replace(
+        _ROUNDED,
         about="everything, rounded at random to levels of the largest magnitude",
         collectives=(DENSE, GATHER),
-        memories=(NONE, FEEDBACK),
-        options=("bits", "levels"),
     ),
+    "qsgd_two_scale": replace(_ROUNDED, about="the same, small elements on a finer scale"),
+    "qsgd_multi_scale": replace(_ROUNDED, about="the same with three scales"),
+    "global_randomk_maxnorm": replace(
+        _ROTATION, about="elements in rotation, rounded to levels of the largest magnitude"
+    ),
+    "global_randomk_two_scale": replace(_ROTATION, about="elements in rotation, rounded on two scales"),
     "terngrad": Method(
         about="-1, 0 or 1 times the largest magnitude of each layer",
         collectives=(DENSE, GATHER),

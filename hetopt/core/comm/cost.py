@@ -335,7 +335,7 @@ gradient of no more has nothing to send while backward still runs."""
 BUCKET_BYTES = 25 << 20
 """What a larger bucket holds (its default)."""
 
-BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm")
+BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale")
 """Compressors that do with a part what they do with the whole, and so may work under backward."""
 
 UNDER_BACKWARD = ("identity", *BUCKETWISE)

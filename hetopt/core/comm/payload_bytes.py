@@ -129,8 +129,13 @@ def operations(
     if own_bytes is not None:
         primitive: cost.Primitive = "all_gather" if chosen == GATHER else "all_reduce"
         return (Operation(primitive=primitive, payload_bytes=own_bytes(numel, ratio), members=workers),)
-    by_layer = METHODS[name].by_shape and shapes is not None
-    segments = [math.prod(shape) for shape in shapes or ()] if by_layer else [numel]
+    sizes = [math.prod(shape) for shape in shapes] if shapes is not None else [numel]
+
+    def quantised(count: int, *, scales: int = 1, segments: int = 1, levels: int | None = levels) -> list[_Part]:
+        width, _ = summed_bits(workers, bits=bits, levels=levels)
+        masks: list[_Part] = [("all_reduce", (scales - 1) * math.ceil(count / 8))] if scales > 1 else []
+        return [("all_reduce", VALUE_BYTES * segments), *masks, ("all_reduce", summed_code_bytes(count, width))]
+
     match name:
         case "identity":
             parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
@@ -140,10 +145,20 @@ def operations(
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:
             width, _ = gathered_bits(bits=bits, levels=1 if name == "terngrad" else levels)
+            segments = sizes if name == "terngrad" else [numel]
             parts = [("all_gather", sum(VALUE_BYTES + gathered_code_bytes(size, width) for size in segments))]
-        case "qsgd_maxnorm" | "terngrad":
-            width, _ = summed_bits(workers, bits=bits, levels=1 if name == "terngrad" else levels)
-            parts = [("all_reduce", VALUE_BYTES * len(segments)), ("all_reduce", summed_code_bytes(numel, width))]
+        case "qsgd_maxnorm":
+            parts = quantised(numel)
+        case "qsgd_two_scale":
+            parts = quantised(numel, scales=2)
+        case "qsgd_multi_scale":
+            parts = quantised(numel, scales=3)
+        case "terngrad":
+            parts = quantised(numel, segments=len(sizes), levels=1)
+        case "global_randomk_maxnorm":
+            parts = quantised(kept_elements(numel, ratio))
+        case "global_randomk_two_scale":
+            parts = quantised(kept_elements(numel, ratio), scales=2)
         case "sign":
             parts = [("all_gather", VALUE_BYTES + math.ceil(numel / 8))]
         case "powersgd":
@@ -243,6 +258,9 @@ GATHERED_BITS = (2, 4, 8)
 DEFAULT_BITS = 8
 MOST_LEVELS = 2**22
 """More would be finer than the rounding of the fp32 values themselves."""
+
+SCALE_STEP = 16
+"""Several scales: each has so many times the levels of the one before; four bits, as in most pairs of 2109.12497."""
 
 
 def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
