@@ -76,8 +76,10 @@ from hetopt.trainer.comm.topk import (
     Levels,
     MsTopK,
     MultiLevel,
+    RandomSelection,
     RedSync,
     Selection,
+    SharedValues,
     Sidco,
     TopK,
 )
@@ -124,6 +126,13 @@ def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection
     return make
 
 
+def _random(asked: Asked) -> Compressor[Any]:
+    """Random elements are a choice before a compressor, but where a step looks at what they keep before it sends."""
+    if asked.compression.floor_ratio is None and asked.compression.least_gain is None:
+        return Identity()
+    return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
+
+
 def _quantised(quantiser: Callable[[Asked], MaxNorm], levels: int | None = None) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
@@ -152,7 +161,7 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
     "sidco": _nested(Sidco),
-    "randomk": lambda asked: Identity(),
+    "randomk": _random,
     "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
     "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
     "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
@@ -272,9 +281,9 @@ def make_chain(
     chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
     compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
     coding = _CODINGS[compression.coding or PLAIN]
-    if isinstance(compressor, MultiLevel) and compression.least_gain is not None:
-        gathered = AllGather(coding, same_size=chosen.method.same_size)
-        return Levels(compressor, gathered, least_gain=compression.least_gain, seed=seed)
+    if isinstance(compressor, MultiLevel) and (compression.least_gain is not None or chosen.name in _CHOICES):
+        summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)
+        return Levels(compressor, summed, least_gain=compression.least_gain or 0.0, seed=seed)
     if chosen.collective in _SHARED:
         choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
         if coding.values == torch.float32:

@@ -34,12 +34,13 @@ from hetopt.trainer.comm.compressor import (
     Collective,
     Compressor,
     Identity,
+    IndexChoice,
     Payload,
     SparsePayload,
     State,
     Turn,
 )
-from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, blocks, energy, excess, largest_magnitude
+from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks, energy, excess, largest_magnitude
 
 SAMPLE_SIZE = 65_536
 
@@ -458,6 +459,43 @@ def _sample_below(flat: Tensor, kept: Tensor) -> Tensor:
     sample = flat.index_select(0, places.to(flat.device)).abs_()
     below = sample[sample < kept.abs().min()] if kept.numel() else sample
     return below if below.numel() else sample
+
+
+class RandomSelection(Selection):
+    """Random elements as a selection of its own: the same on every worker in a step, and of any vector.
+
+    Args:
+        ratio: fraction of the elements.
+        choice: draws them.
+    """
+
+    name = "randomk"
+    counts_steps = True
+
+    def __init__(self, ratio: float, choice: IndexChoice) -> None:
+        super().__init__(ratio)
+        self._choice = choice
+
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
+        """Keep what was drawn (see `Compressor`)."""
+        return select(flat, self._choice.choose(flat, turn).sort().values)
+
+
+class SharedValues:
+    """Sums values of elements that are the same on every worker: indices do not travel."""
+
+    name = AllReduce.name
+
+    def __init__(self) -> None:
+        self._workspace = Workspace()
+
+    def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
+        """Sum on the way (see `Collective`)."""
+        payload = compressor.encode(flat, turn)
+        summed = self._workspace.take("summed", payload.values.numel(), torch.float32, flat.device)
+        turn.channel.all_reduce(summed.copy_(payload.values))
+        out.zero_().index_add_(0, payload.indices, summed)
+        return payload
 
 
 class Selected(Compressor[SparsePayload]):
