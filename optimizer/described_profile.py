@@ -10,7 +10,7 @@ from hetopt.optimizer.model_counts import ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Precision, is_half
 from hetopt.optimizer.step_time.transfer import LAUNCH_S
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
-from hetopt.optimizer.training_recipe import CONTRIBUTION, FULL, MASTER_BYTES, Recipe
+from hetopt.optimizer.training_recipe import FULL, MASTER_BYTES, Recipe
 
 COUNTED = "counted"
 """The device type of a described profile: no machine."""
@@ -89,7 +89,7 @@ def described_profile(
                 threads_per_worker=1,
                 precision=_device_precision(precision),
                 step_times=tuple(
-                    _step(size, fixed_s + each_s * size, peak_bytes) for size in sorted({1, max(2, batch_size)})
+                    _step(size, fixed_s + each_s * size, peak_bytes, recipe) for size in sorted({1, max(2, batch_size)})
                 ),
                 memory_limit_bytes=REFERENCE_GPU[1],
                 memory=memory,
@@ -102,14 +102,14 @@ def described_profile(
     )
 
 
-def _step(size: int, step_time_s: float, peak_bytes: int) -> StepTime:
+def _step(size: int, step_time_s: float, peak_bytes: int, recipe: Recipe) -> StepTime:
     return StepTime(
         local_batch_size=size,
         step_time_s=step_time_s,
         samples_s=(step_time_s,),
         load_s=0.0,
-        forward_s=step_time_s / CONTRIBUTION,
-        backward_s=step_time_s * (1 - 1 / CONTRIBUTION),
+        forward_s=step_time_s / recipe.passes,
+        backward_s=step_time_s * (1 - 1 / recipe.passes),
         optimizer_s=0.0,
         peak_memory_bytes=peak_bytes,
     )

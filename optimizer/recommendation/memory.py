@@ -12,7 +12,7 @@ from hetopt.optimizer.market.catalog import Catalog, Offer, offers
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Candidate, MachineMemory
 from hetopt.optimizer.search.search_space import MachineOption
-from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, room, usable_bytes
+from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, room, scheme_of, usable_bytes
 from hetopt.optimizer.step_time.transfer import unusable
 
 NOT_COUNTED = (
@@ -80,10 +80,19 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     """The error where no machine holds the fewest samples: the least need, the largest device, and what would help."""
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}
     possible = [one for one in instances.values() if unusable(one) is None]
-    largest = max(possible, key=lambda one: (one.cuda_devices > 0, usable_bytes(one)[1]))
+    described = model.reference.device.counted
+
+    def size(instance: InstanceType) -> tuple[bool, int]:
+        """Of one device, or of all that share a replica."""
+        shared = 1 if described is None else max(1, instance.cuda_devices)
+        return instance.cuda_devices > 0, shared * usable_bytes(instance)[1]
+
+    largest = max(possible, key=size)
     on_gpu = largest.cuda_devices > 0
     least, memory = model.profile.job.least_local_batch_size, counted(model) if on_gpu else None
     device_bytes, usable = usable_bytes(largest)
+    if memory is not None and described is not None:
+        memory = scheme_of(memory, described, devices=largest.cuda_devices, usable_bytes=usable).held(memory, described)
     line = model.reference.memory
     need = memory.peak_bytes(least) if memory is not None else line.peak_bytes(least) if line is not None else 0.0
     samples = "one sample" if least == 1 else f"{least} samples, the fewest that BatchNorm can normalise,"
@@ -129,7 +138,15 @@ def _cheapest(model: FittedModel, catalog: Catalog, *, on_gpu: bool) -> list[str
             device_bytes, usable = usable_bytes(instance)
             possible = unusable(instance) is None and (instance.cuda_devices > 0) == on_gpu
             held[instance.name] = (
-                possible and room(model, on_gpu=on_gpu, device_bytes=device_bytes, usable=usable) is not None
+                possible
+                and room(
+                    model,
+                    on_gpu=on_gpu,
+                    device_bytes=device_bytes,
+                    usable=usable,
+                    devices=max(1, instance.cuda_devices),
+                )
+                is not None
             )
         if held[instance.name] and (least is None or offer.price.usd_per_hour < least.price.usd_per_hour):
             least = offer

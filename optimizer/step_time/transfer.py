@@ -34,7 +34,6 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     transferred,
 )
 from hetopt.optimizer.step_time.utilisation import sample_s
-from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 CROSS_FAMILY_LOG_SD = 0.36
 """x / 1.8 with 90 % probability: at equal vCPU count CPU types differ 2.5 times, and CoreMark explains a part of it."""
@@ -452,11 +451,11 @@ def _with_memory(
         return Unusable(reason=TOO_LITTLE_MEMORY)
     line = model.reference.step_time
     update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
-    # One forward pass more, of three.
-    factor = 1 + 1 / CONTRIBUTION if found.scheme.recomputes else 1.0
+    point = model.reference.device.step_times[-1]
+    again = point.forward_s / (point.forward_s + point.backward_s) if found.scheme.recomputes else 0.0
     time = replace(
         worker.time,
-        per_sample_s=factor * worker.time.per_sample_s,
+        per_sample_s=(1 + again) * worker.time.per_sample_s,
         max_samples=found.most_samples,
         micro_batch=found.part,
         once_s=update * worker.time.fixed_s,

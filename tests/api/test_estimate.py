@@ -106,7 +106,7 @@ def test_more_work_takes_longer(params: float, samples: float, tokens: int) -> N
     assert more.plan.chosen.prediction.training_s.value > 1.9 * one.plan.chosen.prediction.training_s.value
     for told in (one, more):
         step = told.plan.chosen.prediction.step_time_s
-        assert 1.5 < step.high / step.value < 2, "as well as another person's job is known"
+        assert 1.5 < step.high / step.value < 2.2, "as well as another person's job is known"
         ideal = told.flops / told.samples * told.batch_size / 70e12
         assert step.value > ideal, "no GPU is faster than its peak"
 
