@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hetopt.core import formatting
-from hetopt.core.memory import Precision
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization, spell_sync
+if TYPE_CHECKING:
+    from hetopt.core.memory import Precision
+    from hetopt.core.run_spec import Compression
+    from hetopt.core.synchronization import Synchronization
 
 Say = Callable[[float], str]
 """From a number in SI units or dollars to words."""
@@ -160,6 +160,8 @@ def exchange(way: Compression, sync: Synchronization) -> str:
     """Return what brings together what workers learn: a compression of gradients, or how else."""
     if not sync.is_local:
         return compression(way.name, way.ratio) + ("" if way.rank is None else f" rank {way.rank}")
+    from hetopt.core.synchronization import spell_sync  # which brings pydantic
+
     return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
 
 
@@ -237,5 +239,5 @@ def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
         sentence: with places for ``how`` (whose place was taken, or where it is now) and
             for the times of a step ``before``, ``expected`` and ``measured``.
     """
-    times = {which: formatting.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
+    times = {which: duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
     return sentence.format(how=f"{_HOW[told['action']]} {told['name']}", **times)

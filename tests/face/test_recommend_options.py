@@ -192,7 +192,7 @@ QUESTIONS: dict[str, tuple[str | Profile, str, int]] = {
     "arm": ("lstm-small", "--epochs 400 --deadline 2h --arch arm64", 0),
     "gpu": (BERT, "--epochs 3 --budget 20", 0),
     "on-demand": (BERT, "--epochs 3 --deadline 2h --on-demand", 0),
-    "new-account": (BERT, "--epochs 3 --budget 20 --quota default", 2),
+    "new-account": (BERT, "--epochs 3 --budget 20 --quota default", 3),
     "days": (GPT2, "--epochs 10 --budget 300 --deadline 3d --quota p=0 --quota g=64", 0),
     "thousand-workers": (RESNET101, "--epochs 90 --deadline 6h --gpus any --max-workers 1024", 0),
     "sure": (BERT, "--epochs 3 --budget 4 --confidence 0.99", 0),

@@ -47,14 +47,14 @@ def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> N
 
 def test_so_do_those_of_a_script_and_a_small_one_is_one_collective(tmp_path: Path) -> None:
     for calls in calls_of("session", tmp_path):
-        inside = [call for call in calls if "steps.py:backward" in call["stack"]]
+        inside = [call for call in calls if "flow.py:backward" in call["stack"]]
         numbers = (2 * (WIDE + 1) + 8 * WIDE + WIDE**2, 16 * (8 + 16 + 3) + 1)
         of_last_layers, rest = WIDE * (WIDE + 2) + 1, 9 * WIDE
         parts = [call for call in inside if call["elements"] in (of_last_layers, rest + 8)]
         assert len(parts) == 2 * STEPS, "a bucket of the last layers, and the rest with its marks"
         for call in parts:
-            is_early = "buckets.py:_note_made" in frames(call, "steps.py:backward")
+            is_early = "buckets.py:_note_made" in frames(call, "flow.py:backward")
             assert is_early == (call["elements"] == of_last_layers)
         small = [call for call in inside if call not in parts and call["elements"] >= numbers[1] / 2]
         assert len(small) == STEPS, "one message has the gradient and the word"
-        assert all(frames(call, "steps.py:backward") for call in small)
+        assert all(frames(call, "flow.py:backward") for call in small)
