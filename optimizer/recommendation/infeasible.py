@@ -53,6 +53,12 @@ def nothing_usable(
 
 def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
     """The error where no cluster of the machines is allowed, whatever it costs: names the limit that leaves none."""
+    beyond = (space.quotas.get(bucket_of(one.offer), math.inf) < one.offer.instance_type.vcpus for one in space.options)
+    if all(beyond):
+        return NoFeasiblePlan(
+            "The quotas hold none of the machines that this job can be planned on.",
+            hint=", or ".join(otherwise) or "raise `quotas`",
+        )
     small = min(space.options, key=lambda option: option.worker.workers)
     fewest, name = small.worker.workers, small.name
     if fewest > space.max_workers:
