@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hetopt.core.artifact import Record
+from hetopt.core.artifact import Record, Told
 from hetopt.core.run_spec import CompressorProbe, NetworkProbe
 
 ORDER_FILE = "order.json"
@@ -22,8 +22,8 @@ own alone; or nothing but the ends of optimizers' steps, so that it runs as it d
 class Failure(Record):
     """Why a script could not be measured: a sentence, and what to do."""
 
-    message: str
-    hint: str | None = None
+    message: Told
+    hint: Told | None = None
 
 
 class ScriptOrder(Record):

@@ -149,6 +149,7 @@ def test_what_runs_by_itself_is_measured_at_its_own_batch_size(text: str, needs:
     [
         ("torch.zeros(2) @ torch.zeros(3)\n", r"train\.py, line 10: RuntimeError: "),
         ("import argparse\nargparse.ArgumentParser().parse_args(['--foo'])\n", "unrecognized arguments: --foo"),
+        ("raise ValueError('\\x1b[1mmine\\x1b[0m')\n", r"train\.py, line 10: ValueError: mine"),
         ("print(os.environ['WORLD_SIZE'])\nraise ValueError('mine')\n", "KeyError: 'WORLD_SIZE'; .*ValueError: mine"),
     ],
 )
