@@ -112,8 +112,7 @@ def test_a_plan_that_is_less_sure_than_asked_is_no_success(hetopt: Hetopt, tmp_p
     assert json.loads(taken.out)["insight"]["risk_accepted"] is True
 
 
-def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt, monkeypatch: pytest.MonkeyPatch) -> None:
-    all_types(monkeypatch)
+def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt) -> None:
     answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 0.06, "--deadline", "190s")
     error = " ".join(answer.err.split())
     assert answer.code == 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ from tests.few_types import few
 from .conftest import NOW
 from .profiles import make_device, make_profile
 
-QUICK = Options(trials=60, max_workers=16, market="spot", objective="fastest")
+QUICK = Options(trials=20, max_workers=16, mixed_types=2, market="spot", objective="fastest")
 LARGE = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
 
 
@@ -114,7 +115,7 @@ def test_fixed_lengths(some: Catalog) -> None:
     assert steps.chosen.prediction.steps.value == 500
     assert steps.chosen.global_batch_size == 64
     assert steps.run.stop.max_steps == 500
-    other = _plan(some, Goal(ends="steps", amount=500, budget_usd=2.0), Options(trials=20, batch_size=96))
+    other = _plan(some, Goal(ends="steps", amount=500, budget_usd=2.0), replace(QUICK, batch_size=96))
     assert other.chosen.global_batch_size == 96
 
 
@@ -164,7 +165,7 @@ def test_planning_is_light(tmp_path: Path) -> None:
         "from hetopt.core.profile import Profile\n"
         f"profile = Profile.load(Path({str(tmp_path / 'profile.json')!r}))\n"
         "goal = Goal(ends='target', budget_usd=5.0)\n"
-        "options = Options(market='spot')\n"
+        "options = Options(market='spot', trials=20)\n"
         "request = PlanRequest(profile, load_catalog(), goal, options)\n"
         "plan = recommend(request, seed=0, now=datetime(2026, 1, 1))\n"
         "assert '1264 offers' in plan.searched and 'bare metal' in plan.searched, plan.searched\n"

@@ -416,14 +416,14 @@ def test_a_study_goes_on_from_its_file(space: SearchSpace, job: JobModel, tmp_pa
         first = [Cluster(machines=((0, 1),), batch=0, exchange=0)]
         return [asked.cluster(trial.params) for trial in asked.run(first, trials, kept).trials]
 
-    begun = study(30)
-    assert study(30) == begun
+    begun = study(8)
+    assert study(8) == begun
     assert begun[0].machines == ((0, 1),)
-    more = study(50)
-    assert more[:31] == begun
-    assert len(more) == 51
+    more = study(14)
+    assert more[:9] == begun
+    assert len(more) == 15
     # Another question has trials of its own.
-    assert len(study(20, budget=2.0)) == 21
+    assert len(study(4, budget=2.0)) == 5
     storage = JournalStorage(JournalFileBackend(str(kept)))
     one, other = optuna.get_all_study_names(storage)
     assert (one.partition(",")[0], other.partition(",")[0]) == ("$1.00", "$2.00")

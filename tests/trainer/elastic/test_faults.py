@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
 from benchmarks._simulated_run import Schedule, Simulation, check, undisturbed
 from hetopt.core.events.log import Event, read_events
 from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 from tests.thinned import few
 
 from ..scenarios import toy_spec
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS = 40
 # Seconds a sample: so that two checkpoints are there, or a worker is back, before the run ends, on a busy machine too.
 LONG_ENOUGH = {"TOY_WAIT_S": "0.02"}
@@ -98,11 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for run in RUNS
     ]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
-    command = [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    all_end_well(["-m", "benchmarks._faulty_runs", str(folder)])
     return folder
 
 
