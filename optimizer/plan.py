@@ -341,9 +341,9 @@ class Candidate(RecordLeavingOut):
         return " + ".join(dict.fromkeys(group.hardware.in_words for group in self.groups if group.hardware is not None))
 
 
-ChoiceName = Literal["here", "cheapest", "balanced", "fastest", "weighed", "safest"]
+ChoiceName = Literal["here", "cheapest", "balanced", "fastest", "weighed", "safest", "other GPU"]
 """``here``: the machine that was profiled. ``safest``: on demand, so that no machine is taken back. ``weighed``: by
-weights of time and cost that were given."""
+weights of time and cost that were given. ``other GPU``: the best with one that was named, where no other way has it."""
 
 
 class QuotaNeed(Record):

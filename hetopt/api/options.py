@@ -535,9 +535,12 @@ class Described(Sought):
         int | None, Option(help="Samples of a step. Default: 256.", metavar="N", read=at_least_one)
     ] = None
     precision: Annotated[
-        Literal["bf16", "fp16", "tf32", "fp32"],
-        Option(help="bf16, fp16, tf32 or fp32.", names=("bf16", "fp16", "tf32", "fp32")),
-    ] = "bf16"
+        Literal["auto", "bf16", "fp16", "tf32", "fp32"],
+        Option(
+            help="auto (bf16, fp16 where a GPU that is named has no units for it), bf16, fp16, tf32 or fp32.",
+            names=("auto", "bf16", "fp16", "tf32", "fp32"),
+        ),
+    ] = "auto"
     took: Annotated[
         float | None,
         Option(help="What this training took, such as 3d, on the GPUs of `on`.", metavar="TIME", read=duration_s),

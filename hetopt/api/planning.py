@@ -34,8 +34,9 @@ from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
+from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.owned import gpu_named
+from hetopt.optimizer.market.owned import gpu_named, owned
 from hetopt.optimizer.market.quota import obtainable, read_quotas
 from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Plan
@@ -45,12 +46,13 @@ from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_bytes, usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
-from hetopt.optimizer.step_time.gpu_transfer import gpu_of
+from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
+from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.utilisation import sample_s, utilisation_prior
 from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
 
@@ -458,15 +460,15 @@ def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
     batch = min(asked.batch_size or BATCH_SIZE, samples)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    recipe = _recipe(asked, assumed)
-    counted = utilisation_prior().counted(model, asked.precision, recipe)
+    recipe, precision = _recipe(asked, assumed), _precision(asked, now)
+    counted = utilisation_prior().counted(model, precision, recipe)
     if asked.took is not None or asked.on is not None:
-        counted = _timed(asked, counted, samples)
+        counted = _timed(asked, counted, samples, precision)
     profile = described_profile(
         model,
         samples=samples,
         batch_size=batch,
-        precision=asked.precision,
+        precision=precision,
         now=now,
         recipe=recipe,
         counted=counted,
@@ -474,10 +476,31 @@ def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
     return DescribedJob(model=model, recipe=recipe, samples=samples, batch_size=batch, profile=profile, assumed=assumed)
 
 
+def _precision(asked: Described, now: datetime.datetime) -> Precision:
+    """Return bf16, or fp16 where a machine that is named, or one's own, has no units for that.
+
+    Raises:
+        BadInput: of a host something is not said that a plan needs.
+    """
+    if asked.precision != "auto":
+        return asked.precision
+    catalog = in_regions(asked.region, asked.catalog)[0]
+    gpus = [text.partition(":")[0] for text in asked.gpus]
+    named = [
+        instance
+        for instance in catalog.instance_types.values()
+        if any(fnmatch(instance.name, pattern) for pattern in asked.types)
+        or any(has_accelerator(instance, name) for name in gpus)
+    ]
+    if asked.inventory is not None:
+        named += owned(catalog, read_hosts(asked.inventory), now.date()).catalog.instance_types.values()
+    return "fp16" if any(no_units(instance, "bf16") for instance in named) else "bf16"
+
+
 _ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
 
 
-def _timed(asked: Described, counted: Counted, samples: int) -> Counted:
+def _timed(asked: Described, counted: Counted, samples: int, precision: Precision) -> Counted:
     """Return what a sample comes to where the whole training took so long on some GPUs.
 
     Raises:
@@ -492,7 +515,7 @@ def _timed(asked: Described, counted: Counted, samples: int) -> Counted:
     gpu = gpu_of(gpu_named(in_regions(asked.region, asked.catalog)[0], written.group(2)))
     if gpu is None:
         raise BadInput(f"no rates of the {written.group(2)} are published.", hint="leave `took` and `on` out")
-    foretold_s = samples * sample_s(counted, gpu, asked.precision) / count * beside_others(count)
+    foretold_s = samples * sample_s(counted, gpu, precision) / count * beside_others(count)
     factor = asked.took / foretold_s
     return counted.model_copy(
         update={
@@ -543,7 +566,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     catalogs = in_regions(asked.region, asked.catalog)
     counted_on, patterns = obtainable()
     reserved = (name for one in catalogs for name in one.instance_types if any(fnmatch(name, way) for way in patterns))
-    presumed = not known and not asked.quotas
+    presumed = not known and not asked.quotas and asked.market != "own"
     if presumed:
         job.assumed.append(
             f"one machine of {max(counted_on.values())} vCPUs a family can be had (`quotas`; none: any number)"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hetopt.core.formatting import duration, share, usd
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, Earlier, QuotaNeed, Range
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
@@ -75,6 +76,8 @@ def choices(
     names: dict[int, list[ChoiceName]] = {}
     for name, row in _named(question, found, limits):
         names.setdefault(row, []).append(name)
+    for row in _of_each_gpu(question, found, limits, list(names)):
+        names.setdefault(row, []).append("other GPU")
     rows = list(names)
     runs = simulate(question.space, question.job, found, rows, seed=question.seed)
     kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
@@ -122,6 +125,15 @@ def _named(question: Question, found: Found, limits: Limits) -> Iterator[tuple[C
         row = _safest(question, found, steady[best_rows(found.forecast.take(steady), limits, COMPARED)], limits)
         if row is not None:
             yield "safest", row
+
+
+def _of_each_gpu(question: Question, found: Found, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
+    """Yield the best row of each of several GPUs that were named, of which none is shown."""
+    for name in (text.partition(":")[0] for text in question.gpus if len(question.gpus) > 1):
+        has = np.array([has_accelerator(option.offer.instance_type, name) for option in question.space.options])
+        rows = np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
+        if rows.size and not set(shown) & set(rows.tolist()):
+            yield int(rows[best_rows(found.forecast.take(rows), limits, 1)[0]])
 
 
 def _chosen(question: Question, found: Found, limits: Limits) -> int | None:

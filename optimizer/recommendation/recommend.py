@@ -183,7 +183,8 @@ def _question(space: SearchSpace, job: JobModel, found: Found, options: Options,
     """Return the question, to be asked again with no more boxes than it took: a cluster of one type is one, too."""
     most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
     again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
-    return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again)
+    gpus = options.wishes.gpus
+    return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=gpus)
 
 
 def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found, Sensitivity]:

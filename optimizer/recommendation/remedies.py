@@ -44,6 +44,7 @@ class Question:
         confidence: with which limits must be kept; absent: the usual one.
         seed: of possible runs.
         effort: of each further search.
+        gpus: that were named.
     """
 
     space: SearchSpace
@@ -51,6 +52,7 @@ class Question:
     confidence: float | None
     seed: int
     effort: Effort
+    gpus: tuple[str, ...] = ()
 
     def search(self, limits: Limits) -> Found:
         """Return what is found within other limits."""

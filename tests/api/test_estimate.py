@@ -111,6 +111,19 @@ def test_more_work_takes_longer(params: float, samples: float, tokens: int) -> N
         assert step.value > ideal, "no GPU is faster than its peak"
 
 
+def test_each_gpu_that_is_named_has_a_way() -> None:
+    shown = small(params=7e9, samples=5e4, tokens=2048, types=(), gpus=("H100", "A100"), max_workers=64).plan.choices
+    gpus = [group.hardware.gpu for way in shown for group in way.candidate.groups]
+    assert {"H100", "A100"} <= set(gpus)
+    [other] = [way for way in shown if "other GPU" in way.names]
+    assert {group.hardware.gpu for group in other.candidate.groups} == {"A100"}
+
+
+@pytest.mark.parametrize(("gpus", "precision"), [(("A10G",), "bf16"), (("T4", "A10G"), "fp16"), ((), "bf16")])
+def test_a_precision_is_one_that_the_named_gpus_compute_in(gpus: tuple[str, ...], precision: str) -> None:
+    assert small(types=(), gpus=gpus).plan.run.precision == precision
+
+
 def test_a_configuration_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(BERT), encoding="utf-8")
