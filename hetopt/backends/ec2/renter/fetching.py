@@ -15,7 +15,7 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order
-from hetopt.backends.ec2.renter.request import Edge, if_there, read
+from hetopt.backends.ec2.renter.request import Edge, if_there, instances_in, read
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -95,8 +95,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
 def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) -> ClusterState:
     """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
     order, hosts = loop.order, placements.hosts
-    answer = edge(calls.addresses_call(order))
-    known = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+    known = instances_in(edge(calls.addresses_call(order)))
     zone = order.zones[0]
     for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
         name = known[id_].get("Placement", {}).get("AvailabilityZone")

@@ -64,7 +64,7 @@ from hetopt.backends.ec2.renter.reconcile import (
 )
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, read
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
 from hetopt.backends.host.placement import placement_json, ranked_spec
 from hetopt.backends.host.protocol import Latest, Lease, Renewal
 from hetopt.backends.host.uploads import LOG_TAIL_BYTES
@@ -218,13 +218,10 @@ class Loop:
             seen = heard.model_copy(
                 update={
                     "time_s": self.clock(),
-                    "machines": tuple(
-                        machine.model_copy(update={"has_stepped": True}) if machine.id in served else machine
-                        for machine in machines
-                    ),
+                    "machines": machines,
                     "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
                 }
-            )
+            ).with_machines(served, has_stepped=True)
             self.save(seen)
             return seen
 
@@ -239,8 +236,7 @@ class Loop:
         return after
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        answer = self.edge(calls.addresses_call(self.order))
-        found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+        found = instances_in(self.edge(calls.addresses_call(self.order)))
         now_s = self.clock()
         lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
         return tuple(_updated(machine, found.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
@@ -453,11 +449,8 @@ class Loop:
         if not due or not self._ends_outside(state):
             return state
         ends = self._renter().end_later(self.order, [one.id for one in due], outside_s)
-        moved = [
-            one.model_copy(update={"ends_outside_s": outside_s if ends else None}) if one in due else one
-            for one in state.machines
-        ]
-        state = state.model_copy(update={"machines": tuple(moved), "ends_outside": ends})
+        state = state.with_machines([one.id for one in due], ends_outside_s=outside_s if ends else None)
+        state = state.model_copy(update={"ends_outside": ends})
         self.save(state)
         return state
 
@@ -525,9 +518,7 @@ class Loop:
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
         """Tell the machines that serve who is who; answers the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
-        hosts = host_names(spec)
-        (found,) = self._renter().machines(self.order, [[ids[host] for host in hosts]])
-        places = places_of(dict(zip(hosts, found, strict=True)))
+        places = places_of(self._renter().machines(self.order, {host: ids[host] for host in host_names(spec)}))
         ranked = ranked_spec(spec, places.values())
         body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.objects import changes_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import newest_prices, price_request
+from hetopt.backends.ec2.renter.cluster_state import price_request
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     BootImage,
@@ -226,7 +227,8 @@ def zones_for(
             hint="name larger `subnets`, or remove what is left over with `hetopt gc --on ec2`",
         )
     subnets = {one["AvailabilityZone"]: one for one in roomy}
-    spot = newest_prices(edge(price_request(names, now_s)))
+    changes = changes_of(edge(price_request(names, now_s)))
+    spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
     zones = []
     for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
         subnet = subnets[zone]

@@ -39,7 +39,7 @@ from hetopt.backends.ec2.renter.edge import (
 )
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, read
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, instances_in, read
 from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -129,9 +129,10 @@ def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
 
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
     answer = ask(edge, "describe_instances", {"Filters": order.filters(run_id)}, "the machines that are left")
-    found = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
     return [
-        _found("instance", one["InstanceId"], one, _about(one)) for one in found if one["State"]["Name"] not in DEAD
+        _found("instance", id_, one, _about(one))
+        for id_, one in instances_in(answer).items()
+        if one["State"]["Name"] not in DEAD
     ]
 
 
@@ -419,8 +420,7 @@ class Remover:
             {"Filters": [{"Name": "instance-id", "Values": list(ids)}]},
             "whether the machines have ended",
         )
-        listed = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
-        return [one["InstanceId"] for one in listed if one["State"]["Name"] not in DEAD]
+        return [id_ for id_, one in instances_in(answer).items() if one["State"]["Name"] not in DEAD]
 
     def _remaining(self, volumes: Iterable[str]) -> list[str]:
         answer = ask(
