@@ -185,18 +185,15 @@ class ClusterState(Artifact):
         """Whether what was spent is an estimate, because of some machine nobody saw when it ended."""
         return any(machine.is_forgotten for machine in self.machines)
 
-    def spent_usd(self, now_s: float) -> float:
-        """What the machines have cost by now, each piece of time at the price that was seen for it."""
-        return self._spent_usd(self.machines, now_s)
+    def spent_usd(self, now_s: float, machines: Iterable[MachineState] | None = None) -> float:
+        """What machines have cost by now, each piece of time at the price that was seen for it.
 
-    def spent_waiting_usd(self, now_s: float) -> float:
-        """Of that, what those have cost that have no place yet."""
-        return self._spent_usd(self.waiting, now_s)
-
-    def _spent_usd(self, machines: Iterable[MachineState], now_s: float) -> float:
-        stays = (
-            machine.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for machine in machines
-        )
+        Args:
+            now_s: seconds since the epoch.
+            machines: of the run; absent: all.
+        """
+        paid = self.machines if machines is None else machines
+        stays = (one.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for one in paid)
         return spent_usd(stays, now_s)
 
 
@@ -405,13 +402,19 @@ def known(run_dir: Path) -> RunStatus:
     return judged(run_dir, ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0))
 
 
-def is_cleared(run_dir: Path) -> bool:
-    """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
+def readable(run_dir: Path) -> ClusterState | None:
+    """What was last seen of a run; None where nothing was, or it was cut off by whatever ended the process."""
     path = run_dir / SEEN_FILE
     try:
-        return path.exists() and ClusterState.load(path).cleared
+        return ClusterState.load(path) if path.exists() else None
     except BadInput:
-        return False
+        return None
+
+
+def is_cleared(run_dir: Path) -> bool:
+    """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
+    seen = readable(run_dir)
+    return seen is not None and seen.cleared
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:

@@ -78,7 +78,9 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     plan.save(run_dir / PLAN_OBJECT)
     write_spec(run_dir, placements.spec)
     loop = Loop(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
-    loop.save(_seen(edge, loop, placements, _lease_end_s(edge, order)))
+    written = read_lease(edge, order)
+    ends_s = order.created_s + order.lifetime_s if written is None else written[0].end_s
+    loop.save(_seen(edge, loop, placements, ends_s))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,
@@ -115,11 +117,6 @@ def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) ->
         on_demand=order.has_spot and not on_spot,
         lease_end_s=lease_end_s,
     )
-
-
-def _lease_end_s(edge: Edge, order: Order) -> float:
-    found = read_lease(edge, order)
-    return found[0].end_s if found is not None else order.created_s + order.lifetime_s
 
 
 @dataclass(frozen=True, kw_only=True)

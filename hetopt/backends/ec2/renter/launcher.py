@@ -8,6 +8,7 @@ between, the next one reads what was meant and goes on with it: everything it mu
 
 from __future__ import annotations
 
+import datetime
 import errno
 import fcntl
 import math
@@ -570,8 +571,6 @@ def _updated(
 
 def _ended_s(told: str, now_s: float) -> float:
     """When a machine ended, from 'User initiated (2026-11-20 12:00:00 GMT)'; now, where EC2 does not say."""
-    import datetime
-
     found = _ENDED_AT.search(told)
     if found is None:
         return now_s
@@ -649,7 +648,8 @@ class Ec2Launcher:
         rented = renter.rent(
             order,
             spec,
-            self._contents(run_dir),
+            # What other terminals need to look after the run.
+            {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()},
             (run_dir / BUNDLE_FILE).read_bytes(),
             generation=generation,
             resume_from=latest_checkpoint(edge, order) if generation else None,
@@ -785,11 +785,6 @@ class Ec2Launcher:
             polling.after(self.clock(), news=False)
             state = loop.machines_now(state)
         return state
-
-    def _contents(self, run_dir: Path) -> dict[str, bytes]:
-        """What other terminals need to look after the run."""
-        names = (PLAN_OBJECT, ORDER_FILE)
-        return {name: (run_dir / name).read_bytes() for name in names if (run_dir / name).exists()}
 
     def _made(self, run_dir: Path) -> Made:
         """What the ledger knows to be there."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -38,11 +38,6 @@ EXPIRES_AT = "hetopt:expires-at"
 VERSION = "hetopt:version"
 
 AwsTags = list[dict[str, str]]
-
-
-def of_aws(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Tags as AWS lists them (``Key``, ``Value``), as a mapping from key to value."""
-    return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def filters(run_id: str | None) -> list[dict[str, object]]:

@@ -52,7 +52,7 @@ def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
 
 def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
     """Of the budget, without what a move that may still come will cost."""
-    move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_waiting_usd(now_s))
+    move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return Guard(
         budget_usd=order.budget_usd,
         fixed_usd=order.fixed_usd + move_usd,
