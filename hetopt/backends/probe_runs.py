@@ -109,17 +109,7 @@ def rehearsed_probes(
                 nodes=tuple(Node(type=type_name(one), workers=one.host.workers) for one in first),
                 local_batch_size=shares,
             ),
-            spec=miniature_run(
-                probe_spec(
-                    profile,
-                    tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares),
-                ),
-                hosts,
-                shares,
-                (),
-                here,
-                scale,
-            ),
+            spec=miniature_run(probe_spec(profile, _placeholders(shares)), hosts, shares, (), here, scale),
         )
         for first, hosts, shares, here, _ in prepared
     )
@@ -154,6 +144,10 @@ def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
     batch = profile.job.batch_size
     most = max(1, profile.job.dataset_size // workers)
     return tuple(sorted({min(most, max(2, batch // workers)), min(most, max(4, batch // 2))}))
+
+
+def _placeholders(shares: Sequence[int]) -> tuple[WorkerSpec, ...]:
+    return tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
 
 
 def probe(

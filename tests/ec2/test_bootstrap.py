@@ -379,7 +379,7 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def names(script: Path) -> list[str]:
-    return [name for name, _ in user_code(script, provided=PROVIDED)]
+    return [name for name, _ in user_code(script, provided=PROVIDED).files]
 
 
 def test_modules_and_packages_of_its_folder_travel(tmp_path: Path) -> None:
@@ -430,18 +430,18 @@ def test_files_among_its_arguments_travel_and_folders_are_refused(
     (tmp_path / "other.yaml").write_text("lr: 2\n")
     monkeypatch.chdir(tmp_path)
     kept = ["--lr", "0.1", "--mode", "train", "--out=new/folder", "s3://bucket/x", "{data}", "~nobody/x", "x" * 5000]
-    arguments, files = carried(script, [*kept, "--config=work/small.yaml", "--base", "other.yaml"])
-    assert arguments == (*kept, "--config=small.yaml", "--base", "given-11/other.yaml")
-    assert dict(files) == {"small.yaml": b"lr: 1\n", "given-11/other.yaml": b"lr: 2\n"}
+    told = carried(script, [*kept, "--config=work/small.yaml", "--base", "other.yaml"])
+    assert told.arguments == (*kept, "--config=small.yaml", "--base", "given-11/other.yaml")
+    assert dict(told.files) == {"small.yaml": b"lr: 1\n", "given-11/other.yaml": b"lr: 2\n"}
     (tmp_path / "large.bin").write_bytes(bytes(MOST_BYTES + 1))
-    for wrong, named in (
+    for arguments, named in (
         (["--data", "work"], "the folder work"),
         (["work"], "the folder work"),
         (["--mode=./work"], r"the folder \./work"),
         (["--weights=large.bin"], "the file large.bin of 1,000,001 bytes"),
     ):
         with pytest.raises(BadInput, match=f"given {named}, which rented machines do not have") as refused:
-            carried(script, wrong)
+            carried(script, arguments)
         assert "aws s3 sync" in (refused.value.hint or "")
         assert "{data}" in (refused.value.hint or "")
     bundle = make_bundle("train.py", [str(script), "--config", "work/small.yaml"])

@@ -103,7 +103,7 @@ class EmulatedNetwork:
 
     def namespace(self, place: int) -> str:
         """The name of a host's namespace, for `ip netns exec`."""
-        return f"{_switch(self.id)}-{self._hosts[place].name}"
+        return _namespace(self.id, self._hosts[place])
 
     def set_rates(self, rates_bits_per_s: Mapping[int, float | None]) -> None:
         """Give links new rates, both directions, while traffic flows. None lifts the limit.
@@ -243,8 +243,7 @@ def find_networks() -> list[FoundNetwork]:
     Raises:
         BadInput: there are some, and this process may not look into them.
     """
-    names = (name.removeprefix(PREFIX) for name in namespaces() if name.startswith(PREFIX))
-    ids = sorted({found[0] for name in names if (found := _ID.match(name))})
+    ids = sorted({found[0] for name in _all_names() if (found := _ID.match(name.removeprefix(PREFIX)))})
     return [FoundNetwork(id=id_, purpose=_purpose(id_), in_use=_is_locked(id_)) for id_ in ids]
 
 
@@ -344,8 +343,16 @@ def _switch(network_id: str) -> str:
     return f"{PREFIX}{network_id}"
 
 
+def _namespace(network_id: str, host: EmulatedHost) -> str:
+    return f"{PREFIX}{network_id}-{host.name}"
+
+
 def _port(place: int) -> str:
     return f"port{place}"
+
+
+def _all_names() -> list[str]:
+    return [name for name in namespaces() if name.startswith(PREFIX)]
 
 
 def _names(network_id: str) -> list[str]:

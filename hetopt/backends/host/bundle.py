@@ -40,11 +40,18 @@ _HASH = re.compile(r"\s-{2}hash=")
 _DISTRIBUTION = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*==")
 
 
-Files = tuple[tuple[str, bytes], ...]
-"""Each the path below the folder that it travels in, and content."""
+@dataclass(frozen=True, kw_only=True)
+class UserCode:
+    """What travels.
+
+    Attributes:
+        files: path below the folder of the file, and content.
+    """
+
+    files: tuple[tuple[str, bytes], ...]
 
 
-def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
+def user_code(file: Path, *, provided: frozenset[str] | None) -> UserCode:
     """Everything that a file needs of its folder.
 
     A module is looked for in `code_folder`, as Python does for a script. A package travels whole. A
@@ -81,19 +88,24 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
                 _check_provided(module, path, line, provided | listed)
     if provided is not None and listed - provided:
         found[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
-    return tuple(sorted(found.items()))
+    return UserCode(files=tuple(sorted(found.items())))
 
 
-def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> tuple[tuple[str, ...], Files]:
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """The arguments of a script as they are on a machine, and the files among them, which travel."""
+
+    arguments: tuple[str, ...]
+    files: tuple[tuple[str, bytes], ...]
+
+
+def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> Carried:
     """What becomes of the paths that a script is given: small files travel, and have the same name beside the script.
 
     Args:
         script: that they are given to.
         arguments: as they are typed here.
         rented: they run on machines that are rented, else on hosts of one's own.
-
-    Returns:
-        the arguments as they are on a machine, and the files among them.
 
     Raises:
         BadInput: one is a folder, or a large file, which no machine has.
@@ -127,7 +139,7 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
         name = path.relative_to(folder).as_posix() if inside else f"given-{place}/{path.name}"
         files[name] = read_bytes(path, hint="see that it can be read")
         told.append(f"{option}={name}" if option else name)
-    return tuple(told), tuple(sorted(files.items()))
+    return Carried(arguments=tuple(told), files=tuple(sorted(files.items())))
 
 
 def _names_a_path(value: str, option: str) -> bool:
@@ -275,10 +287,10 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     where, colon, attribute = task.rpartition(":")
     if script:
         files += _own(Path(script[0]), locks, rented=rented)
-        arguments, given = carried(Path(script[0]), script[1:], rented=rented)
-        files += [one for one in _in_folder(given) if one not in files]
+        given = carried(Path(script[0]), script[1:], rented=rented)
+        files += [one for one in _in_folder(given.files) if one not in files]
         path = Path(script[0]).resolve()
-        inside = (f"{TASK_FOLDER}/{path.relative_to(code_folder(path)).as_posix()}", *arguments)
+        inside = (f"{TASK_FOLDER}/{path.relative_to(code_folder(path)).as_posix()}", *given.arguments)
         return Bundle(data=_archive(files), task=task, script=inside)
     if colon and where.endswith(".py"):
         files += _own(Path(where), locks, rented=rented)
@@ -294,7 +306,8 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
 def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> Iterable[tuple[str, bytes]]:
     """A person's file and what it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
-    return _in_folder(user_code(file, provided=provided | {"torch"} if rented else None))
+    code = user_code(file, provided=provided | {"torch"} if rented else None)
+    return _in_folder(code.files)
 
 
 def _in_folder(files: Iterable[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:

@@ -33,7 +33,7 @@ from hetopt.backends.host.protocol import (
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
-from hetopt.backends.ssh.link import Link
+from hetopt.backends.ssh.link import Link, Part
 from hetopt.backends.ssh.objects import FolderObjects, write_text
 from hetopt.core.artifact import read_words
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
@@ -402,13 +402,14 @@ class Conductor:
         config = {"id": self._id(name), "host": name, "spec_sha256": spec_digest(self.spec)}
         # What is not asked for is not said: a run that goes on has the code that it began with.
         more: dict[str, object] = {} if CPU in told.devices else {"devices": list(told.devices)}
+        part = Part(
+            run=self.run_dir.name,
+            code=self._code,
+            sha256=self.inventory.bundle_sha256,
+            config={**config, "group_secret": self._secret, **more},
+        )
         try:
-            link.begin(
-                self._code,
-                run=self.run_dir.name,
-                sha256=self.inventory.bundle_sha256,
-                config={**config, "group_secret": self._secret, **more},
-            )
+            link.begin(part)
         except HetoptError:
             link.cut()
             raise

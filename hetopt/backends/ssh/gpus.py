@@ -27,7 +27,7 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
         fits = [
             (len(_words(name)), other)
             for other, name in enumerate(names)
-            if other not in found.values() and f" {' '.join(_words(wanted[place]))} " in f" {' '.join(_words(name))} "
+            if other not in found.values() and _is(_words(wanted[place]), _words(name))
         ]
         if not fits:
             return None
@@ -37,6 +37,11 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
 
 def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.casefold())
+
+
+def _is(wanted: Sequence[str], name: Sequence[str]) -> bool:
+    """Whether the wanted words stand in the name, one after the other."""
+    return any(list(name[at : at + len(wanted)]) == list(wanted) for at in range(len(name)))
 
 
 def environment(devices: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.conversation import Conversation
@@ -41,6 +42,23 @@ class Begun(Record):
     refused: Told | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a host is sent to begin with.
+
+    Attributes:
+        run: the run's name.
+        code: the archive that it runs.
+        sha256: of that.
+        config: for its node.
+    """
+
+    run: str
+    code: bytes
+    sha256: str
+    config: dict[str, Any]
+
+
 @dataclass(kw_only=True)
 class Link:
     """One host, from the moment that it is connected to until it is gone.
@@ -67,12 +85,8 @@ class Link:
     gone: threading.Event = field(default_factory=threading.Event)
     _talk: Conversation | None = None
 
-    def begin(self, code: bytes, **part: object) -> None:
+    def begin(self, part: Part) -> None:
         """Connect, send the code, and answer from then on in a thread of its own.
-
-        Args:
-            code: the archive that the host runs.
-            part: what its program is told beside that (`receive`).
 
         Raises:
             HetoptError: the host is not reached, or does not take part.
@@ -80,15 +94,17 @@ class Link:
         self.errors.parent.mkdir(parents=True, exist_ok=True)
         header = {
             "folder": self.host.folder,
+            "run": part.run,
             "host": self.host.name,
-            "bytes": len(code),
+            "bytes": len(part.code),
+            "sha256": part.sha256,
             "install": self.host.install,
             "gpu": CPU not in self.host.devices,
-            **part,
+            "config": part.config,
         }
         talk = self._talk = Conversation(host=self.host, source=inspect.getsource(receive), errors=self.errors)
         within_s = INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S
-        begun = talk.begin(json.dumps(header).encode() + b"\n" + code, Begun, within_s)
+        begun = talk.begin(json.dumps(header).encode() + b"\n" + part.code, Begun, within_s)
         if begun.refused is not None:
             raise RunFailed(
                 f"{self.host.name} does not take part: {begun.refused[:300]}.",
