@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks._ports import own_port
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, Ledger, LedgerEdge, Retrying
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, LedgerEdge, Retrying
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders
@@ -167,8 +167,8 @@ class Recording:
 
 def stack(inner: Edge, folder: Path, patience: Patience, **retries: Any) -> Edge:
     """The edge of a run as the product composes it, with a clock of the test's own."""
-    ledger = Ledger(path=folder / LEDGER_FILE, region=REGION, clock=patience.clock)
-    return LedgerEdge(inner=Retrying(inner=inner, sleep=patience.sleep, random=Random(0), **retries), ledger=ledger)
+    retrying = Retrying(inner=inner, sleep=patience.sleep, random=Random(0), **retries)
+    return LedgerEdge(inner=retrying, path=folder / LEDGER_FILE, region=REGION, clock=patience.clock)
 
 
 def leftovers(edge: Edge, run_id: str | None = None) -> list[Found]:

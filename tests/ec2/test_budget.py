@@ -22,10 +22,11 @@ from hetopt.backends.ec2.objects import PriceHistory
 from hetopt.backends.ec2.renter.cluster_state import (
     ClusterState,
     MachineState,
-    repriced,
+    rebilled,
 )
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Rate, Role, Zone, lifetime_s
 from hetopt.backends.ec2.renter.ordering import Job
+from hetopt.backends.ec2.renter.request import Answer
 from hetopt.backends.host.agent import PLACE_WITHIN_S
 from hetopt.backends.host.protocol import Lease, PaidMachine, Renewal
 from hetopt.backends.host.renewal import (
@@ -409,14 +410,21 @@ def seen(**changes: Any) -> ClusterState:
     )
 
 
+def history(at_s: float, *prices: tuple[str, float]) -> Answer:
+    """What EC2 answers, where the pools of c7i.large in some zones have changed their price."""
+    at = datetime.datetime.fromtimestamp(at_s, datetime.UTC)
+    told = ({"AvailabilityZone": zone, "SpotPrice": str(usd), "Timestamp": at} for zone, usd in prices)
+    return {"SpotPriceHistory": [{"InstanceType": "c7i.large", **one} for one in told]}
+
+
 def test_prices_are_believed_up_to_the_worst_and_kept_where_nothing_is_said(order: Order) -> None:
-    one = repriced(order, seen(), {("a", "c7i.large"): 2.0, ("b", "c7i.large"): 77.0, ("z", "c7i.large"): 0.1}, 3600.0)
+    one = rebilled(order, seen(), history(3600.0, ("a", 2.0), ("b", 77.0), ("z", 0.1)), 3600.0)
     assert {each.usd_per_hour for each in one.machines} == {2.01}
     assert one.spent_usd(3600.0) == pytest.approx(2.0)
     assert one.spent_usd(7200.0) == pytest.approx(2.0 + 2 * 2.01)
     assert [one.usd_per_hour(zone, "c7i.large", "spot") for zone in order.zones] == [2.01, 3.0, 1.0]
     assert one.usd_per_hour(order.zones[1], "c7i.large", "on-demand") == 3.0
-    two = repriced(order, one, {("b", "c7i.large"): 0.5}, 4200.0)
+    two = rebilled(order, one, history(4200.0, ("b", 0.5)), 4200.0)
     assert two.machines == one.machines
     assert [two.usd_per_hour(zone, "c7i.large", "spot") for zone in order.zones] == [2.01, 0.51, 1.0]
     assert ClusterState.from_json(two.to_json(), origin="a test") == two

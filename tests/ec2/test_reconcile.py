@@ -23,9 +23,10 @@ from hetopt.backends.ec2.renter.reconcile import (
     Place,
     Rent,
     Stop,
+    fits,
     moved,
     reconcile,
-    slots_of,
+    wanted_hosts,
 )
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec, host_names
@@ -206,12 +207,11 @@ class World:
 
     def check_rent(self, before: ClusterState, rent: Rent) -> None:
         """Never more machines than are wanted."""
-        slots = {slot.host: slot for slot in slots_of(self.order, before)}
-        assert set(rent.hosts) <= set(slots)
+        assert set(rent.hosts) <= set(wanted_hosts(self.order, before))
         assert len(rent.hosts) == len(set(rent.hosts)) > 0
         assert not before.lease_renews, "nobody extends a lease by what it does not know to be paid"
         for host in rent.hosts:
-            assert not any(slots[host].fits(machine) for machine in before.alive), "there is one already"
+            assert not any(fits(before, host, machine) for machine in before.alive), "there is one already"
             assert host not in before.given_up
 
     def check(self) -> None:
@@ -221,8 +221,9 @@ class World:
         changes = self.state.on_demand or not self.state.serving
         both = {host for host, duty in duties if duty == "waits"} & {host for host, duty in duties if duty == "serves"}
         assert changes or not both, "nobody is relieved without a reason"
-        slots = slots_of(self.order, self.state)
-        assert all(any(slot.fits(one) for slot in slots) for one in self.state.waiting if not self.finished)
+        hosts = wanted_hosts(self.order, self.state)
+        waiting = [] if self.finished else self.state.waiting
+        assert all(one.host in hosts and fits(self.state, one.host, one) for one in waiting)
         idle = [one for one in self.state.alive if one.duty == "relieved" and one.id not in self.ended]
         if self.state.stop_wished_s is None:
             assert not idle or self.state.placed_s >= self.state.time_s, "who has no place any more is ended"
@@ -305,13 +306,12 @@ def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str,
     until_quiet(world)
     if world.over or world.state.stop_wished_s is not None or not world.state.serving:
         return
-    slots = slots_of(world.order, world.state)
     hosts = set(host_names(world.spec))
-    assert {slot.host for slot in slots} == hosts - set(world.state.given_up)
+    assert set(wanted_hosts(world.order, world.state)) == hosts - set(world.state.given_up)
     assert {machine.host for machine in world.state.serving} == hosts
     assert len(world.state.alive) == len(hosts)
-    for slot in slots:
-        assert [machine.duty for machine in world.state.alive if slot.fits(machine)] == ["serves"]
+    for host in wanted_hosts(world.order, world.state):
+        assert [machine.duty for machine in world.state.alive if fits(world.state, host, machine)] == ["serves"]
     assert world.decide() == [], "and nothing is left to do"
 
 

@@ -44,9 +44,7 @@ _SOONEST_S = 1.0
 """A timer whose time has passed when it is set never elapses."""
 
 
-def end_service() -> str:
-    """The unit that shuts the machine down."""
-    return """\
+END_UNIT = """\
 [Unit]
 Description=hetopt: ends this machine
 
@@ -54,6 +52,7 @@ Description=hetopt: ends this machine
 Type=oneshot
 ExecStart=/bin/sh -c 'exec shutdown -h now'
 """
+"""The unit that shuts the machine down."""
 
 
 def end_timer(moment: str) -> str:
@@ -196,7 +195,7 @@ soonest=$(($(date +%s) + 60))
 export {UNITS_VARIABLE}="${{{UNITS_VARIABLE}:-{UNITS_FOLDER}}}"
 mkdir -p "${UNITS_VARIABLE}"
 cat >"${UNITS_VARIABLE}/{END_SERVICE}" <<'HETOPT'
-{end_service()}HETOPT
+{END_UNIT}HETOPT
 cat >"${UNITS_VARIABLE}/{END_TIMER}" <<HETOPT
 {end_timer("$end")}HETOPT
 cat >"${UNITS_VARIABLE}/{AGAIN_SERVICE}" <<HETOPT

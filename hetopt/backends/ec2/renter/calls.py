@@ -396,11 +396,6 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
     )
 
 
-def fleet_step(role: Role, attempt: int) -> str:
-    """The step that rents a role's machines; attempts are counted over zones."""
-    return f"fleet-{role.name}" + (f"-{attempt + 1}" if attempt else "")
-
-
 def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request:
     """Rent all machines of a role in one zone, or none of them.
 
@@ -415,9 +410,8 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
         "MinTargetCapacity": role.machines,
     }
     rates = [zone.rates[name] for name in role.instance_types]
-    step = fleet_step(role, attempt)
     return Request(
-        step=step,
+        step=f"fleet-{role.name}" + (f"-{attempt + 1}" if attempt else ""),
         service="ec2",
         operation="create_fleet",
         parameters={

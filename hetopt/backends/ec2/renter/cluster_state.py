@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -110,17 +110,6 @@ class MachineState(Record):
         )
 
 
-class SpotPrices(Record):
-    """What machines on spot cost at one moment: by zone and type, volume and address included."""
-
-    seen_s: NonNegativeFloat
-    usd_per_hour: Mapping[str, Mapping[str, PositiveFloat]]
-
-    def of(self, zone: Zone, instance_type: str) -> float:
-        """Of a type in a zone; where nothing was seen of it, what the order says."""
-        return self.usd_per_hour.get(zone.name, {}).get(instance_type, zone.rates[instance_type].usd_per_hour)
-
-
 class ClusterState(Artifact):
     """The last look at a run."""
 
@@ -144,7 +133,10 @@ class ClusterState(Artifact):
     asks: NonNegativeInt = Field(default=0, description="how often lost machines were asked for")
     asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
     on_demand: bool = Field(default=False, description="the run moves to on-demand machines, or has")
-    prices: SpotPrices | None = Field(default=None, description="as they were seen last; absent: when it was ordered")
+    spot_usd_per_hour: dict[str, dict[str, PositiveFloat]] = Field(
+        default_factory=dict, description="by zone and type, volume and address included; absent: as it was ordered"
+    )
+    prices_seen_s: NonNegativeFloat | None = Field(default=None, description="when they were seen last")
     prices_asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
@@ -178,27 +170,30 @@ class ClusterState(Artifact):
 
     def usd_per_hour(self, zone: Zone, instance_type: str, market: Market) -> float:
         """What a machine that is rented now costs, as far as is known."""
-        if market == "spot" and self.prices is not None:
-            return self.prices.of(zone, instance_type)
-        return zone.usd_per_hour(instance_type, market)
+        ordered = zone.usd_per_hour(instance_type, market)
+        return (
+            ordered if market == "on-demand" else self.spot_usd_per_hour.get(zone.name, {}).get(instance_type, ordered)
+        )
+
+    def with_machines(self, ids: Collection[str], **changes: Any) -> Self:
+        """The same cluster, with something else in the records of these machines."""
+        machines = (one.model_copy(update=changes) if one.id in ids else one for one in self.machines)
+        return self.model_copy(update={"machines": tuple(machines)})
 
     @property
     def is_estimate(self) -> bool:
         """Whether what was spent is an estimate, because of some machine nobody saw when it ended."""
         return any(machine.is_forgotten for machine in self.machines)
 
-    def spent_usd(self, now_s: float) -> float:
-        """What the machines have cost by now, each piece of time at the price that was seen for it."""
-        return self._spent_usd(self.machines, now_s)
+    def spent_usd(self, now_s: float, machines: Iterable[MachineState] | None = None) -> float:
+        """What machines have cost by now, each piece of time at the price that was seen for it.
 
-    def spent_waiting_usd(self, now_s: float) -> float:
-        """Of that, what those have cost that have no place yet."""
-        return self._spent_usd(self.waiting, now_s)
-
-    def _spent_usd(self, machines: Iterable[MachineState], now_s: float) -> float:
-        stays = (
-            machine.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for machine in machines
-        )
+        Args:
+            now_s: seconds since the epoch.
+            machines: of the run; absent: all.
+        """
+        paid = self.machines if machines is None else machines
+        stays = (one.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for one in paid)
         return spent_usd(stays, now_s)
 
 
@@ -217,11 +212,6 @@ def price_request(names: Sequence[str], from_s: float) -> Request:
     """Ask what types cost on spot in every zone, from a moment on (seconds since the epoch)."""
     purpose = "what the types cost now, zone by zone"
     return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
-
-
-def newest_prices(answer: Answer) -> dict[tuple[str, str], float]:
-    """The newest price of each zone and type, USD an hour, without volume and address."""
-    return {(change.zone, change.instance_type): change.usd_per_hour for change in changes_of(answer)}
 
 
 def spot_types(order: Order) -> list[str]:
@@ -243,7 +233,7 @@ def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
 
 def billed_from_s(order: Order, seen: ClusterState) -> float:
     """From when on nobody has seen prices: machines are billed at those of then."""
-    return order.created_s if seen.prices is None else seen.prices.seen_s
+    return order.created_s if seen.prices_seen_s is None else seen.prices_seen_s
 
 
 def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) -> ClusterState:
@@ -259,54 +249,23 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
         now_s: seconds since the epoch.
     """
     machines, from_s = list(seen.machines), billed_from_s(order, seen)
-    for one in changes_of(history):
-        then_s, pool = one.at_s, (one.zone, one.instance_type)
-        usd = _usd_of(order, *pool, one.usd_per_hour)
-        if usd is None or not from_s < then_s < now_s:
-            continue
+    usd_per_hour = {zone: dict(of_types) for zone, of_types in seen.spot_usd_per_hour.items()}
+    worst = {(zone.name, name): rate.worst_usd_per_hour for zone in order.zones for name, rate in zone.rates.items()}
+    for change in changes_of(history):
+        pool = change.zone, change.instance_type
+        if pool not in worst or not change.usd_per_hour > 0:
+            continue  # a pool that the order does not know, or a price that is none
+        usd = min(change.usd_per_hour + order.extras_usd_per_hour, worst[pool])
+        usd_per_hour.setdefault(change.zone, {})[change.instance_type] = usd
+        then_s = min(max(change.at_s, from_s), now_s)
         for place, machine in enumerate(machines):
-            if (machine.zone or seen.zone, machine.instance_type) == pool and machine.since_s < then_s:
+            if (machine.zone or seen.zone, machine.instance_type) == pool:
                 machines[place] = machine.repriced(usd, then_s, minimum_s=seen.minimum_billed_s)
-    billed = seen.model_copy(update={"machines": tuple(machines)})
-    return repriced(order, billed, newest_prices(history), now_s)
-
-
-def _usd_of(order: Order, zone: str, name: str, price: float) -> float | None:
-    """What a machine costs an hour at a pool's price, at most the worst; None of a pool that the order does not know.
-
-    Prices that are none are not believed.
-    """
-    rates = next((one.rates for one in order.zones if one.name == zone), {})
-    if name not in rates or not price > 0:
-        return None
-    return min(price + order.extras_usd_per_hour, rates[name].worst_usd_per_hour)
-
-
-def repriced(order: Order, seen: ClusterState, newest: Mapping[tuple[str, str], float], now_s: float) -> ClusterState:
-    """The run from now on at the prices that were just seen; pools that nothing was said of stay as they were.
-
-    Args:
-        order: of the run; no machine is ever taken to cost more than the worst that it says.
-        seen: its last look.
-        newest: by zone and type, USD an hour, without volume and address.
-        now_s: seconds since the epoch.
-    """
-    known = {} if seen.prices is None else {zone: dict(its) for zone, its in seen.prices.usd_per_hour.items()}
-    for zone in order.zones:
-        for name in spot_types(order):
-            usd = _usd_of(order, zone.name, name, newest.get((zone.name, name), 0.0))
-            if usd is not None:
-                known.setdefault(zone.name, {})[name] = usd
-    prices = SpotPrices(seen_s=now_s, usd_per_hour=known)
-
-    def after(machine: MachineState) -> MachineState:
-        usd = known.get(machine.zone or seen.zone, {}).get(machine.instance_type, machine.usd_per_hour)
-        return machine.repriced(usd, now_s, minimum_s=seen.minimum_billed_s)
-
     return seen.model_copy(
         update={
-            "machines": tuple(after(machine) for machine in seen.machines),
-            "prices": prices,
+            "machines": tuple(machines),
+            "spot_usd_per_hour": usd_per_hour,
+            "prices_seen_s": now_s,
             "prices_asked_s": now_s,
         }
     )
@@ -443,13 +402,19 @@ def known(run_dir: Path) -> RunStatus:
     return judged(run_dir, ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0))
 
 
-def is_cleared(run_dir: Path) -> bool:
-    """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
+def readable(run_dir: Path) -> ClusterState | None:
+    """What was last seen of a run; None where nothing was, or it was cut off by whatever ended the process."""
     path = run_dir / SEEN_FILE
     try:
-        return path.exists() and ClusterState.load(path).cleared
+        return ClusterState.load(path) if path.exists() else None
     except BadInput:
-        return False
+        return None
+
+
+def is_cleared(run_dir: Path) -> bool:
+    """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
+    seen = readable(run_dir)
+    return seen is not None and seen.cleared
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:

@@ -12,7 +12,7 @@ names of everything that may exist are known: the line before says what was abou
 from __future__ import annotations
 
 import contextlib
-import datetime
+import email.utils
 import json
 import os
 import time
@@ -58,21 +58,35 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """Appends entries to a file; each is on the disk before the next thing happens."""
+class LedgerEdge:
+    """Carries out what changes something with a line in the ledger before and after; reads pass by.
 
+    Attributes:
+        path: of the ledger; each line is on the disk before the next thing happens.
+        region: that lines name.
+    """
+
+    inner: Edge
     path: Path
     region: str
     clock: Callable[[], float]
 
-    def begin(self, request: Request) -> int:
-        """Write down what is about to be asked; answers the call's number."""
+    def __call__(self, request: Request) -> Answer:
+        if request.reads_only:
+            return self.inner(request)
         call = sum(entry.event == "begun" for entry in read_ledger(self.path))
         token = request.parameters.get("ClientToken")
-        self.write(request, call, "begun", token=token if isinstance(token, str) else None)
-        return call
+        self._write(request, call, "begun", token=token if isinstance(token, str) else None)
+        try:
+            answer = self.inner(request)
+        except HetoptError as error:
+            unknown = isinstance(error, ApiRefused) and error.may_be_done
+            self._write(request, call, "lost" if unknown else "refused", reason=error.message)
+            raise
+        self._write(request, call, "done", ids=tuple(made_ids(request, answer)))
+        return answer
 
-    def write(self, request: Request, call: int, event: str, **more: object) -> None:
+    def _write(self, request: Request, call: int, event: str, **more: object) -> None:
         """Write down how a call stands, and what it made, or why it did not; see `Entry`."""
         line: dict[str, object] = {
             "call": call,
@@ -85,27 +99,6 @@ class Ledger:
             **more,
         }
         append_durably(self.path, json.dumps({key: value for key, value in line.items() if value is not None}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerEdge:
-    """Carries out what changes something with a line in the ledger before and after; reads pass by."""
-
-    inner: Edge
-    ledger: Ledger
-
-    def __call__(self, request: Request) -> Answer:
-        if request.reads_only:
-            return self.inner(request)
-        call = self.ledger.begin(request)
-        try:
-            answer = self.inner(request)
-        except HetoptError as error:
-            unknown = isinstance(error, ApiRefused) and error.may_be_done
-            self.ledger.write(request, call, "lost" if unknown else "refused", reason=error.message)
-            raise
-        self.ledger.write(request, call, "done", ids=tuple(made_ids(request, answer)))
-        return answer
 
 
 def made_ids(request: Request, answer: Answer) -> list[str]:
@@ -233,7 +226,7 @@ def append_durably(path: Path, line: str) -> None:
     try:
         new = not path.exists()
         with path.open("ab+") as stream:
-            if stream.tell() and not _ends_line(stream.fileno(), stream.tell()):
+            if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
                 stream.write(b"\n")  # the process before died in the middle of its last line
             stream.write(line.encode() + b"\n")
             stream.flush()
@@ -244,10 +237,6 @@ def append_durably(path: Path, line: str) -> None:
         raise BadInput(
             f"{path} cannot be written: {error.strerror}.", hint="nothing is rented without it; make room and try again"
         ) from None
-
-
-def _ends_line(descriptor: int, size: int) -> bool:
-    return os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def _sync_folder(folder: Path) -> None:
@@ -324,7 +313,8 @@ class BotoEdge:
         """All pages of it, where it has several."""
         if request.reads_only and client.can_paginate(request.operation):
             pages = client.get_paginator(request.operation).paginate(**request.parameters)
-            return _joined(list(pages))
+            joined: dict[str, Any] = pages.build_full_result()
+            return joined
         answer: dict[str, Any] = getattr(client, request.operation)(**request.parameters)
         body = answer.get("Body")
         if body is not None and hasattr(body, "read"):
@@ -351,31 +341,9 @@ class BotoEdge:
         return self._clients[name]
 
     def _see_clock(self, metadata: Mapping[str, Any]) -> None:
-        import email.utils
-        import time
-
-        date = metadata.get("HTTPHeaders", {}).get("date")
-        if date is None:
-            return
-        try:
-            there = email.utils.parsedate_to_datetime(date)
-        except ValueError:
-            return
-        if there.tzinfo is None:
-            there = there.replace(tzinfo=datetime.UTC)
-        self.clock_offset_s = time.time() - there.timestamp()
-
-
-def _joined(pages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pages of an answer as one: lists run on, the rest is that of the first page."""
-    if not pages:
-        return {}
-    answer = dict(pages[0])
-    for page in pages[1:]:
-        for key, value in page.items():
-            if isinstance(value, list):
-                answer[key] = [*answer.get(key, []), *value]
-    return answer
+        with contextlib.suppress(KeyError, ValueError):
+            there = email.utils.parsedate_to_datetime(metadata["HTTPHeaders"]["date"])
+            self.clock_offset_s = time.time() - there.timestamp()
 
 
 ATTEMPTS = 6
@@ -474,5 +442,4 @@ def connect_run(
         clock: seconds since the epoch.
     """
     remember_region(home, region)
-    ledger = Ledger(path=run_dir / LEDGER_FILE, region=region, clock=clock)
-    return LedgerEdge(inner=inner or connect(region), ledger=ledger)
+    return LedgerEdge(inner=inner or connect(region), path=run_dir / LEDGER_FILE, region=region, clock=clock)

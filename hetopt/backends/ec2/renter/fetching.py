@@ -15,7 +15,7 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order
-from hetopt.backends.ec2.renter.request import Edge, if_there, read
+from hetopt.backends.ec2.renter.request import Edge, if_there, instances_in, read
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -78,7 +78,9 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     plan.save(run_dir / PLAN_OBJECT)
     write_spec(run_dir, placements.spec)
     loop = Loop(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
-    loop.save(_seen(edge, loop, placements, _lease_end_s(edge, order)))
+    written = read_lease(edge, order)
+    ends_s = order.created_s + order.lifetime_s if written is None else written[0].end_s
+    loop.save(_seen(edge, loop, placements, ends_s))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,
@@ -95,8 +97,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
 def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) -> ClusterState:
     """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
     order, hosts = loop.order, placements.hosts
-    answer = edge(calls.addresses_call(order))
-    known = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+    known = instances_in(edge(calls.addresses_call(order)))
     zone = order.zones[0]
     for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
         name = known[id_].get("Placement", {}).get("AvailabilityZone")
@@ -116,11 +117,6 @@ def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) ->
         on_demand=order.has_spot and not on_spot,
         lease_end_s=lease_end_s,
     )
-
-
-def _lease_end_s(edge: Edge, order: Order) -> float:
-    found = read_lease(edge, order)
-    return found[0].end_s if found is not None else order.created_s + order.lifetime_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ between, the next one reads what was meant and goes on with it: everything it mu
 
 from __future__ import annotations
 
+import datetime
 import errno
 import fcntl
 import math
@@ -64,7 +65,7 @@ from hetopt.backends.ec2.renter.reconcile import (
 )
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, read
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
 from hetopt.backends.host.placement import placement_json, ranked_spec
 from hetopt.backends.host.protocol import Latest, Lease, Renewal
 from hetopt.backends.host.uploads import LOG_TAIL_BYTES
@@ -218,13 +219,10 @@ class Loop:
             seen = heard.model_copy(
                 update={
                     "time_s": self.clock(),
-                    "machines": tuple(
-                        machine.model_copy(update={"has_stepped": True}) if machine.id in served else machine
-                        for machine in machines
-                    ),
+                    "machines": machines,
                     "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
                 }
-            )
+            ).with_machines(served, has_stepped=True)
             self.save(seen)
             return seen
 
@@ -239,8 +237,7 @@ class Loop:
         return after
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        answer = self.edge(calls.addresses_call(self.order))
-        found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+        found = instances_in(self.edge(calls.addresses_call(self.order)))
         now_s = self.clock()
         lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
         return tuple(_updated(machine, found.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
@@ -453,11 +450,8 @@ class Loop:
         if not due or not self._ends_outside(state):
             return state
         ends = self._renter().end_later(self.order, [one.id for one in due], outside_s)
-        moved = [
-            one.model_copy(update={"ends_outside_s": outside_s if ends else None}) if one in due else one
-            for one in state.machines
-        ]
-        state = state.model_copy(update={"machines": tuple(moved), "ends_outside": ends})
+        state = state.with_machines([one.id for one in due], ends_outside_s=outside_s if ends else None)
+        state = state.model_copy(update={"ends_outside": ends})
         self.save(state)
         return state
 
@@ -525,9 +519,7 @@ class Loop:
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
         """Tell the machines that serve who is who; answers the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
-        hosts = host_names(spec)
-        (found,) = self._renter().machines(self.order, [[ids[host] for host in hosts]])
-        places = places_of(dict(zip(hosts, found, strict=True)))
+        places = places_of(self._renter().machines(self.order, {host: ids[host] for host in host_names(spec)}))
         ranked = ranked_spec(spec, places.values())
         body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))
@@ -579,8 +571,6 @@ def _updated(
 
 def _ended_s(told: str, now_s: float) -> float:
     """When a machine ended, from 'User initiated (2026-11-20 12:00:00 GMT)'; now, where EC2 does not say."""
-    import datetime
-
     found = _ENDED_AT.search(told)
     if found is None:
         return now_s
@@ -658,7 +648,8 @@ class Ec2Launcher:
         rented = renter.rent(
             order,
             spec,
-            self._contents(run_dir),
+            # What other terminals need to look after the run.
+            {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()},
             (run_dir / BUNDLE_FILE).read_bytes(),
             generation=generation,
             resume_from=latest_checkpoint(edge, order) if generation else None,
@@ -794,11 +785,6 @@ class Ec2Launcher:
             polling.after(self.clock(), news=False)
             state = loop.machines_now(state)
         return state
-
-    def _contents(self, run_dir: Path) -> dict[str, bytes]:
-        """What other terminals need to look after the run."""
-        names = (PLAN_OBJECT, ORDER_FILE)
-        return {name: (run_dir / name).read_bytes() for name in names if (run_dir / name).exists()}
 
     def _made(self, run_dir: Path) -> Made:
         """What the ledger knows to be there."""

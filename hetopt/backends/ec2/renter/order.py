@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -21,7 +21,7 @@ from hetopt.backends.host.protocol import Place, spec_digest
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
@@ -38,11 +38,6 @@ EXPIRES_AT = "hetopt:expires-at"
 VERSION = "hetopt:version"
 
 AwsTags = list[dict[str, str]]
-
-
-def of_aws(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Tags as AWS lists them (``Key``, ``Value``), as a mapping from key to value."""
-    return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def filters(run_id: str | None) -> list[dict[str, object]]:
@@ -365,24 +360,6 @@ class Machine:
     id: str
     instance_type: str
     address: str
-
-
-def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> dict[str, Machine]:
-    """A machine for every host, those of a role in any order, since its hosts are alike.
-
-    Raises:
-        CloudRefused: a role has fewer machines than hosts.
-    """
-    assigned: dict[str, Machine] = {}
-    for role, machines in zip(roles, granted, strict=True):
-        if len(machines) < role.machines:
-            raise CloudRefused(
-                f"{len(machines)} of {role.machines} machines of {role.name} are there.",
-                hint="launch again, or plan with other types",
-            )
-        ordered = sorted(machines, key=lambda machine: machine.id)
-        assigned |= zip(role.hosts, ordered, strict=False)
-    return assigned
 
 
 def places_of(assigned: Mapping[str, Machine]) -> dict[str, Place]:

@@ -8,14 +8,15 @@ which booting relies on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.objects import changes_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import newest_prices, price_request
+from hetopt.backends.ec2.renter.cluster_state import price_request
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     BootImage,
@@ -215,7 +216,9 @@ def zones_for(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": names}],
     )
-    offered = _offered(edge(offerings)["InstanceTypeOfferings"])
+    offered: dict[str, set[str]] = {}
+    for found in edge(offerings)["InstanceTypeOfferings"]:
+        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
     machines = sum(role.machines for role in roles)
     open_ = [one for one in subnets_of(edge, named) if one.get("State") == "available"]
     # Of several in a zone the one with most room.
@@ -226,7 +229,8 @@ def zones_for(
             hint="name larger `subnets`, or remove what is left over with `hetopt gc --on ec2`",
         )
     subnets = {one["AvailabilityZone"]: one for one in roomy}
-    spot = newest_prices(edge(price_request(names, now_s)))
+    changes = changes_of(edge(price_request(names, now_s)))
+    spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
     zones = []
     for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
         subnet = subnets[zone]
@@ -294,7 +298,10 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
             addresses of IPv4.
     """
     if not named:
-        return default_subnets(edge)
+        filters = [{"Name": facts.DEFAULT_SUBNETS, "Values": ["true"]}]
+        return list(
+            edge(read("ec2", "describe_subnets", "the default subnet of each zone", Filters=filters))["Subnets"]
+        )
     asked = read("ec2", "describe_subnets", "the subnets that were named", SubnetIds=list(named))
     answer = if_there(edge, asked, facts.NO_SUBNET)
     if answer is None:
@@ -379,19 +386,6 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
             hint=f"`aws ec2 authorize-security-group-ingress --group-id {group} --protocol {facts.ALL_PROTOCOLS} "
             f"--source-group {group}`",
         )
-
-
-def default_subnets(edge: Edge) -> list[Answer]:
-    """The region's default subnets, one in each zone that has one."""
-    filters = [{"Name": facts.DEFAULT_SUBNETS, "Values": ["true"]}]
-    return list(edge(read("ec2", "describe_subnets", "the default subnet of each zone", Filters=filters))["Subnets"])
-
-
-def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
-    offered: dict[str, set[str]] = {}
-    for found in offerings:
-        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
-    return offered
 
 
 PROFILE_NAME = "hetopt-node"

@@ -2,7 +2,7 @@
 
 Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves from the
 newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
-that a slot no longer wants trains on until the one that relieves it can take over, and ends after that.
+that no host of the run wants trains on until the one that relieves it can take over, and ends after that.
 
 Each action carries the record of the run that is to be kept with it, so that the same question is answered anew after
 it: `launcher.Loop` observes, asks for actions, records, acts, records, and asks again until there is nothing to do.
@@ -10,9 +10,9 @@ it: `launcher.Loop` observes, asks for actions, records, acts, records, and asks
 What is wanted is kept in the run's folder beside what was seen (`ClusterState`), so that a process which dies is
 followed by one that wants the same:
 
-    recover, replace    the same slots: one whose machine was lost or given back has none now
-    move                slots on demand: no machine on spot fits them (`moved`)
-    end                 no slots for machines that are not placed yet
+    recover, replace    the same hosts: one whose machine was lost or given back has none now
+    move                hosts on demand: no machine on spot fits them (`moved`)
+    end                 no hosts for machines that are not placed yet
 """
 
 from __future__ import annotations
@@ -38,37 +38,21 @@ from hetopt.core.formatting import usd
 from hetopt.core.run_spec import RunSpec, host_names
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """A host that the run should have, and what its machine must be like.
-
-    Attributes:
-        on_demand: a machine on spot does not do.
-    """
-
-    host: str
-    on_demand: bool
-
-    def fits(self, machine: MachineState) -> bool:
-        """Whether a machine can be in it, now or once it has its place."""
-        here = machine.alive and machine.duty != "relieved" and machine.host == self.host
-        return here and (machine.on_demand or not self.on_demand)
-
-
-def slots_of(order: Order, state: ClusterState) -> tuple[Slot, ...]:
-    """Return the slots of a run: of all hosts that it began with, and that are not given up.
-
-    Args:
-        order: what was rented, for which workers.
-        state: what was seen, and what is wanted.
-    """
+def wanted_hosts(order: Order, state: ClusterState) -> list[str]:
+    """Return the hosts that a run should have: all that it began with, and that are not given up."""
     hosts = dict.fromkeys(worker.host for worker in order.workers)
-    return tuple(Slot(host=host, on_demand=state.on_demand) for host in hosts if host not in state.given_up)
+    return [host for host in hosts if host not in state.given_up]
+
+
+def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
+    """Whether a machine can be a host of the run, now or once it has its place; on spot only until the run moves."""
+    here = machine.alive and machine.duty != "relieved" and machine.host == host
+    return here and (machine.on_demand or not state.on_demand)
 
 
 def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
     """Of the budget, without what a move that may still come will cost."""
-    move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_waiting_usd(now_s))
+    move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return Guard(
         budget_usd=order.budget_usd,
         fixed_usd=order.fixed_usd + move_usd,
@@ -109,7 +93,7 @@ def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | Non
 
 
 def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
-    """The run from the moment on in which all of its slots are on demand.
+    """The run from the moment on in which all of its hosts are on demand.
 
     Args:
         order: of the run.
@@ -340,20 +324,16 @@ def _ends(state: ClusterState, now_s: float) -> list[End]:
     )
     if not ids:
         return []
-    machines = tuple(
-        machine.model_copy(update={"end_asked_s": now_s}) if machine.id in ids else machine
-        for machine in state.machines
-    )
-    return [End(state=_with(state, machines=machines), ids=ids)]
+    return [End(state=state.with_machines(ids, end_asked_s=now_s), ids=ids)]
 
 
 def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
     """The next step towards what is wanted; empty where none can be taken now."""
     state, lost = observed.state, observed.lost
-    slots = () if observed.is_finished else slots_of(order, state)
-    useless = [machine for machine in state.waiting if not any(slot.fits(machine) for slot in slots)]
+    hosts = [] if observed.is_finished else wanted_hosts(order, state)
+    useless = [one.id for one in state.waiting if one.host not in hosts or not fits(state, one.host, one)]
     if useless:
-        return [Note(state=_relieved(state, useless))]
+        return [Note(state=state.with_machines(useless, duty="relieved"))]
     if observed.is_finished:
         return []
     step: Action | None = _give_up_hopeless(order, state)
@@ -368,8 +348,8 @@ def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
     return [] if step is None else [step]
 
 
-def missing(order: Order, observed: Observed, now_s: float) -> list[Slot]:
-    """Slots that no machine fits, and that may be asked for now.
+def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
+    """Hosts that no machine fits, and that may be asked for now.
 
     Where all that trained are lost at once, those that wait go on without them first.
     """
@@ -377,13 +357,15 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[Slot]:
     if state.asked_s is not None and now_s < state.asked_s + ASK_AGAIN_S:
         return []
     lost = () if state.serving else host_names(observed.spec)
-    empty = (slot for slot in slots_of(order, state) if not any(map(slot.fits, state.alive)))
-    return [slot for slot in empty if slot.host not in lost]
+    return [
+        host
+        for host in wanted_hosts(order, state)
+        if host not in lost and not any(fits(state, host, machine) for machine in state.alive)
+    ]
 
 
-def _rent(order: Order, state: ClusterState, slots: Sequence[Slot], now_s: float) -> Rent | None:
-    """Ask for machines for these slots, as planned."""
-    hosts = [slot.host for slot in slots]
+def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float) -> Rent | None:
+    """Ask for machines for these hosts, as planned."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
     roles = []
@@ -431,9 +413,9 @@ def _wait_for(
         mine = [machine for machine in machines if machine.host in lost and machine.host in state.given_up]
         return Clear(state=state, say=refused.message, unbooted=tuple(mine or machines))
     coming = {machine.host for machine in state.waiting}
-    slots = [slot for slot in missing(order, observed, now_s) if slot.host in lost]
-    if slots:
-        rent = _rent(order, state, slots, now_s)
+    hosts = [host for host in missing(order, observed, now_s) if host in lost]
+    if hosts:
+        rent = _rent(order, state, hosts, now_s)
         return None if rent is None else replace(rent, say=f"{refused.message} {rent.say}")
     if not coming.issuperset(lost):
         return None
@@ -493,23 +475,6 @@ def joining(state: ClusterState, now_s: float) -> list[MachineState]:
 
 def with_places(state: ClusterState, hosts: Collection[str]) -> ClusterState:
     """The machines that wait to be these hosts are them from now on, and who was it is relieved."""
-    new = {machine.host for machine in state.waiting if machine.host in hosts}
-
-    def after(machine: MachineState) -> MachineState:
-        if not machine.alive or machine.host not in new or machine.duty == "relieved":
-            return machine
-        return machine.model_copy(update={"duty": "serves" if machine.duty == "waits" else "relieved"})
-
-    return _with(state, machines=tuple(after(machine) for machine in state.machines))
-
-
-def _relieved(state: ClusterState, useless: Collection[MachineState]) -> ClusterState:
-    """Machines that no slot wants have no place to wait for any more."""
-    ids = {machine.id for machine in useless}
-    return _with(
-        state,
-        machines=tuple(
-            machine.model_copy(update={"duty": "relieved"}) if machine.id in ids else machine
-            for machine in state.machines
-        ),
-    )
+    new = {machine.host: machine.id for machine in state.waiting if machine.host in hosts}
+    old = [machine.id for machine in state.serving if machine.host in new]
+    return state.with_machines(old, duty="relieved").with_machines(new.values(), duty="serves")

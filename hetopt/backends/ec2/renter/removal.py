@@ -26,7 +26,7 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.cluster_state import readable
 from hetopt.backends.ec2.renter.edge import (
     LEDGER_FILE,
     SETTLES_S,
@@ -39,7 +39,7 @@ from hetopt.backends.ec2.renter.edge import (
 )
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, read
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, instances_in, read
 from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -129,9 +129,15 @@ def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
 
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
     answer = ask(edge, "describe_instances", {"Filters": order.filters(run_id)}, "the machines that are left")
-    found = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
     return [
-        _found("instance", one["InstanceId"], one, _about(one)) for one in found if one["State"]["Name"] not in DEAD
+        _found(
+            "instance",
+            id_,
+            one,
+            f"{one.get('InstanceType', '?')}, {one.get('InstanceLifecycle', 'on-demand')}, {one['State']['Name']}",
+        )
+        for id_, one in instances_in(answer).items()
+        if one["State"]["Name"] not in DEAD
     ]
 
 
@@ -180,7 +186,7 @@ def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
 
 
 def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
-    values = order.of_aws(answer.get("Tags", ()))
+    values = {tag["Key"]: tag["Value"] for tag in answer.get("Tags", ())}
     return Found(
         kind=kind,
         id=id_,
@@ -191,11 +197,6 @@ def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
         bucket=values.get(order.BUCKET),
         detail=detail,
     )
-
-
-def _about(instance: Answer) -> str:
-    market = "spot" if instance.get("InstanceLifecycle") == "spot" else "on-demand"
-    return f"{instance.get('InstanceType', '?')}, {market}, {instance['State']['Name']}"
 
 
 def ask(edge: Edge, operation: str, parameters: Mapping[str, Any], purpose: str) -> Answer:
@@ -419,8 +420,7 @@ class Remover:
             {"Filters": [{"Name": "instance-id", "Values": list(ids)}]},
             "whether the machines have ended",
         )
-        listed = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
-        return [one["InstanceId"] for one in listed if one["State"]["Name"] not in DEAD]
+        return [id_ for id_, one in instances_in(answer).items() if one["State"]["Name"] not in DEAD]
 
     def _remaining(self, volumes: Iterable[str]) -> list[str]:
         answer = ask(
@@ -487,7 +487,7 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
         entries = read_ledger(folder / LEDGER_FILE)
         if not entries and not (folder / ORDER_FILE).exists():
             continue
-        seen = _seen(folder / SEEN_FILE)
+        seen = readable(folder)
         runs[folder.name] = LocalRun(
             folder=folder,
             region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),
@@ -513,13 +513,6 @@ def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], 
     wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
     if wait_s > 0:
         sleep(min(wait_s, SETTLES_S))
-
-
-def _seen(path: Path) -> ClusterState | None:
-    try:
-        return ClusterState.load(path) if path.exists() else None
-    except BadInput:
-        return None  # cut off by whatever ended the process; the tags tell
 
 
 def _region(path: Path) -> str | None:

@@ -5,16 +5,16 @@ on, those that it misses.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.calls import end_call, no_end_call
 from hetopt.backends.ec2.renter.edge import SETTLES_S, Made
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Machine, Order, Role, Zone, assign, places_of
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Machine, Order, Role, Zone, places_of
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, meaning_of
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of
 from hetopt.backends.host.placement import placement_json, ranked_spec, without
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
@@ -38,16 +38,6 @@ class Rented:
     assigned: Mapping[str, Machine]
     spec: RunSpec
     ends_outside: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Granted:
-    """Machines by role, and the run on them."""
-
-    zone: Zone
-    roles: tuple[Role, ...]
-    ids: tuple[list[str], ...]
-    spec: RunSpec
 
 
 class NoCapacity(CloudRefused):
@@ -100,24 +90,21 @@ class Renter:
             CloudRefused: it cannot be had; everything that was made on the way has been removed.
         """
         try:
-            granted = self._rent(order, spec, contents, bundle)
-            ends = self._end_outside(order, [id_ for ids in granted.ids for id_ in ids])
+            results: dict[str, Answer] = {}
+            for request in calls.preparation(order, contents, bundle):
+                self._do(request, results)
+            zone, ids, left = self._somewhere(order, spec, results)
+            ends = self._end_outside(order, ids.values())
             self.tell("waiting for the machines' addresses")
-            assigned = assign(granted.roles, self.machines(order, granted.ids))
+            assigned = self.machines(order, ids)
             places = places_of(assigned)
             ends = ends and self.end_later(order, list(places), order.outside_end_s())
-            placed = ranked_spec(granted.spec, places.values())
+            placed = ranked_spec(left, places.values())
             self.edge(calls.placement_call(order, placement_json(placed, places, generation, resume_from)))
-            return Rented(zone=granted.zone, assigned=assigned, spec=placed, ends_outside=ends)
+            return Rented(zone=zone, assigned=assigned, spec=placed, ends_outside=ends)
         except BaseException as error:
             self._clear(order, error)
             raise
-
-    def _rent(self, order: Order, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> Granted:
-        results: dict[str, Answer] = {}
-        for request in calls.preparation(order, contents, bundle):
-            self._do(request, results)
-        return self._somewhere(order, spec, results)
 
     def _do(self, request: Request, results: dict[str, Answer]) -> None:
         resolved = request.resolved(results)
@@ -125,29 +112,33 @@ class Renter:
         if resolved.makes in ("security-group", "launch-template"):
             results[request.step] = resolved.entity(answer)
 
-    def _somewhere(self, order: Order, spec: RunSpec, results: Mapping[str, Answer]) -> Granted:
-        """The first zone that has all machines; where none has, and fewer may do, the first with some."""
+    def _somewhere(
+        self, order: Order, spec: RunSpec, results: Mapping[str, Answer]
+    ) -> tuple[Zone, dict[str, str], RunSpec]:
+        """The first zone that has all machines; where none has, and fewer may do, the first with some.
+
+        Returns:
+            the zone, the machines' ids by host, and the run on them.
+        """
         reasons: dict[str, list[str]] = {}
         hint: str | None = None
         fewer = order.zones if self.accept is not None else ()
         tries = [*((zone, True) for zone in order.zones), *((zone, False) for zone in fewer)]
         for attempt, (zone, together) in enumerate(tries):
             self.tell(f"asking for {order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
-            granted, refused = self._in_zone(order, order.roles, zone, attempt, results, together=together)
-            left = spec if not refused else None
+            ids, refused = self._in_zone(order, order.roles, zone, attempt, results, together=together)
+            if not refused:
+                return zone, ids, spec
             if together:
                 for error in refused:
                     reasons.setdefault(error.message, []).append(zone.name)
                 hint = next((error.hint for error in refused), hint)
-            elif refused:
-                left = self._on_fewer(order, spec, granted, refused)
-                if left is not None and self.accept is not None and not self.accept(left):
-                    hint = "launch again later, or plan with other types"
-                    break
-            if left is not None:
-                roles, ids = zip(*granted, strict=True)
-                return Granted(zone=zone, roles=roles, ids=ids, spec=left)
-            if granted:
+            elif (left := self._on_fewer(order, spec, ids, refused)) is not None:
+                if self.accept is not None and self.accept(left):
+                    return zone, ids, left
+                hint = "launch again later, or plan with other types"
+                break
+            if ids:
                 # Other groups of the same zone were granted: they are paid for, and of no use alone.
                 self._release(order)
         told = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
@@ -162,33 +153,29 @@ class Renter:
         results: Mapping[str, Answer],
         *,
         together: bool,
-    ) -> tuple[list[tuple[Role, list[str]]], list[NoCapacity]]:
-        """The roles that a zone has, with the ids of their machines, and why it has not the others.
+    ) -> tuple[dict[str, str], list[NoCapacity]]:
+        """The ids of the machines that a zone has, by host, and why it has not the others.
 
-        Where only all of them together are of use, the first that it has not ends the asking.
+        Where only all of them together are of use, the first role that it has not ends the asking.
         """
-        granted: list[tuple[Role, list[str]]] = []
+        ids: dict[str, str] = {}
         refused: list[NoCapacity] = []
         for role in roles:
             try:
-                granted.append((role, self.fleet(order, role, zone, attempt, results)))
+                # The hosts of a role are alike.
+                ids |= zip(role.hosts, sorted(self.fleet(order, role, zone, attempt, results)), strict=True)
             except NoCapacity as error:
                 refused.append(error)
                 if together:
                     break
-        return granted, refused
+        return ids, refused
 
     def _on_fewer(
-        self,
-        order: Order,
-        spec: RunSpec,
-        granted: Sequence[tuple[Role, list[str]]],
-        refused: Sequence[NoCapacity],
+        self, order: Order, spec: RunSpec, there: Collection[str], refused: Sequence[NoCapacity]
     ) -> RunSpec | None:
-        """The run on the groups that a zone has; None where they cannot do it."""
+        """The run on the hosts that a zone has; None where they cannot do it."""
         for error in refused:
             self.tell(error.message)
-        there = {host for role, _ in granted for host in role.hosts}
         try:
             return without(spec, {host for role in order.roles for host in role.hosts if host not in there})
         except CloudRefused as error:
@@ -213,10 +200,10 @@ class Renter:
         try:
             templates = self._templates(order, zone, ask, end_s)
             attempt = ask * _ATTEMPTS_AN_ASK
-            granted, _ = self._in_zone(order, roles, zone, attempt, templates, together=False)
-            if granted:
-                self._end_outside(order, [id_ for _, ids in granted for id_ in ids], end_s)
-            found = self.machines(order, [ids for _, ids in granted]) if granted else []
+            ids, _ = self._in_zone(order, roles, zone, attempt, templates, together=False)
+            if ids:
+                self._end_outside(order, ids.values(), end_s)
+            assigned = self.machines(order, ids) if ids else {}
         except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
             try:
@@ -228,7 +215,6 @@ class Renter:
                     self.tell,
                 )
             raise
-        assigned = assign([role for role, _ in granted], found)
         return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
@@ -279,7 +265,7 @@ class Renter:
             ) from None
         raise why
 
-    def _end_outside(self, order: Order, ids: Sequence[str], lease_end_s: float | None = None) -> bool:
+    def _end_outside(self, order: Order, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
         """Have the account end machines that come to no place; whether it may have been told of any."""
         requests = calls.end_calls(order, ids, min(self.clock() + UNPLACED_S, order.outside_end_s(lease_end_s)))
         for request in requests:
@@ -333,22 +319,20 @@ class Renter:
             hint="wait some minutes and launch again",
         )
 
-    def machines(self, order: Order, granted: Sequence[Sequence[str]]) -> list[list[Machine]]:
-        """The machines by role, once EC2 knows all of them and their addresses.
+    def machines(self, order: Order, ids: Mapping[str, str]) -> dict[str, Machine]:
+        """The machines by host, once EC2 knows all of them and their addresses.
+
+        Args:
+            order: of the run.
+            ids: of the machines, by host.
 
         Raises:
             CloudRefused: one ended before it began, or they do not appear.
         """
-        wanted = {id_ for ids in granted for id_ in ids}
         waited_s = 0.0
         while True:
-            answer = self.edge(calls.addresses_call(order))
-            found = {
-                one["InstanceId"]: one
-                for reservation in answer["Reservations"]
-                for one in reservation["Instances"]
-                if one["InstanceId"] in wanted
-            }
+            listed = instances_in(self.edge(calls.addresses_call(order)))
+            found = {host: listed[id_] for host, id_ in ids.items() if id_ in listed}
             for one in found.values():
                 if is_dying(one):
                     reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
@@ -359,11 +343,14 @@ class Renter:
                         if facts.KEY_REFUSED in reason
                         else "launch again, or plan with other types",
                     )
-            if len(found) == len(wanted) and all(one.get("PrivateIpAddress") for one in found.values()):
-                return [[_machine(found[id_]) for id_ in ids] for ids in granted]
+            if len(found) == len(ids) and all(one.get("PrivateIpAddress") for one in found.values()):
+                return {
+                    host: Machine(id=ids[host], instance_type=one["InstanceType"], address=one["PrivateIpAddress"])
+                    for host, one in found.items()
+                }
             if waited_s >= ADDRESSES_WITHIN_S:
                 raise CloudRefused(
-                    f"{len(wanted) - len(found)} of {len(wanted)} machines have not appeared in {waited_s:.0f} s.",
+                    f"{len(ids) - len(found)} of {len(ids)} machines have not appeared in {waited_s:.0f} s.",
                     hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
                 )
             self.sleep(_LOOK_S)
@@ -402,9 +389,3 @@ def _also(error: BaseException, also: str, tell: Tell) -> None:
         error.hint = f"{error.hint}; {also}" if error.hint else also
     else:
         tell(also)
-
-
-def _machine(instance: Answer) -> Machine:
-    return Machine(
-        id=instance["InstanceId"], instance_type=instance["InstanceType"], address=instance["PrivateIpAddress"]
-    )

@@ -200,6 +200,11 @@ def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OB
         raise
 
 
+def instances_in(answer: Answer) -> dict[str, Answer]:
+    """The machines that DescribeInstances tells of, by id."""
+    return {one["InstanceId"]: one for reservation in answer["Reservations"] for one in reservation["Instances"]}
+
+
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
     types = instance_types_of(request)
     market = market_of(request)
