@@ -24,6 +24,7 @@ import torch.distributed as dist
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.formatting import bytes_
+from hetopt.core.plain_text import without_colours
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import DATA_PLACE
 
@@ -83,7 +84,7 @@ def reason_of(error: BaseException) -> str:
 
     Of an error that quotes the traceback of another process: what that process ended with.
     """
-    text = str(error)
+    text = without_colours(str(error))
     quoted = dropwhile(lambda line: line.startswith(" "), text.rpartition('\n  File "')[2].splitlines()[1:])
     said = " ".join(quoted) if _QUOTED.search(text) else f"{type(error).__name__}: {text}" if text else ""
     said = shorten(said or type(error).__name__, MOST_SAID, placeholder=" ...")

@@ -19,7 +19,7 @@ from hetopt.core.events.records import LogEvent
 from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, judge, last_log_line
-from hetopt.trainer.failure import FailureReport
+from hetopt.trainer.failure import FailureReport, reason_of
 from hetopt.trainer.host.agent import died_of
 from tests.logs import an_event
 
@@ -102,6 +102,10 @@ def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: py
     refused = f"the event log {tmp_path / 'events.jsonl'} cannot be written: No space left on device."
     assert f"LogUnwritable: {refused}" in said
     assert f"{refused} {refused}" in said, "the log refuses its last word, which is that it refuses"
+
+
+def test_a_reason_is_one_plain_line() -> None:
+    assert reason_of(ValueError("\x1b[1mWeights only\x1b[0m\n  load failed")) == "ValueError: Weights only load failed"
 
 
 def test_a_run_that_ended_on_a_full_disk_says_so(tmp_path: Path) -> None:
