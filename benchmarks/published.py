@@ -2,9 +2,9 @@
 
 Each is described by its size alone, as `hetopt estimate` is told it, and asked for on the machines that it ran on. What
 is compared with is one utilisation for each GPU, the median of public throughputs of large models, which is what people
-multiply on an envelope. Those of one machine are among the rows that the law is fitted to (`_utilisation_fit`), and
-those whose hours are a published throughput turned into time are rows of its other sources besides: only trainings that
-are not in the file are held out. ``--quick`` is the same.
+multiply on an envelope. Of those on one machine, hours as published are rows that the law is fitted to
+(`_utilisation_fit`), and a throughput that was turned into hours is a row of its source: only trainings that are not in
+the file are held out. ``--quick`` is the same.
 """
 
 from __future__ import annotations
