@@ -131,12 +131,12 @@ def profile_script(
 
         told("running it alone, untouched", 0.0)
         asks = any(word in file.text for file in text for word in (*PLACES, "init_process_group"))
-        as_torchrun, plain = _untouched(start, starts[0].order, asks_for_place=asks)
+        as_torchrun, is_timed = _untouched(start, starts[0].order, asks_for_place=asks)
         told(starts[0].said, 1 / (1 + len(starts)))
         chosen = {"as_torchrun": as_torchrun, "watch": "every-size"}
-        chosen["watch"], log = _watched(start, starts[0].order.model_copy(update=chosen), plain, told)
+        chosen["watch"], log = _watched(start, starts[0].order.model_copy(update=chosen), is_timed, told)
         logs, is_watched = [log], chosen["watch"] != "steps"
-        started_at_s = began_s[-1 if is_watched else int(as_torchrun)]
+        started_at_s = began_s[-1]
         for number, one in enumerate(starts[1:] if is_watched else (), 2):
             told(one.said, number / (1 + len(starts)))
             try:
@@ -165,23 +165,29 @@ def profile_script(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, Events]:
+def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, bool]:
     """Run a script as it runs by itself, for some steps; where it fails so and asks for its place among workers, as
     torchrun starts its only one.
 
     Returns:
-        Whether it needs what torchrun gives, and what its optimizer's steps alone tell; nothing: too little.
+        Whether it needs what torchrun gives, and whether its optimizer makes enough steps to be timed alone.
 
     Raises:
         RunFailed: it fails by itself, and why.
     """
     plain = order.model_copy(
-        update={"watch": "steps", "startup_s": UNTOUCHED_S, "sweep_s": UNTOUCHED_SHARE * order.sweep_s, "network_s": 0}
+        update={
+            "watch": "steps",
+            "startup_s": UNTOUCHED_S,
+            "sweep_s": UNTOUCHED_SHARE * order.sweep_s,
+            "network_s": 0,
+            "compressors": None,
+        }
     )
     failed = []
     for as_torchrun in (False, True) if asks_for_place else (False,):
         try:
-            return as_torchrun, start(plain.model_copy(update={"as_torchrun": as_torchrun}))
+            return as_torchrun, bool(start(plain.model_copy(update={"as_torchrun": as_torchrun})))
         except RunFailed as error:
             failed.append(error.message)
     raise RunFailed(
@@ -190,12 +196,12 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
     )
 
 
-def _watched(start: Starter, order: ScriptOrder, plain: Events, told: Reporter) -> tuple[Watch, Events]:
+def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter) -> tuple[Watch, Events]:
     """Measure a script that runs by itself as closely as it can be; how closely, and what was measured."""
     try:
         return "every-size", start(order)
     except (RunFailed, BadInput) as error:
-        if isinstance(error, BadInput) and not plain:
+        if isinstance(error, BadInput) and not is_timed:
             raise
         first = error.message
     try:
@@ -203,19 +209,19 @@ def _watched(start: Starter, order: ScriptOrder, plain: Events, told: Reporter) 
         told.note(f"It is measured with batches of its own size alone: {first}")
         return "own-size", found
     except BadInput as error:
-        if not plain:
+        if not is_timed:
             raise
         told.note(f"{error.message.rstrip('.')}. {_BY_OPTIMIZER}")
-        return "steps", plain
+        return "steps", start(order.model_copy(update={"watch": "steps"}))
     except RunFailed as error:
         fault = f"It runs by itself, and fails where hetopt watches it, which is a fault of hetopt: {error.message}"
-        if not plain:
+        if not is_timed:
             raise RunFailed(
                 fault,
                 hint="tell its authors; name `epoch_samples` for its steps to be timed alone",
             ) from None
         told.note(f"{fault.rstrip('.')}. {_BY_OPTIMIZER}")
-        return "steps", plain
+        return "steps", start(order.model_copy(update={"watch": "steps"}))
 
 
 _BY_OPTIMIZER = "Its steps are timed by its optimizer alone: no noise, memory or other sizes."
