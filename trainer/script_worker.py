@@ -151,13 +151,12 @@ def _tell_end(run_dir: Path, reason: str) -> bool:
     """Write the event that ends a run; says whether there was one: a step of a session was done."""
     log = read_log(run_dir / EVENTS_FILE).events
     told = RunFold.of(log)
-    step = max([told.step, *(event.step for event in log if event.event == "session_finished")])
+    ends = [(event.step, event.epoch) for event in log if event.event == "session_finished"]
+    step, epoch = max([(told.step, told.epoch), *ends])
     if not step:
         return False
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
-        events.write(
-            "training_finished", step=step, epoch=told.epoch, reason=reason, training_s=told.trained_for_s or 0.0
-        )
+        events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=told.trained_for_s or 0.0)
     return True
 
 

@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.api.profiling_script import alone_environment
+from hetopt.api.profiling_script import ONLY_WORKER, alone_environment
 from hetopt.api.script_text import read_script
 from hetopt.core import formatting
 from hetopt.core.artifact import Record, write_atomically
@@ -21,7 +21,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.interruption import Reporter
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.run_folder import home
+from hetopt.core.run_folder import SPEC_VARIABLE, home
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 
@@ -114,7 +114,7 @@ def check_script(
         RunFailed: one of them fails, or does no step.
         BadInput: the script trains on one worker alone.
     """
-    from hetopt.profiler.script.gradients import NORMALISES_FILE, STEPS, distances, recorded
+    from hetopt.profiler.script.gradients import NORMALISES_FILE, RANKS_VARIABLE, STEPS, distances, recorded
 
     reporter = reporter or Reporter()
     workers = len(SHARES)
@@ -125,11 +125,13 @@ def check_script(
         reporter("two workers in shares of 3 to 1", 0.0)
         failed: RunFailed | None = None
         try:
-            _record(folder, "shared", script, arguments, workers=workers, patience_s=patience_s, HETOPT_SPEC=str(spec))
+            _record(
+                folder, "shared", script, arguments, {SPEC_VARIABLE: str(spec)}, workers=workers, patience_s=patience_s
+            )
         except RunFailed as error:
             failed = error
         reporter("two workers in equal shares", 1 / 3)
-        _record(folder, "equal", script, arguments, workers=workers, patience_s=patience_s)
+        _record(folder, "equal", script, arguments, {}, workers=workers, patience_s=patience_s)
         equal, told_equal = recorded(folder, "equal")
         if failed is not None:
             raise NeedsEqualShares(failed) if equal else failed
@@ -144,7 +146,14 @@ def check_script(
             )
         reporter("one machine", 2 / 3)
         ranks = workers if told_shared.way == "ddp" else 1
-        _record(folder, "alone", before or script, arguments, patience_s=patience_s, HETOPT_BATCHES_OF=str(ranks))
+        alone_as = {RANKS_VARIABLE: str(ranks)}
+        try:
+            _record(folder, "alone", before or script, arguments, alone_as, patience_s=patience_s)
+        except RunFailed:
+            if told_shared.way != "ddp":
+                raise
+            alone_as |= ONLY_WORKER  # it asks for its place
+            _record(folder, "alone", script, arguments, alone_as, patience_s=patience_s)
         alone, told_alone = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = told_equal if told_shared.way == "ddp" else told_alone
@@ -256,18 +265,18 @@ def _record(
     name: str,
     script: Path,
     arguments: Sequence[str],
+    environment: Mapping[str, str],
     *,
     workers: int = 1,
-    patience_s: float = PATIENCE_S,
-    **environment: str,
+    patience_s: float,
 ) -> None:
     """Run a script for three steps; what its optimizers step by is in the folder afterwards, under a name."""
     torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(workers), "--module"] if workers > 1 else []
     recorded = ["hetopt.profiler.script.gradients", str(folder), name, str(script), *arguments]
-    _run([sys.executable, "-m", *torchrun, *recorded], script, patience_s, **environment)
+    _run([sys.executable, "-m", *torchrun, *recorded], script, environment, patience_s=patience_s)
 
 
-def _run(command: Sequence[str], script: Path, patience_s: float, **more: str) -> None:
+def _run(command: Sequence[str], script: Path, more: Mapping[str, str], *, patience_s: float) -> None:
     environment = {**alone_environment(), "OMP_NUM_THREADS": "1", **more}
     try:
         done = subprocess.run(

@@ -120,7 +120,7 @@ def _of_another_length(launch: Launch | None, progress: RunFold) -> str | None:
     if planned is None or not trained or abs(trained - planned) <= TOLERANCE * planned:
         return None
     return (
-        f"the script trained {formatting.count(round(trained, 1))} {unit}, and the plan reckons with "
+        f"the script trained {formatting.counted(round(trained, 1), unit[:-1])}, and the plan reckons with "
         f"{formatting.count(planned)}: its time and cost are those of another length"
     )
 

@@ -66,7 +66,13 @@ APART = "nn.functional.cross_entropy(out, y)"
 COUPLED = "nn.functional.cross_entropy(out @ out.T, torch.arange(len(out)))"
 
 
-@pytest.mark.parametrize(("form", "is_ddp"), [(DDP, True), (SESSION, False)], ids=["ddp", "session"])
+PLACED = "import os\nrank = int(os.environ['LOCAL_RANK'])\n" + DDP
+"""It does not run without torchrun, as most of those that the world has."""
+
+
+@pytest.mark.parametrize(
+    ("form", "is_ddp"), [(DDP, True), (PLACED, True), (SESSION, False)], ids=["ddp", "placed", "session"]
+)
 def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: Path) -> None:
     """The rate of the DDP script is that of two workers, so that one machine's later steps are others."""
     script = tmp_path / "train.py"

@@ -82,9 +82,25 @@ def normalising(batch: int, ddp: Callable[[nn.Module], nn.Module], *, audit: Aud
     return model
 
 
+def peeking(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -> nn.Module:
+    model = net()
+    wrapped = ddp(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    data = points(160)
+    loader = DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, **options))
+    for _ in range(3):
+        assert len(next(iter(loader))[0])  # as torch's tutorial prints the size of a batch
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+    return model
+
+
 SCRIPTS: dict[str, Callable[..., nn.Module]] = {
     "plain": plain,
     "accumulating": accumulating,
+    "peeking": peeking,
     **{audit: partial(normalising, audit=audit) for audit in get_args(Audit)},
 }
 
@@ -163,6 +179,12 @@ def test_audits_of_batch_norm_say_once_that_it_is_as_under_ddp_and_stop_only_if_
         events = list(read_events(tmp_path / audit / EVENTS_FILE))
         told[audit] = [event["event"] for event in events if event["event"].startswith("audit")]
     assert told == {"warn": ["audited", "audit_differs", *["audited"] * 4], "stop": ["audited"], "off": []}
+
+
+def test_epochs_are_passes_over_the_data_however_often_a_loop_begins(tmp_path: Path) -> None:
+    trained("peeking", tmp_path)
+    end = list(read_events(tmp_path / EVENTS_FILE))[-1]
+    assert (end["event"], end["step"], end["epoch"]) == ("session_finished", 15, 3.0)
 
 
 def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ import functools
 import gc
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +77,7 @@ class DdpRun:
         self._remarks: set[str] = set()
         self._periods = Periods(plan, rank, world_size, run_dir)
         self._waiting: deque[tuple[object, Part]] = deque()
+        self._read: Counter[UnequalBatches] = Counter()  # batches of each loader that was trained on
         self._part: Part | None = None
         self._loss: Tensor | None = None
         self._state: CommState | None = None  # of the module that was called last
@@ -239,6 +240,7 @@ class DdpRun:
     def _read_from(self, sampler: object) -> None:
         if isinstance(sampler, UnequalBatches):
             sampler.is_trained_on = True
+            self._read[sampler] += 1
         else:
             self.remark("a loader that the script trains on keeps equal shares: nothing in its sampler is of one rank.")
 
@@ -322,9 +324,17 @@ class DdpRun:
         trace = periods.trace(loss * samples, state.stats, hidden=state.exchange.is_dense)
         counts = part.shares == periods.shares and not part.is_audit
         learning_rate = float(optimizer.param_groups[0]["lr"])
-        if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate):
+        if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
             raise Stopped
         periods.begun = periods.stopwatch.mark()
+
+    def _passes(self) -> float:
+        """Return the passes over the data of the loader that was trained on most."""
+        passes = 0.0
+        for loader, batches in self._read.items():
+            with suppress(TypeError):  # a batch sampler of the script's that has no length
+                passes = max(passes, batches / max(1, len(loader)))
+        return passes
 
     def close(self, *, stopped: bool) -> None:
         """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.
@@ -335,7 +345,10 @@ class DdpRun:
         if self._periods.engine is not None and self.rank == 0:
             module = self._modules[-1][0].module
             leave_model(self._run_dir, module, stopped=stopped, number=1)
-            self._periods.events.write("session_finished", step=self.steps, parameters_sha256=parameters_sha256(module))
+            mark = parameters_sha256(module)
+            self._periods.events.write(
+                "session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark
+            )
         self._periods.events.close()
 
 

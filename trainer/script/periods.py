@@ -198,7 +198,7 @@ class Periods:
         *,
         counts: bool,
         learning_rate: float,
-        epoch: Callable[[], float] | None = None,
+        epoch: Callable[[], float],
         steps_left: int | None = None,
     ) -> bool:
         """Tell of a step; at the end of a period decide alike. Return whether somebody asked the run to end.
@@ -208,7 +208,7 @@ class Periods:
             samples: of the step, of every worker.
             counts: whether it is like others: else it is not judged.
             learning_rate: of the first parameter group.
-            epoch: returns the passes over the data; None: as far as batches were drawn.
+            epoch: returns the passes over the data.
             steps_left: until the script ends; None: not known.
         """
         engine = self.engine
@@ -229,9 +229,8 @@ class Periods:
             if self.saver is not None:
                 self.saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
-            passes = float(place[0]) if epoch is None else epoch()
-            self._write(period, passes)
-            engine.steer(period, epoch=passes, learning_rate=learning_rate, steps_left=steps_left)
+            self._write(period, epoch())
+            engine.steer(period, epoch=epoch(), learning_rate=learning_rate, steps_left=steps_left)
             stops = period.stop_wished
             if engine.share(period, max(0, place[0])) and self.table is not None:
                 # No worker may have drawn a batch that it is to share in another way than the others.

@@ -358,7 +358,7 @@ class Session(Flow):
             check_replicas(replica_marks(named), self._gate.step, self.world_size)
             self._leave_model(stopped=False)
             step, mark = 0 if engine is None else engine.step, parameters_sha256(self._model)
-            self._periods.events.write("session_finished", step=step, parameters_sha256=mark)
+            self._periods.events.write("session_finished", step=step, epoch=self._shared.passes, parameters_sha256=mark)
             self._periods.events.close()
         finally:
             self._part_from_others()

@@ -401,6 +401,7 @@ class SessionFinished(Happened):
 
     event: Literal["session_finished"]
     step: Count
+    epoch: Passes = 0.0
     parameters_sha256: Name = ""
 
 
