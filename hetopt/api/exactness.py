@@ -47,7 +47,8 @@ class ShareCheck:
     """How far two workers' gradients are from one machine's over a script's first steps.
 
     Attributes:
-        shares: relative difference where they share batches 3 to 1, by step.
+        shares: relative difference where they share batches 3 to 1, by step; empty: the script draws its batches
+            itself, so that shares stay equal.
         equal: the same in equal shares, as DistributedDataParallel has them.
         rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares;
             of a schedule also at steps 10 and 1,000.
@@ -82,6 +83,8 @@ class ShareCheck:
         return why_shares_differ(is_ddp=self.is_ddp, normalises=self.normalises)
 
     def __str__(self) -> str:
+        if not self.shares:
+            return "The script draws its batches itself: shares stay equal, as under DDP."
         at = -1 if self.step is None else self.step - 1
         shares, equal = (max(by_step) if at < 0 else by_step[at] for by_step in (self.shares, self.equal))
         step = "" if self.step is None else f" at step {self.step}"
@@ -114,7 +117,7 @@ def check_script(
         RunFailed: one of them fails, or does no step.
         BadInput: the script trains on one worker alone.
     """
-    from hetopt.profiler.script.gradients import NORMALISES_FILE, RANKS_VARIABLE, STEPS, distances, recorded
+    from hetopt.profiler.script.gradients import NORMALISES_FILE, STEPS, distances, recorded
 
     reporter = reporter or Reporter()
     workers = len(SHARES)
@@ -144,16 +147,10 @@ def check_script(
                 "themselves.",
                 hint="`hetopt convert` writes a session into a script for one process",
             )
+        if told_shared.keeps_equal:
+            return ShareCheck(shares=(), equal=(), is_ddp=True)
         reporter("one machine", 2 / 3)
-        ranks = workers if told_shared.way == "ddp" else 1
-        alone_as = {RANKS_VARIABLE: str(ranks)}
-        try:
-            _record(folder, "alone", before or script, arguments, alone_as, patience_s=patience_s)
-        except RunFailed:
-            if told_shared.way != "ddp":
-                raise
-            alone_as |= ONLY_WORKER  # it asks for its place
-            _record(folder, "alone", script, arguments, alone_as, patience_s=patience_s)
+        _alone(folder, before or script, arguments, is_ddp=told_shared.way == "ddp", spec=spec, patience_s=patience_s)
         alone, told_alone = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = told_equal if told_shared.way == "ddp" else told_alone
@@ -171,6 +168,24 @@ def check_script(
             is_ddp=told_shared.way == "ddp",
             normalises=inside(folder, NORMALISES_FILE.format(name="alone")).exists(),
         )
+
+
+def _alone(
+    folder: Path, script: Path, arguments: Sequence[str], *, is_ddp: bool, spec: Path, patience_s: float
+) -> None:
+    """Run a script on one machine: a DDP script as torchrun's only worker, or, where it insists on its number of
+    workers, on two of which the first computes every batch whole."""
+    from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, RANKS_VARIABLE
+
+    if not is_ddp:
+        _record(folder, "alone", script, arguments, {}, patience_s=patience_s)
+        return
+    ranks = {RANKS_VARIABLE: str(len(SHARES))}
+    try:
+        _record(folder, "alone", script, arguments, ranks | ONLY_WORKER, patience_s=patience_s)
+    except RunFailed:
+        whole = {SPEC_VARIABLE: str(spec), AS_ONE_VARIABLE: "1"}
+        _record(folder, "alone", script, arguments, whole, workers=len(SHARES), patience_s=patience_s)
 
 
 class NeedsEqualShares(RunFailed):

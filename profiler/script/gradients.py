@@ -34,7 +34,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
 from hetopt.profiler.script.observer import normalises
-from hetopt.trainer.ddp.script import unequal
+from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.script.registry import REGISTRY
 
@@ -59,6 +59,9 @@ TINY = 1e-12
 RANKS_VARIABLE = "HETOPT_BATCHES_OF"
 """How many ranks' batches a script that is alone reads as one, as one machine would."""
 
+AS_ONE_VARIABLE = "HETOPT_AS_ONE"
+"""Is set where the first of several workers computes every batch whole, as one machine would."""
+
 Way: TypeAlias = Literal["", "ddp", "session"]
 """By what a script trains on several workers; empty: by nothing."""
 
@@ -71,6 +74,8 @@ class Told(Record):
     schedules: tuple[tuple[float, ...], ...] = ()
     """[schedules][of `LATER`] learning rate that a schedule comes to, without training so long."""
     way: Way = ""
+    keeps_equal: bool = False
+    """Whether a DDP script draws its batches itself, so that no loader shares them out."""
 
 
 class GradientRecorder:
@@ -86,7 +91,7 @@ class GradientRecorder:
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
         self._schedules: list[LRScheduler] = []
-        self.uses_ddp: Callable[[], object] = lambda: None
+        self.ddp_run: Callable[[], DdpRun | None] = lambda: None
 
     def keep_schedules(self) -> None:
         """Note every schedule that the script makes."""
@@ -131,9 +136,12 @@ class GradientRecorder:
     def end(self, code: int) -> None:
         """Write, wait until the others have, and leave without another word of the script."""
         if code == 0:
-            way: Way = "session" if REGISTRY.begun else "ddp" if self.uses_ddp() is not None else ""
+            run = self.ddp_run()
+            way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
+            keeps_equal = run is not None and not run.shares_batches
             schedules = tuple(map(self._later_rates, self._schedules))
-            told = Told(rates=tuple(map(tuple, self._rates.values())), schedules=schedules, way=way)
+            rates = tuple(map(tuple, self._rates.values()))
+            told = Told(rates=rates, schedules=schedules, way=way, keeps_equal=keeps_equal)
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -167,16 +175,17 @@ def main(arguments: list[str]) -> None:
         be_alone()
         _read_as_one(int(os.environ.get(RANKS_VARIABLE, "1")))
     spec = os.environ.get(SPEC_VARIABLE)
-    around: Any = nullcontext(recorder.uses_ddp)
+    around: Any = nullcontext(recorder.ddp_run)
     if spec is not None and workers > 1:
-        plan = SessionPlan(spec=read_record(RunSpec, Path(spec), hint="run the command again"))
+        told = read_record(RunSpec, Path(spec), hint="run the command again")
+        plan = SessionPlan(spec=told, as_one=AS_ONE_VARIABLE in os.environ)
         around = unequal(plan, inside(Path(folder), f"{name}-run"))
         if rank == 0:
             inside(Path(folder), f"{name}-run").mkdir()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
     try:
-        with around as recorder.uses_ddp:
+        with around as recorder.ddp_run:
             run_script(script)
             recorder.end(0)
     except SystemExit as stop:

@@ -70,8 +70,14 @@ PLACED = "import os\nrank = int(os.environ['LOCAL_RANK'])\n" + DDP
 """It does not run without torchrun, as most of those that the world has."""
 
 
+INSISTING = DDP.replace("model = Dist", "assert dist.get_world_size() == 2\nmodel = Dist")
+"""It does not run on one worker, as Lightning's with `devices=2`."""
+
+
 @pytest.mark.parametrize(
-    ("form", "is_ddp"), [(DDP, True), (PLACED, True), (SESSION, False)], ids=["ddp", "placed", "session"]
+    ("form", "is_ddp"),
+    [(DDP, True), (PLACED, True), (INSISTING, True), (SESSION, False)],
+    ids=["ddp", "placed", "insisting", "session"],
 )
 def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: Path) -> None:
     """The rate of the DDP script is that of two workers, so that one machine's later steps are others."""
@@ -79,7 +85,7 @@ def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: 
     script.write_text(form.replace("LOSS", APART))
     found = check_script(script)
     assert found.is_ddp == is_ddp
-    assert len(found.shares) == (1 if is_ddp else 3)
+    assert len(found.shares) == (1 if is_ddp and form != INSISTING else 3)
     assert not found.differs
     assert max(*found.shares, *found.equal) < 1e-5
     script.write_text(form.replace("LOSS", COUPLED))
@@ -184,6 +190,15 @@ def test_an_error_of_a_reader_process_is_told_by_its_own_line_and_words() -> Non
 
 
 # What a script finds around it on a machine: one device, and a local rank that goes with it.
+
+
+def test_of_a_script_that_draws_its_batches_itself_shares_stay_equal(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    drawn = "for x, y in (data[torch.randint(256, (16,))] for _ in range(4)):"
+    script.write_text(DDP.replace("for x, y in loader:", drawn).replace("LOSS", COUPLED))
+    found = check_script(script)
+    assert not found.differs
+    assert str(found) == "The script draws its batches itself: shares stay equal, as under DDP."
 
 
 @pytest.mark.parametrize(

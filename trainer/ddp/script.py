@@ -142,10 +142,18 @@ class DdpRun:
         Shares that have to be equal stay so in every step.
         """
         spec, states = self._plan.spec, [state for _, state in self._modules]
-        if keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform" or not self.can_audit:
+        can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
+        if self._plan.as_one:
+            if not can_audit:
+                raise BadInput(
+                    "No worker can compute the whole batch: the script weighs or exchanges gradients itself.",
+                    hint="`hetopt launch --no-check` leaves the comparison out",
+                )
+            return Audits(every_step=True)
+        if keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform" or not can_audit:
             return None
-        is_wanted = self.is_ours and all(state.record.mode != "off" and state.weight is None for state in states)
-        return Audits(largest=spec.workers[0].max_local_batch_size) if is_wanted else None
+        is_off = any(state.record.mode == "off" for state in states)
+        return None if is_off else Audits(largest=spec.workers[0].max_local_batch_size)
 
     # What the script does.
 
@@ -327,6 +335,11 @@ class DdpRun:
         if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
             raise Stopped
         periods.begun = periods.stopwatch.mark()
+
+    @property
+    def shares_batches(self) -> bool:
+        """Return whether a loader that the script trains on gives shares of its batches."""
+        return bool(self._read)
 
     def _passes(self) -> float:
         """Return the passes over the data of the loader that was trained on most."""

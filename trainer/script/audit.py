@@ -37,10 +37,12 @@ class Audits:
     """Which batches of a loader are audited: of the steps 1, 2, 4, 8, ..., and the first after shares have changed.
 
     Attributes:
+        every_step: whether all are, so that a run of several workers trains as one machine does.
         accumulate: batches of a step.
         largest: samples that the leader's memory has room for; None: not known.
     """
 
+    every_step: bool = False
     accumulate: int = 1
     largest: int | None = None
 
@@ -52,6 +54,8 @@ class Audits:
             samples: of the batch.
             changed: whether the workers have other shares than in the batch before.
         """
+        if self.every_step:
+            return True
         fits = self.largest is None or samples <= self.largest
         return fits and (step & (step - 1) == 0 or (changed and self.accumulate == 1))
 

@@ -28,9 +28,11 @@ class SessionPlan:
     Attributes:
         spec: the run that the session is like. Its workers' batches weigh their shares; what a script does itself (its
             data, its end, its learning rate) does not count.
+        as_one: whether every step of a DDP script is an audit: what one machine would compute.
     """
 
     spec: RunSpec
+    as_one: bool = False
 
     @property
     def types(self) -> tuple[str, ...]:
