@@ -131,7 +131,9 @@ def _stopped_here(run: Run) -> None:
         again = resume_command(run.folder, run.status(), run.launch)
         kept = checkpoint_step(run.folder)
         step = run.record().progress.step
-        saved = "no checkpoint was saved yet" if kept is None else f"its checkpoint is of step {kept:,}"
+        is_script = run.launch is not None and bool(run.launch.spec.script)
+        unsaved = "hetopt saved no checkpoint of the script" if is_script else "no checkpoint was saved yet"
+        saved = unsaved if kept is None else f"its checkpoint is of step {kept:,}"
         render.note(f"stopped at step {formatting.count(step)}; {saved}{f': go on with `{again}`' if again else ''}")
 
 
