@@ -197,8 +197,8 @@ class _Run:
             step=self._training.step,
         )
         self._training.feed.begin(self._training.balance.shares)
-        if self._training.streaming is not None:
-            self._training.streaming.begin()
+        if self._training.replay is not None:
+            self._training.replay.begin()
         context.events.write("training_started", step=self._training.step)
         self._training.begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
@@ -217,8 +217,6 @@ class _Run:
                 self._evaluate()
             reason = self._training.ended() or ("stopped" if period.stop_wished else None)
             self._saver.conclude([row.checkpoint_part for row in period.rows])
-            if self._training.streaming is not None:
-                self._training.streaming.saved(self._saver.saved_step)
             since_s, period_s = period.rows[0].since_checkpoint_s, period.steps * period.step_time_s
             due = is_due(since_s, period_s=period_s, every_s=context.spec.checkpoint_every_s)
             if reason is None and due and not self._saver.is_busy:
@@ -240,7 +238,7 @@ class _Run:
             steps,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
-            all_meet=context.world_size == 1 or self._training.streaming is not None or self._all_meet_after(steps),
+            all_meet=context.world_size == 1 or self._training.replay is not None or self._all_meet_after(steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
@@ -275,7 +273,7 @@ class _Run:
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
             **feed.event(),
-            **({} if self._training.streaming is None else period.stream_event()),
+            **({} if self._training.replay is None else period.stream_event()),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
             if bound not in (0, known):
@@ -325,8 +323,6 @@ class _Run:
                 digest=run_digest(context.spec),
                 begun_s=begun_s,
             )
-        if self._training.streaming is not None:
-            self._training.streaming.saves(self._training.step)
         self._checkpoint_step = self._training.step
         self._checkpoint_s = context.clock()
 
@@ -368,8 +364,6 @@ class _Run:
                 leave_model(context.run_dir, self._training.model, stopped=stopped)
         if not stopped:
             self._finish_checkpoint(stopped=False)
-        if self._training.streaming is not None:
-            self._training.streaming.saved(self._saver.saved_step, is_last=True)
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(

@@ -21,7 +21,6 @@ from hetopt.trainer.assembly import (
     make_adaptive_scale,
     make_controller,
     make_feed,
-    make_streaming,
     make_worker_pace,
 )
 from hetopt.trainer.balance import Balance, Milestones
@@ -29,11 +28,13 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.error_feedback import own_momentum
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.ratio.auto import Averages
+from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.statistics import marks_of
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
@@ -59,7 +60,7 @@ class Training(Engine):
 
     Attributes:
         milestones: when things are due; they change when the samples of a step do.
-        streaming: where samples come in by themselves; None: they do not.
+        replay: the stream that samples come out of; None: they are there.
         feed: of training samples.
         pace: how fast this worker may be.
         optimizer: applies gradients.
@@ -91,8 +92,8 @@ class Training(Engine):
         )
         least = least_share(model, spec.global_batch_size, len(spec.workers))
         balance = Balance(spec, make_controller(spec, model), minimum=least)
-        self.streaming = make_streaming(context, data.train)
-        self.feed = make_feed(context, data.train, self.streaming)
+        self.feed = make_feed(context, data.train)
+        self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
         self.optimizer: Optimizer = make_optimizer(task, model)
@@ -263,8 +264,11 @@ class Training(Engine):
         """Of the next step, over the task's own rate."""
         if self.adaptive_scale is not None:
             return self.adaptive_scale.value
-        scale = self.context.spec.learning_rate_scale
-        return scale if self.streaming is None else scale * self.streaming.learning_rate_scale(self.balance.shares)
+        spec = self.context.spec
+        if spec.stream is None:
+            return spec.learning_rate_scale
+        batch_size = sum(self.balance.shares)
+        return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     @property
     def training_s(self) -> float:
@@ -303,7 +307,7 @@ class Training(Engine):
             stop_wished=self.context.stop_requested(),
             since_checkpoint_s=begun_s - checkpoint_s,
             checkpoint_part=self._saver.progress,
-            flow=None if self.streaming is None else self.streaming.flow(),
+            flow=None if self.replay is None else self.replay.flow(),
             marks=marks,
         )
 
@@ -341,8 +345,6 @@ class Training(Engine):
     def close(self) -> None:
         """Let go of threads and processes."""
         self.feed.close()
-        if self.streaming is not None:
-            self.streaming.close()
 
 
 def _read_settled(kept: Mapping[str, object]) -> Settled:

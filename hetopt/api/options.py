@@ -270,7 +270,7 @@ class Changes(Options):
         StreamWish | None,
         Option(
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
-            "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
+            "'replay(uniform=38/24)' or 'replay(40/80, buffer=truncation)'.",
             read=read_by("hetopt.api.changes:parse_stream"),
         ),
     ] = None

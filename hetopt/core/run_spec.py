@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -47,28 +46,18 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Part = Annotated[float, Field(ge=0, le=1)]
 
 
-SourceName = Literal["replay", "redis"]
-"""``replay``: the task's own data, at set rates. ``redis``: Redis Streams, whoever fills them."""
-
 BufferPolicy = Literal["persistence", "truncation", "bounded_age"]
 """What becomes of samples that arrived and were not taken: all wait, only a batch of the newest does, or those younger
 than a set age do."""
 
 
 class Stream(Record):
-    """The stream of each worker, and what a batch has to do with it.
+    """The stream of each worker, on which the task's own data arrives, and what a batch has to do with it.
 
     Attributes:
-        source: where samples come from.
-        rates: ``replay``: samples a second that arrive at each worker, in rank order.
-        buffer: ``replay``: what becomes of samples that wait. In Redis they wait in the broker, and whoever writes them
-            says how many it keeps.
+        rates: samples a second that arrive at each worker, in rank order.
+        buffer: what becomes of samples that wait.
         max_age_s: of samples that wait, under ``bounded_age``.
-        url: ``redis``: the broker. A password is never part of it: it is read from ``HETOPT_REDIS_PASSWORD``.
-        key: ``redis``: streams are called ``KEY:0``, ``KEY:1`` and so on.
-        streams: ``redis``: how many there are; absent: one a worker. Worker r of N reads streams r, r + N and so on.
-        group: ``redis``: the consumer group. Another run that is to see the same samples has another.
-        delete_trained: ``redis``: samples are deleted from the broker once a checkpoint holds what they taught.
         batch_interval_s: under the batch policy ``rate`` a batch is what arrives in this time. The paper's is 1 s.
         min_batch: samples of a worker, at least.
         max_batch: at most.
@@ -78,15 +67,9 @@ class Stream(Record):
         patience_s: a stream that gives no batch for so long ends the run.
     """
 
-    source: SourceName = "replay"
-    rates: tuple[PositiveFloat, ...] = ()
+    rates: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
     buffer: BufferPolicy = "persistence"
     max_age_s: PositiveFloat = 10.0
-    url: str = "redis://127.0.0.1:6379/0"
-    key: str = Field(default="hetopt", min_length=1)
-    streams: PositiveInt | None = None
-    group: str = Field(default="hetopt", min_length=1)
-    delete_trained: bool = False
     batch_interval_s: PositiveFloat = 1.0
     min_batch: PositiveInt = 8
     max_batch: PositiveInt = 1024
@@ -98,22 +81,7 @@ class Stream(Record):
     def _fits_together(self) -> Self:
         if self.min_batch > self.max_batch:
             raise ValueError(f"the least batch, {self.min_batch}, must not exceed the largest, {self.max_batch}")
-        if self.source == "replay" and not self.rates:
-            raise ValueError("a replay needs rates, in samples a second")
-        if self.source == "redis":
-            self._check_broker()
         return self
-
-    def _check_broker(self) -> None:
-        place = urlsplit(self.url)
-        if place.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("the broker's address begins with redis://, rediss:// or unix://")
-        if place.password is not None:
-            raise ValueError("a password must not stand in the address, give it as HETOPT_REDIS_PASSWORD")
-        if self.rates:
-            raise ValueError("rates are those of a replay; samples come out of Redis as they were written")
-        if self.buffer != "persistence":
-            raise ValueError("in Redis whoever writes samples says how many are kept (XADD MAXLEN), not the run")
 
     def batch(self, rate_per_s: float) -> int:
         """Samples of a worker whose stream brings so many a second: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
@@ -532,7 +500,7 @@ class RunSpec(RecordLeavingOut):
             if self.batch_policy == "rate":
                 raise ValueError("the batch policy 'rate' follows streams, and the run has none")
             return self
-        if stream.rates and len(stream.rates) != len(self.workers):
+        if len(stream.rates) != len(self.workers):
             raise ValueError(f"there are {len(stream.rates)} rates of streams for {len(self.workers)} workers")
         if stream.patience_s >= self.exchange_timeout_s:
             raise ValueError(

@@ -353,8 +353,8 @@ def test_a_plan_runs_on_streams(hetopt: Hetopt, plan: Path) -> None:
     spec = json.loads(hetopt(*asked, "--stream", "replay(40/80,factor=2,buffer=truncation)").out)["spec"]
     assert spec["stream"]["rates"] == [80.0, 160.0]
     assert spec["batch_policy"] == "rate"
-    spec = json.loads(hetopt(*asked, "--stream", "redis(key=cam)", "--batch-policy", "static").out)["spec"]
-    assert (spec["stream"]["source"], spec["stream"]["key"], spec["batch_policy"]) == ("redis", "cam", "static")
+    spec = json.loads(hetopt(*asked, "--stream", "replay(4/8)", "--batch-policy", "static").out)["spec"]
+    assert spec["batch_policy"] == "static"
     shown = hetopt(*asked[:-1], "--stream", "replay(4/8)")
     assert "streams bring 4 to 8 samples/s" in " ".join((shown.out + shown.err).split())
 
@@ -364,7 +364,7 @@ def test_a_plan_runs_on_streams(hetopt: Hetopt, plan: Path) -> None:
     [
         (("--on", "local", "--batch-policy", "rate"), "follows streams, and there is none"),
         (("--on", "local", "--slowdown", "1,1", "--stream", "replay(4/8/16)"), "3 rates of streams for 2 workers"),
-        (("--on", "local", "--stream", "kafka"), "must name a source of samples"),
+        (("--on", "local", "--stream", "kafka"), "must be a replay of the task"),
         (("--on", "ec2", "--stream", "replay(4)"), "--stream is for --on local"),
     ],
 )

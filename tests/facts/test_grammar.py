@@ -116,11 +116,9 @@ rates = st.floats(1e-3, 1e6)
 @given(st.lists(rates, min_size=1, max_size=5) | st.tuples(st.sampled_from(["uniform", "normal"]), rates, rates), rates)
 def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
     drawn = {"drawn": said} if isinstance(said, tuple) else {"rates": tuple(said)}  # type: ignore[call-overload]
-    stream = StreamWish(source="replay", fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
+    stream = StreamWish(fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
     rates = f"{said[0]}={said[1]!r}/{said[2]!r}" if isinstance(said, tuple) else "/".join(map(repr, stream.rates))
     assert parse_stream(f"replay({rates}, buffer=truncation, min=4, factor={factor!r})") == stream
-    broker = StreamWish(source="redis", fields={"url": "redis://10.0.0.5:6379/1?timeout=3", "key": "cam"})
-    assert parse_stream("redis(redis://10.0.0.5:6379/1?timeout=3, key=cam)") == broker
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,6 @@ def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
         (parse_sync, "selsync:auto,synchronised_share=0.1", "selsync(auto, share=10%)"),
         (parse_partition, "labels:1", "labels( labels = 1 )"),
         (parse_stream, "replay:40/80,age=60", "replay(40/80, age=1m)"),
-        (parse_stream, "redis:redis://h:1/0,key=cam", "redis(redis://h:1/0, key=cam)"),
         (parse_hosts, "speed=1,rate=100mbit x2; speed=0.25", "speed=1 rate=0.1gbit; speed=1, rate=1e8; speed=0.25;"),
         (partial(option.names, name="types"), "g5.*,c7a.*", " g5.* ; c7a.*, "),
         (partial(places.slowdowns, name="slowdowns"), "1,1,2", "1 x2, 2"),
@@ -201,9 +198,7 @@ READERS: tuple[Callable[[str], object], ...] = (
     lambda text: option.positive(text, "budget_usd", "USD"),
     partial(option.names, name="types"),
 )
-WORDS = (
-    "topk selsync local-sgd replay redis labels h1 step dies auto share speed rate momentum uniform spot g time cost"
-)
+WORDS = "topk selsync local-sgd replay labels h1 step dies auto share speed rate momentum uniform spot g time cost"
 NUMBERS = "0 1 -1 0.5 1e9 nan inf 30s 100mbit 100x $2 x2"
 PIECES = st.sampled_from([*WORDS.split(), *NUMBERS.split(), "9" * 400, *"(),;:=/ \n%*'\u00e9\x00["])
 

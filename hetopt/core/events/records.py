@@ -143,7 +143,6 @@ class StreamTold:
     buffered: tuple[Count, ...] = ()
     wait_s: tuple[Seconds, ...] = ()
     dropped: tuple[Count, ...] = ()
-    repeated: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
