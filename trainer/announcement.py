@@ -79,6 +79,4 @@ def _apart(spec: RunSpec) -> Event:
     told: Event = {"sync": spec.sync.model_dump()} if spec.is_local else {}
     if spec.partition.name != "global":
         told["partition"] = spec.partition.model_dump()
-    if spec.injection is not None:
-        told["injection"] = spec.injection.model_dump()
     return told

@@ -20,11 +20,9 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_texts
-from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, labels_of
-from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
@@ -74,9 +72,6 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         unit=micro_batch_size(spec),
     )
     cursor = make_cursor(context, dataset)
-    injector = None
-    if spec.injection is not None and context.world_size > 1:
-        injector = Injector(spec.injection, seed=spec.seed, channel=Channel)
 
     def in_thread(parts: Iterator[MicroBatch]) -> ReadAhead:
         ahead = ThreadReadAhead(reader.read_for_later)
@@ -98,9 +93,7 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
     # A GPU computes by itself: whatever the host does meanwhile is gained.
     is_judged = spec.prefetch == "auto" and context.device.type == "cpu" and not spec.loader_processes
     watch = ReadingWatch() if is_judged else None
-    return SampleFeed(
-        reader=reader, rank=context.rank, cursor=cursor, read_ahead=read_ahead, watch=watch, injector=injector
-    )
+    return SampleFeed(reader=reader, rank=context.rank, cursor=cursor, read_ahead=read_ahead, watch=watch)
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:

@@ -266,13 +266,12 @@ class _Run:
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
         feed = self._training.feed
-        seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
+        seen = feed.cursor.position - unread * sum(self._training.balance.shares)
         training.tell(
             period,
             epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
-            **feed.event(),
             **({} if self._training.replay is None else period.stream_event()),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
@@ -400,31 +399,8 @@ def conclude(training: Training, period: Period) -> None:
             steps_left=training.milestones.steps_left(training.step, training.feed.cursor.position),
         )
         _try_twins(training)
-        _settle(training)
     if training.share(period, training.feed.cursor.epoch):
-        training.milestones = replace(
-            training.milestones, global_batch_size=sum(training.feed.drawn(training.balance.shares))
-        )
-
-
-def _settle(training: Training) -> None:
-    """Where averages of parameters promise to reach the target clearly sooner, that is how the run goes on."""
-    promise = None if training.steering is None else training.steering.promise
-    if promise is None:
-        return
-    begun_s = training.context.clock()
-    settled = training.settle(promise)
-    training.context.events.write(
-        "sync_settled",
-        step=settled.step,
-        every_steps=settled.every_steps,
-        fragments=settled.fragments,
-        compressor=settled.compressor,
-        stretch=settled.stretch,
-        stop=training.milestones.stop.model_dump(exclude_none=True),
-        reason=promise.reason,
-        took_s=round(training.context.clock() - begun_s, 6),
-    )
+        training.milestones = replace(training.milestones, global_batch_size=sum(training.balance.shares))
 
 
 def _try_twins(training: Training) -> None:

@@ -5,17 +5,14 @@ The engine as a task's loop drives it: it computes the steps, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
     make_adaptive_scale,
@@ -33,7 +30,6 @@ from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.ratio.auto import Averages
 from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.statistics import marks_of
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
@@ -42,8 +38,7 @@ from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import Settled, make_synchroniser, samples_drawn
-from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.task import Task, TaskData, make_optimizer
 
 
@@ -65,7 +60,6 @@ class Training(Engine):
         pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
-        settled: what a run under sync ``auto`` settled for; None: it has not.
         unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
         adaptive_scale: of the learning rate; None: it does not follow the noise.
@@ -86,7 +80,7 @@ class Training(Engine):
         self.milestones = Milestones(
             stop=spec.stop,
             dataset_size=len(data.train),
-            global_batch_size=samples_drawn(spec),
+            global_batch_size=spec.global_batch_size,
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
@@ -97,7 +91,7 @@ class Training(Engine):
         self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
         self.optimizer: Optimizer = make_optimizer(task, model)
-        self._maker = StepMaker(
+        self.form = StepMaker(
             context=context,
             task=task,
             module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
@@ -105,16 +99,22 @@ class Training(Engine):
             feed=self.feed,
             stopwatch=stopwatch,
             pace=self.pace,
-        )
-        self.form = self._maker.make(balance.shares[context.rank])
+        ).make(balance.shares[context.rank])
         super().__init__(
             context=context,
             exchange=self.form,
             balance=balance,
             stopwatch=stopwatch,
-            synchroniser=self._synchroniser(spec),
+            synchroniser=make_synchroniser(
+                spec,
+                model,
+                self.optimizer,
+                device=context.device,
+                clock=context.clock,
+                stopwatch=stopwatch,
+                dataset_size=len(data.train),
+            ),
         )
-        self.settled: Settled | None = None
         self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
@@ -148,8 +148,6 @@ class Training(Engine):
                 f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
                 hint="give the run the task that it started with, or start over in another folder",
             ) from None
-        if shared.settled is not None:
-            self._settle(_read_settled(shared.settled))
         own.restore_generators(context.device)
         self.form.step.residual.load_state(own.memory)
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
@@ -166,44 +164,6 @@ class Training(Engine):
         self.step = shared.step
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
-
-    def settle(self, promise: Averages) -> Settled:
-        """Average parameters from the next step on, and to the end. Nothing may be held back any more; called by all
-        ranks together.
-        """
-        settled = Settled(
-            every_steps=promise.every_steps,
-            fragments=promise.every_steps,
-            compressor=promise.rounding.compressor,
-            stretch=promise.stretch,
-            step=self.step,
-            epoch=self.epoch,
-        )
-        self._settle(settled)
-        return settled
-
-    def _settle(self, settled: Settled) -> None:
-        spec = settled.run(self.context.spec)
-        if spec.is_local:  # a worker that goes on alone has nobody to average with
-            maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
-            self.form = self.exchange = maker.make(self.balance.shares[self.context.rank])
-            self.synchroniser = self._synchroniser(spec)
-        self._learning_rate = replace(self._learning_rate, task_epoch=settled.task_epoch)
-        self.milestones = replace(self.milestones, stop=spec.stop)
-        self.settled = settled
-
-    def _synchroniser(self, spec: RunSpec) -> Synchronizer | None:
-        """Brings the workers' models together, where they train for themselves."""
-        context = self.context
-        return make_synchroniser(
-            spec,
-            self.model,
-            self.optimizer,
-            device=context.device,
-            clock=context.clock,
-            stopwatch=self._maker.stopwatch,
-            dataset_size=len(self.data.train),
-        )
 
     @property
     def steering(self) -> AdaptiveController | None:
@@ -227,7 +187,6 @@ class Training(Engine):
             learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
-            settled=None if self.settled is None else self.settled.model_dump(mode="json"),
         )
 
     def own_state(self) -> RankState:
@@ -324,11 +283,10 @@ class Training(Engine):
             self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
-        held = self.feed.sizes  # of every rank, with copies that were handed on
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self.form.step.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
+                trace = self.form.step.run(parts, sum(shares), None if scale is None else scale.value, self.look_at)
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
@@ -338,19 +296,8 @@ class Training(Engine):
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
-        if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
-        self.after(trace, held)
+        self.after(trace, shares)
 
     def close(self) -> None:
         """Let go of threads and processes."""
         self.feed.close()
-
-
-def _read_settled(kept: Mapping[str, object]) -> Settled:
-    try:
-        return Settled.model_validate(kept)
-    except ValidationError:
-        raise BadInput(
-            "the checkpoint's state of a run that averages parameters is damaged.", hint="use an older checkpoint"
-        ) from None

@@ -27,18 +27,12 @@ from hetopt.core.comm.composition import AUTO, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import DURATION, NUMBER, call, fields, quantity, split
-from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local, why_not_settling
+from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local
 from hetopt.core.run_spec import WEIGHS_WAYS, BatchPolicy, Compression, RunSpec, Stream
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.step_time.local_steps import communication
-
-MAY_SETTLE = (
-    "Once the network and the job were seen, the run may switch for good to averaging parameters, "
-    "and takes more steps then; "
-    "cluster, time and cost are those of the plan without it."
-)
 
 PREDICTED_ANEW: tuple[Place, ...] = ("local", "rehearsal")
 """Places where nothing is rented and nobody's machines are chosen by a precision."""
@@ -108,35 +102,28 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return the run with the synchronization, partition and injection that were asked for.
+    """Return the run with the synchronization and partition that were asked for.
 
-    A plan's own choice of compression gives way to workers that send no gradients, and is weighed with averages of
-    parameters by those that may settle for them, unless somebody chose it for this launch.
+    A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
+    launch.
 
     Raises:
         BadInput: they do not go with the rest of the run.
     """
-    update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject}
+    update = {"sync": changes.sync, "partition": changes.partition}
     update = {name: value for name, value in update.items() if value is not None}
     if not update and not run.is_local:
         return run
     run = run.model_copy(update=update)
     chooses = changes.sync is not None and not (changes.compression or changes.ratio_policy or changes.collective)
-    exchange: dict[str, object] = {}
-    if run.sync.may_settle:
-        if chooses and run.ratio_policy != "auto":
-            exchange = {"ratio_policy": "auto", "collective_policy": "cheapest"}
-        reason_of, hint = why_not_settling, 'choose `compression="auto"` with `sync="auto"`, or another `sync`'
-    elif run.sync.is_local:
-        exchange = {"ratio_policy": "fixed", "collective_policy": "fixed"} if chooses else {}
-        reason_of, hint = why_not_local, 'choose `sync="bsp"`, or leave the other out'
-    else:
+    if not run.sync.is_local:
         return run
-    if exchange:
-        run = run.model_copy(update={"compression": Compression(), **exchange})
-    reason = reason_of(run)
+    if chooses:
+        plain = {"compression": Compression(), "ratio_policy": "fixed", "collective_policy": "fixed"}
+        run = run.model_copy(update=plain)
+    reason = why_not_local(run)
     if reason is not None:
-        raise BadInput(reason, hint=hint)
+        raise BadInput(reason, hint='choose `sync="bsp"`, or leave the other out')
     return run
 
 
@@ -152,7 +139,7 @@ def into_plan(sync: Synchronization | None, plan: Plan) -> Plan:
     if run.sync.is_local and not run.is_local:
         note = f"The plan has one worker, which {run.sync.name} changes nothing for."
     elif not run.is_local:
-        note = MAY_SETTLE if run.sync.may_settle else ""
+        note = ""
     else:
         job = plan.profile.job
         less = communication(run.sync, dataset_size=job.dataset_size, global_batch_size=run.global_batch_size)

@@ -9,19 +9,14 @@ from itertools import pairwise
 import numpy as np
 
 from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices
-from hetopt.trainer.data.fetch import Batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch.
-
-    ``batch`` are the samples where they are here already, on the host; None: they have to be read.
-    """
+    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch."""
 
     epoch: int
     indices: Sequence[int] | Indices
-    batch: Batch | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
