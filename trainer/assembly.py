@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +22,16 @@ from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, labels_of
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
-from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
+from hetopt.trainer.data.prefetch import ReadingWatch
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.steps.learning_rate import AdaptiveScale
-from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
+from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.task import Task, make_model
-from hetopt.trainer.tasks.load import load_task
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
@@ -71,29 +68,15 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         max_samples=context.worker.max_local_batch_size,
         unit=micro_batch_size(spec),
     )
-    cursor = make_cursor(context, dataset)
-
-    def in_thread(parts: Iterator[MicroBatch]) -> ReadAhead:
-        ahead = ThreadReadAhead(reader.read_for_later)
-        ahead.follow(parts)
-        return ahead
-
-    def in_processes(parts: Iterator[MicroBatch]) -> ReadAhead:
-        return ProcessReadAhead(
-            partial(open_training_data, spec.task, spec.data_dir),
-            seed=spec.seed,
-            processes=spec.loader_processes,
-            pin=context.device.type == "cuda",
-            upcoming=parts,
-        )
-
-    read_ahead: StartReadAhead | None = in_processes if spec.loader_processes else in_thread
-    if spec.stream is not None or (spec.prefetch == "off" and not spec.loader_processes):
-        read_ahead = None
     # A GPU computes by itself: whatever the host does meanwhile is gained.
-    is_judged = spec.prefetch == "auto" and context.device.type == "cpu" and not spec.loader_processes
-    watch = ReadingWatch() if is_judged else None
-    return SampleFeed(reader=reader, rank=context.rank, cursor=cursor, read_ahead=read_ahead, watch=watch)
+    is_judged = spec.prefetch == "auto" and context.device.type == "cpu"
+    return SampleFeed(
+        reader=reader,
+        rank=context.rank,
+        cursor=make_cursor(context, dataset),
+        reads_ahead=spec.prefetch != "off" and spec.stream is None,
+        watch=ReadingWatch() if is_judged else None,
+    )
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
@@ -132,11 +115,6 @@ def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | No
             "the workers divide the training data in different ways.", hint="give all workers the same data"
         )
     return parts
-
-
-def open_training_data(task: str, data_dir: str | None) -> MapDataset:
-    """The training data of a task by its name, as another process opens it."""
-    return load_task(task).data(Path(data_dir) if data_dir is not None else None).train
 
 
 def make_adaptive_scale(spec: RunSpec, task: Task) -> AdaptiveScale | None:

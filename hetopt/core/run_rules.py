@@ -170,7 +170,7 @@ OF_TASKS = (
     (("partition", "stream"), "a script reads its own data", "leave out `partition`, `stream`"),
     (("precision",), "a script says itself what it computes in", "plan without `precision`"),
     (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
-    (("prefetch", "loader_processes"), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),
+    (("prefetch",), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),
     (("evaluate_every_epochs",), "a script evaluates in its own loop", "leave it out"),
     (("probe",), "a script is measured by running it", "`hetopt profile -- SCRIPT`"),
 )

@@ -462,9 +462,6 @@ class RunSpec(RecordLeavingOut):
     learning_rate_rule: LearningRateRule = "fixed"
     precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
     prefetch: Prefetch = "auto"
-    loader_processes: NonNegativeInt = Field(
-        default=0, description="processes of each worker that read its samples ahead; 0: the worker reads them itself"
-    )
     stop: StopRule
     evaluate_every_epochs: PositiveFloat = 1.0
     control_period_steps: PositiveInt = Field(default=20, description="steps between looks at the gathered statistics")
@@ -508,8 +505,6 @@ class RunSpec(RecordLeavingOut):
             )
         if self.learning_rate_rule == "adascale":
             raise ValueError("on a stream the learning rate follows the batch, not the noise: use the rule 'fixed'")
-        if self.loader_processes:
-            raise ValueError("a stream is read as it arrives, not by loader processes")
         return self
 
     @property

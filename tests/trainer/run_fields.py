@@ -88,7 +88,6 @@ FIELDS: Mapping[str, Field] = {
     "learning_rate_rule": Field(value="adascale", task="parameters", script=Refused(sentence=RATE)),
     "precision": Field(value="bf16", task="parameters", script=Refused(sentence="says itself what it computes in")),
     "prefetch": Field(value="on", task=FEED, script=Refused(sentence=READS)),
-    "loader_processes": Field(value=1, task=FEED, script=Refused(sentence=READS)),
     "stop": Field(value={"max_steps": 7}, task="parameters", script=Told(sentence="the plan reckons with 7 steps")),
     "evaluate_every_epochs": Field(value=0.2, task="evaluations", script=Refused(sentence="evaluates in its own loop")),
     "control_period_steps": Field(value=1, task="periods", script="periods"),

@@ -18,7 +18,6 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -109,7 +108,7 @@ def test_a_local_run_listens_on_loopback_alone_and_opens_no_store_to_another_use
     launcher = LocalLauncher()
     # Whatever network a person has chosen for other runs.
     environment = {"TOY_WAIT_S": "0.001", "GLOO_SOCKET_IFNAME": "eth0", SECRET_VARIABLE: new_secret()}
-    wish = spec(max_restarts=1, stop={"max_steps": 1_000_000}, loader_processes=1)
+    wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
     with watched(os.getpid()) as listeners:
         store, gate, secret = gated("127.0.0.2")
         relay = open_relay("127.0.0.2", gate, secret, PATIENCE_S)
@@ -118,7 +117,6 @@ def test_a_local_run_listens_on_loopback_alone_and_opens_no_store_to_another_use
             wait_for(lambda: has(tmp_path, "step"), tmp_path)
             workers = [process for rank in range(2) for process in worker_processes(tmp_path, rank)]
             told = [process for process in workers if SECRET_VARIABLE in process.environ()]
-            loaders = workers[-1].children(recursive=True)
             listeners.look(os.getpid())
             if os.geteuid() == 0:  # only root can be another user
                 entered = entered_by([f"{address}:{port}" for address, port in listeners.seen])
@@ -131,8 +129,6 @@ def test_a_local_run_listens_on_loopback_alone_and_opens_no_store_to_another_use
     assert_all_on_loopback(listeners)
     assert workers
     assert not told
-    assert len(loaders) > 1, "what reads samples is a process of the worker's"
-    assert psutil.wait_procs(loaders, PATIENCE_S)[1] == [], "what the killed worker started ends with it"
     if os.geteuid() == 0:
         assert not entered[NOBODY]
         opened_here = {f"{LOOPBACK} {store.port}", f"{LOOPBACK} {relay}"}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeAlias
 
 import torch
 
@@ -59,10 +58,6 @@ class BatchReader:
         return fetch(self.dataset, part.indices)
 
 
-StartReadAhead: TypeAlias = Callable[[Iterator[MicroBatch]], ReadAhead]
-"""Begins to read these, in a thread or in processes."""
-
-
 class SampleFeed:
     """One worker's micro-batches, step after step, read ahead where that is worth it.
 
@@ -70,7 +65,7 @@ class SampleFeed:
         reader: of the training data.
         rank: whose slices.
         cursor: where the data stands; moved by `take` alone.
-        read_ahead: begins to read ahead; None: samples are read when they are needed.
+        reads_ahead: whether samples may be read before they are needed.
         watch: says when reading is slow enough to be done ahead; None: it is from `begin` on.
 
     Attributes:
@@ -84,14 +79,14 @@ class SampleFeed:
         reader: BatchReader,
         rank: int,
         cursor: Cursor,
-        read_ahead: StartReadAhead | None = None,
+        reads_ahead: bool = False,
         watch: ReadingWatch | None = None,
     ) -> None:
         self._reader = reader
         self._cutting = reader.cutting
         self._rank = rank
         self.cursor = cursor
-        self._start_read_ahead = read_ahead
+        self._reads_ahead = reads_ahead
         self._watch = watch
         self._ahead: ReadAhead | None = None
         self._followed: Sequence[int] = ()
@@ -112,9 +107,8 @@ class SampleFeed:
 
     def begin(self, shares: Sequence[int]) -> None:
         """Training begins, with these shares: start to read ahead if that is known to be worth it."""
-        if self._start_read_ahead is not None and self._watch is None:
-            self._followed = shares
-            self._ahead = self._start_read_ahead(self._from_here(self._followed))
+        if self._reads_ahead and self._watch is None:
+            self._start(shares)
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
         """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
@@ -156,18 +150,20 @@ class SampleFeed:
         if self._ahead is not None:
             self._ahead.close()
 
+    def _start(self, shares: Sequence[int]) -> None:
+        self._ahead, self._followed = ReadAhead(self._reader.read_for_later, self._from_here(shares)), shares
+
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
         cursor = self.cursor.at(self.cursor.state())
         return upcoming(cursor, shares, self._cutting, self._rank)
 
     def _look_at_reading(self, shares: Sequence[int]) -> None:
         """Begin to read ahead as soon as reading turns out to be slow."""
-        if self._start_read_ahead is None or self._watch is None:
+        if not self._reads_ahead or self._watch is None:
             return
         now_s = time.perf_counter()
         if self._taken_s is not None:
             self._watch = self._watch.after(self._read_s, now_s - self._taken_s)
             if self._watch.is_slow:
-                self._ahead = self._start_read_ahead(self._from_here(shares))
-                self._followed = shares
+                self._start(shares)
         self._taken_s, self._read_s = now_s, 0.0
