@@ -12,7 +12,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.steps.step_config import ExchangeConfig
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 
 
 def announce(

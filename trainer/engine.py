@@ -19,8 +19,8 @@ from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.statistics import Period, PeriodLog
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 

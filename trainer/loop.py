@@ -192,7 +192,7 @@ class _Run:
         announce(
             context,
             self._training.model,
-            self._training.form,
+            self._training.exchange,
             shares=self._training.balance.shares,
             step=self._training.step,
         )

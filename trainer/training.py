@@ -36,7 +36,7 @@ from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
-from hetopt.trainer.steps.step_assembly import StepMaker
+from hetopt.trainer.steps.step_assembly import make_step
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.task import Task, TaskData, make_optimizer
@@ -91,18 +91,19 @@ class Training(Engine):
         self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
         self.optimizer: Optimizer = make_optimizer(task, model)
-        self.form = StepMaker(
-            context=context,
-            task=task,
-            module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
-            compression=own_momentum(spec.compression, self.optimizer),
+        exchange, self.computes = make_step(
+            context,
+            task,
+            LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
+            own_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
             pace=self.pace,
-        ).make(balance.shares[context.rank])
+            samples=balance.shares[context.rank],
+        )
         super().__init__(
             context=context,
-            exchange=self.form,
+            exchange=exchange,
             balance=balance,
             stopwatch=stopwatch,
             synchroniser=make_synchroniser(
@@ -149,14 +150,14 @@ class Training(Engine):
                 hint="give the run the task that it started with, or start over in another folder",
             ) from None
         own.restore_generators(context.device)
-        self.form.step.residual.load_state(own.memory)
+        self.computes.residual.load_state(own.memory)
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.synchroniser is not None:
             self.synchroniser.resume(own.local or {})
         self.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
         if self.adaptive_scale is not None and shared.learning_rate is not None:
             self.adaptive_scale = self.adaptive_scale.resumed(shared.learning_rate)
-        self.form.resume(shared.steering)
+        self.exchange.resume(shared.steering)
         self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
         if len(shared.memory_bounds) == context.world_size:
             self.memory_bounds = shared.memory_bounds
@@ -168,7 +169,7 @@ class Training(Engine):
     @property
     def steering(self) -> AdaptiveController | None:
         """What decides how gradients travel; None: that stays as it is."""
-        return self.form.steering
+        return self.exchange.steering
 
     def shared_state(self) -> SharedState:
         """What all workers share now; its tensors are those that training changes."""
@@ -192,7 +193,7 @@ class Training(Engine):
     def own_state(self) -> RankState:
         """What this worker has beside that."""
         return RankState.now(
-            self.form.step.residual.state(),
+            self.computes.residual.state(),
             self.context.device,
             local=None if self.synchroniser is None else self.synchroniser.state(),
         )
@@ -286,7 +287,7 @@ class Training(Engine):
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self.form.step.run(parts, sum(shares), None if scale is None else scale.value, self.look_at)
+                trace = self.computes.run(parts, sum(shares), None if scale is None else scale.value, self.look_at)
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory

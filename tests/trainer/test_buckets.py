@@ -21,11 +21,11 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.buckets import parts_of
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule
-from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 
 CPU = torch.device("cpu")

@@ -98,17 +98,13 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
                 flat = gradient(rank, step)
                 before.run(flat)
                 begun += flat
-            after: HierarchicalExchange | Exchange
-            if others is None:
-                after = Exchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4, forgets=True)
-            else:
-                after = nested(WAYS[2], others)
+            after = Exchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4) if others is None else nested(WAYS[2], others)
             after.load_state(before.state())
             after.use(Compression())
             flat = gradient(rank, 3)
             after.run(flat)
             held[f"{layout} then {other}"] = {"received": begun + flat, **after.state()}
-    plain = Exchange(TOPK, NUMEL, shapes=SHAPES, seed=4, forgets=True)
+    plain = Exchange(TOPK, NUMEL, shapes=SHAPES, seed=4)
     flat = gradient(rank, 0)
     plain.run(flat)
     after = nested(TOPK, layouts["2+2"])

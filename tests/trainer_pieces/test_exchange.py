@@ -86,7 +86,7 @@ def gradient(step: int) -> torch.Tensor:
 
 
 def fresh() -> Exchange:
-    return Exchange(WAYS[0], NUMEL, shapes=SHAPES, seed=4, forgets=True)
+    return Exchange(WAYS[0], NUMEL, shapes=SHAPES, seed=4)
 
 
 def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():

@@ -93,13 +93,10 @@ _STEP = f"{ALIKE}step"
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
-_FORGETS = f"{ALIKE}forgets"
-_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL, _FORGETS)
+_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL)
 
-FORGOTTEN = "bf16"
-"""The compression whose rounding is not worth remembering."""
-
-_NOTHING = NoResidual()
+SENDS_ALL = ("identity", "bf16")
+"""Compressions after which no residual is worth sending: bf16 leaves a part in 10^5 of a gradient's energy."""
 
 
 class Exchange:
@@ -112,11 +109,6 @@ class Exchange:
     between two sparsified ones sends the whole residual, and leaves nothing behind. What a compression itself carries
     from step to step (PowerSGD's factors) ends with its use.
 
-    bf16 only begins so. Once its first step has sent the residual of others, its rounding is forgotten as it is where a
-    run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
-    What the residual still holds then, that step's rounding, waits for the next compression. Only where nobody has
-    asked for error feedback by name (``forgets``).
-
     Args:
         first: the compression to begin with; what it leaves open is filled in by `composition.combine`.
         numel: elements of the flat gradient.
@@ -128,11 +120,10 @@ class Exchange:
         store: that all workers can reach, to find out who is missing when an exchange times out.
         residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
-        forgets: whether bf16 among others does.
 
     Attributes:
         compression: in use now.
-        has_residual: whether there may be a residual; the same on all workers.
+        has_residual: whether there may be a residual worth sending; the same on all workers.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -151,7 +142,6 @@ class Exchange:
         store: Store | None = None,
         residual: Residual | None = None,
         first_step: int = 0,
-        forgets: bool = False,
     ) -> None:
         self._first = first
         self._numel = numel
@@ -161,11 +151,9 @@ class Exchange:
         self._shapes = shapes
         self._seed = seed
         self._store = store
-        self._forgets = forgets
         self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
         self._step = first_step
         self.has_residual = False
-        self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
         self._begin(first)
 
     def use(self, compression: Compression) -> None:
@@ -195,7 +183,7 @@ class Exchange:
         """
         if flat.numel() == 0:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-        residual = _NOTHING if self._forgetful and not look_at else self._residual
+        residual = self._residual
         with self._guard.watch():
             channel = Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
@@ -216,21 +204,8 @@ class Exchange:
             level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )
         self._step += 1
-        self.has_residual = self.compression.name != "identity"
-        self._forgetful = self._forgets and self.compression.name == FORGOTTEN
+        self.has_residual = self.compression.name not in SENDS_ALL
         return stats
-
-    def lend(self) -> State:
-        """The residual, for an exchange that keeps it from here on, until it is `returned`."""
-        state = self._residual.state()
-        self._residual.load_state({key: torch.zeros_like(value) for key, value in state.items()})
-        self.has_residual = False
-        return state
-
-    def returned(self, state: State) -> None:
-        """Go on with the residual of somebody else."""
-        self._residual.load_state(state)
-        self.has_residual = True
 
     def state(self) -> State:
         """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
@@ -241,7 +216,6 @@ class Exchange:
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
             _HAS_RESIDUAL: torch.tensor(self.has_residual),
-            _FORGETS: torch.tensor(self._forgetful),
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -260,7 +234,6 @@ class Exchange:
         self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
         self._chain.load_state(carried)
         self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
-        self._forgetful = bool(state.get(_FORGETS, torch.tensor(False)))
 
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self._numel, self._shapes
@@ -277,7 +250,6 @@ class Exchange:
             store=self._store,
         )
         self.compression = compression
-        self._forgetful = False
 
     def _carried(self) -> State:
         """What the compression in use carries from step to step, the same on all workers."""

@@ -24,7 +24,7 @@ from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, group_rank, group_size
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.error_feedback import ALIKE
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, compression_in, with_memory
+from hetopt.trainer.comm.exchange import SENDS_ALL, Exchange, ExchangeStats, compression_in, with_memory
 from hetopt.trainer.comm.peers import Guard, LostPeer
 from hetopt.trainer.packing import pack, unpack
 
@@ -85,7 +85,6 @@ class HierarchicalExchange:
         numel: elements of the flat gradient.
         groups: of all workers.
         device, clock, shapes, seed, store: as of `Exchange`.
-        forgets: as of `Exchange`.
 
     Attributes:
         compression: in use between hosts now.
@@ -106,7 +105,6 @@ class HierarchicalExchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
-        forgets: bool = True,
     ) -> None:
         self._first = first
         self.compression = first
@@ -125,7 +123,6 @@ class HierarchicalExchange:
                 clock=clock,
                 shapes=shapes,
                 seed=seed,
-                forgets=forgets,
             )
         description = f"{first.model_dump_json()} between hosts ({numel} elements; {' '.join(groups.hosts)})"
         self._guard = Guard(description, store=store)
@@ -211,7 +208,7 @@ class HierarchicalExchange:
             )
         if channel.workers > 1:
             channel.broadcast(flat, 0)
-        self.has_residual = self.compression.name != "identity"
+        self.has_residual = self.compression.name not in SENDS_ALL
         before, after = channel.messages[:1], channel.messages[1:]
         return replace(
             stats,

@@ -51,8 +51,8 @@ from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.script.registry import REGISTRY, Stopped
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.slowdown import FORWARD
-from hetopt.trainer.steps.step_config import ExchangeConfig
 
 
 class DdpRun:

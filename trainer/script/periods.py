@@ -33,9 +33,9 @@ from hetopt.trainer.script.audit import Audits
 from hetopt.trainer.script.batches import Place, Shares, ShareTable
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.statistics import Period
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
