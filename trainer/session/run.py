@@ -42,7 +42,7 @@ from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
 from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
-from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.synchroniser import ModelVector
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 

@@ -1,7 +1,4 @@
-"""Who brings the models of a run's workers together, and what such a run cannot have besides.
-
-What a run under sync ``auto`` has settled for: averages of parameters, from some step on and to its end.
-"""
+"""Who brings the models of a run's workers together, and what such a run cannot have besides."""
 
 from __future__ import annotations
 
@@ -89,11 +86,11 @@ def make_synchroniser(
     Raises:
         BadInput: the run wants something besides that needs gradients to be exchanged.
     """
-    reason = why_not_local(spec) if spec.is_local else None
-    if reason is not None:
-        raise BadInput(reason, hint="use sync bsp, or leave the other out")
     if not spec.is_local:
         return None
+    reason = why_not_local(spec)
+    if reason is not None:
+        raise BadInput(reason, hint="use sync bsp, or leave the other out")
     channel = partial(Channel, clock=clock, on=device)
     own = Own(model=model, optimizer=optimizer, channel=channel, stopwatch=stopwatch)
     if spec.sync.fragments > 1:
