@@ -11,8 +11,7 @@ import torch
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Turn
-from hetopt.trainer.comm.error_feedback import ErrorFeedback
+from hetopt.trainer.comm.compressor import ErrorFeedback, Turn
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.normalisation import LEAST_SAMPLES

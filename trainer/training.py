@@ -23,7 +23,7 @@ from hetopt.trainer.assembly import (
 from hetopt.trainer.balance import Balance, Milestones
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
-from hetopt.trainer.comm.error_feedback import own_momentum
+from hetopt.trainer.comm.compressor import own_momentum
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Engine

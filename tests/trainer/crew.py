@@ -25,8 +25,7 @@ from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.comm.buckets import BucketExchange, DenseBuckets
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.exchange import BucketExchange, DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from hetopt.core.comm import cost
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.buckets import DenseBuckets
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.exchange import DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch

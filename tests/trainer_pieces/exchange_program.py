@@ -14,8 +14,7 @@ from torch import nn
 
 from hetopt.core.comm.composition import Combination, combinations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.exchange import BucketExchange, Exchange
 from hetopt.trainer.data.cursor import SampleCursor
 from tests.trainer.joining import join, leave
 

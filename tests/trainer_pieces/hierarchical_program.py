@@ -16,8 +16,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm import peers
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.peers import LostPeer
 from tests.trainer.joining import join, leave
 

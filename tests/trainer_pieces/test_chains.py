@@ -22,8 +22,7 @@ from hetopt.core.comm.composition import (
 )
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.compressor import AllReduce, chain
-from hetopt.trainer.comm.error_feedback import NoResidual
+from hetopt.trainer.comm.compressor import AllReduce, NoResidual, chain
 from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import MaxNorm, Quantised, TernGrad

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import chain
+from hetopt.trainer.comm.compressor import ErrorFeedback, chain
 from hetopt.trainer.comm.elements import AllGather
-from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.topk import TopK
 

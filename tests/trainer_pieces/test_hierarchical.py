@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
-from hetopt.trainer.comm.compressor import chain
+from hetopt.trainer.comm.compressor import ErrorFeedback, chain
 from hetopt.trainer.comm.elements import AllGather
-from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.topk import TopK
 from tests.forks import all_end_well
 

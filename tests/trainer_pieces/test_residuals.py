@@ -10,16 +10,19 @@ from torch import nn
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import AllReduce, Identity, Turn, chain
-from hetopt.trainer.comm.elements import AllGather, RandomElements
-from hetopt.trainer.comm.error_feedback import (
+from hetopt.trainer.comm.compressor import (
     ALIKE,
+    AllReduce,
     ErrorFeedback,
+    Identity,
     MomentumCorrection,
     NoResidual,
+    Turn,
+    chain,
     hand_over_momentum,
     redistribute,
 )
+from hetopt.trainer.comm.elements import AllGather, RandomElements
 from hetopt.trainer.comm.quantisation import MajorityVote, MaxNorm, Packed, PackedAllGather, Quantised, Sign
 from hetopt.trainer.comm.topk import TopK
 

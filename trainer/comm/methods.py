@@ -36,12 +36,16 @@ from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
 from hetopt.trainer.comm.compressor import (
+    DEFAULT_MOMENTUM,
     AllReduce,
     Chain,
     Collective,
     Compressor,
+    ErrorFeedback,
     Identity,
     IndexChoice,
+    MomentumCorrection,
+    NoResidual,
     Residual,
     chain,
 )
@@ -58,7 +62,6 @@ from hetopt.trainer.comm.elements import (
     StarOrVar,
     Var,
 )
-from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, ErrorFeedback, MomentumCorrection, NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (

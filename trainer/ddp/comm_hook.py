@@ -24,8 +24,7 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.exchange import BucketExchange, ExchangeStats
 from hetopt.trainer.normalisation import normalises_apart
 from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan

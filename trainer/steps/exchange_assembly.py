@@ -20,8 +20,7 @@ from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.exchange import Exchange, HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.network import (
     Hosts,
     Network,

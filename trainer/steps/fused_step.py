@@ -23,11 +23,8 @@ from torch import Tensor, nn
 
 from hetopt.core.comm.options import Candidate
 from hetopt.core.errors import RunFailed
-from hetopt.trainer.comm.buckets import BucketSum
-from hetopt.trainer.comm.compressor import Resumable
-from hetopt.trainer.comm.error_feedback import NoResidual
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange
+from hetopt.trainer.comm.compressor import NoResidual, Resumable
+from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats, HierarchicalExchange
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory

@@ -12,8 +12,8 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
