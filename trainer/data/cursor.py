@@ -11,7 +11,7 @@ samples; taking the rest from the next permutation keeps every step at exactly B
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -153,3 +153,56 @@ def permutation(size: int, seed: int, epoch: int) -> Indices:
     order = np.argsort(words, kind="stable").astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
+
+
+class Passes:
+    """One worker's samples, pass after pass.
+
+    Args:
+        order: the samples of a pass, by the number of the pass; never empty.
+
+    Attributes:
+        drawn: samples that were taken or skipped.
+    """
+
+    def __init__(self, order: Callable[[int], Indices]) -> None:
+        self._read = order
+        self._turn = 0
+        self._offset = 0
+        self._order: Indices | None = None
+        self.drawn = 0
+
+    def skip(self, count: int) -> None:
+        """Go on as if so many had been drawn."""
+        left = count
+        while left >= (rest := len(self._present) - self._offset):
+            left -= rest
+            self._next_turn()
+        self._offset += left
+        self.drawn += count
+
+    def take(self, count: int) -> tuple[Indices, Indices]:
+        """The next samples, and the pass that each belongs to."""
+        found: list[Indices] = []
+        turns: list[Indices] = []
+        left = count
+        while left:
+            piece = self._present[self._offset : self._offset + left]
+            found.append(piece)
+            turns.append(np.full(len(piece), self._turn, dtype=np.int64))
+            left -= len(piece)
+            self._offset += len(piece)
+            if self._offset == len(self._present):
+                self._next_turn()
+        self.drawn += count
+        empty = [np.empty(0, dtype=np.int64)]
+        return np.concatenate(found or empty), np.concatenate(turns or empty)
+
+    @property
+    def _present(self) -> Indices:
+        if self._order is None:
+            self._order = self._read(self._turn)
+        return self._order
+
+    def _next_turn(self) -> None:
+        self._turn, self._offset, self._order = self._turn + 1, 0, None

@@ -23,7 +23,7 @@ import numpy as np
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, count_of, permutation
+from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, Passes, count_of, permutation
 
 NOTICE_S = 5.0
 """A wait that is longer than this is told while it lasts."""
@@ -103,7 +103,7 @@ class Replay:
         self._stream = stream
         self._rank = rank
         self._rate_per_s = stream.rates[rank]
-        self._order = order
+        self._passes = Passes(order)
         self._clock, self._sleep = clock, sleep
         self._tell = tell
         self._meter = RateMeter(window_s=4 * stream.batch_interval_s, least_s=stream.batch_interval_s / 2)
@@ -114,7 +114,6 @@ class Replay:
         self._most_held = 0
         self._count = 1
         self._origin_s = 0.0
-        self._pass: tuple[int, int, Indices] | None = None
 
     def begin(self) -> None:
         """Let samples arrive from now on; where a place was set, from there."""
@@ -139,7 +138,8 @@ class Replay:
         if arrived < last:
             self._wait(self._origin_s + last / self._rate_per_s - now_s, count)
         self._taken = last
-        return self._read(first, last)
+        self._passes.skip(first - self._passes.drawn)
+        return self._passes.take(count)
 
     def place(self) -> Mapping[str, int]:
         """Return how far this worker's stream was taken, in samples; 0 for the streams of others."""
@@ -187,30 +187,6 @@ class Replay:
             self._tell(f"waits {wait_s:.3g} s for samples: its stream brings {self._rate_per_s:.4g} a second")
         self._wait_s += wait_s
         self._sleep(wait_s)
-
-    def _read(self, first: int, last: int) -> tuple[Indices, Indices]:
-        """Samples by their numbers; passes may be of different lengths, so the one that is read is remembered."""
-        names: list[Indices] = []
-        epochs: list[Indices] = []
-        at = first
-        while at < last:
-            number, begins, order = self._pass_of(at)
-            piece = order[at - begins : last - begins]
-            names.append(piece)
-            epochs.append(np.full(len(piece), number, dtype=np.int64))
-            at += len(piece)
-        return np.concatenate(names), np.concatenate(epochs)
-
-    def _pass_of(self, position: int) -> tuple[int, int, Indices]:
-        """Number, first position and samples of the pass in which a position is."""
-        known = self._pass
-        if known is None or position < known[1]:
-            known = (0, 0, self._order(0))
-        while position >= known[1] + len(known[2]):
-            number = known[0] + 1
-            known = (number, known[1] + len(known[2]), self._order(number))
-        self._pass = known
-        return known
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hetopt.core.comm.composition import combine
+from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
@@ -102,7 +102,7 @@ def make_step(
             hosts=[worker.host for worker in spec.workers],
             clock=context.clock,
             buckets=len(parts) if overlaps else 1,
-            bf16_in_buckets=in_thread,
+            bf16_in_buckets=in_thread and compression.memory == AUTO,  # buckets remember nothing
             tries_twins=True,
         )
     switch: Switch | None = None
