@@ -11,7 +11,6 @@ from hetopt.core.comm.composition import (
     CORRECTION,
     FEEDBACK,
     GATHER,
-    MAJORITY,
     METHODS,
     NONE,
     PACKED,
@@ -322,15 +321,3 @@ def test_low_rank_recovers_from_a_gradient_of_zeros():
     group = crew(Compression(name="powersgd", rank=2), 2)
     group.exchange([torch.zeros(NUMEL)] * 2)
     assert group.exchange(gradients(2, 0))[0][: 24 * 30].any()
-
-
-def test_the_majority_decides_and_ties_leave_everything_as_it_is():
-    votes = torch.tensor([[2.0, 2.0, -2.0, -2.0], [1.0, -1.0, -1.0, 1.0], [3.0, -3.0, 3.0, -3.0]])
-    compression = Compression(name="sign", collective=MAJORITY)
-
-    def vote(ballots: torch.Tensor) -> torch.Tensor:
-        group = Crew(len(ballots), lambda: (make_residual(compression, 4), make_chain(compression, 4)))
-        return group.exchange(list(ballots))[0]
-
-    assert vote(votes).tolist() == [6.0, -6.0, -6.0, -6.0]
-    assert vote(votes[:2]).tolist() == [3.0, 0.0, -3.0, 0.0]

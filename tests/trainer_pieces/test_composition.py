@@ -14,7 +14,6 @@ from hetopt.core.comm.composition import (
     CORRECTION,
     DENSE,
     FEEDBACK,
-    GATHER,
     LOW_PRECISION,
     MEMORIES,
     METHODS,
@@ -72,8 +71,6 @@ def test_defaults_fit_and_follow_what_is_chosen():
     for name, method in METHODS.items():
         chosen = combine(name)
         assert (chosen.memory, chosen.collective) == (method.memories[0], method.collectives[0])
-    assert combine("sign", memory=FEEDBACK).collective == GATHER
-    assert combine("sign", collective=GATHER).memory == FEEDBACK
     assert combine("dgc").memory == CORRECTION
 
 

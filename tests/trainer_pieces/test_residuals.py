@@ -23,7 +23,7 @@ from hetopt.trainer.comm.compressor import (
     redistribute,
 )
 from hetopt.trainer.comm.elements import AllGather, RandomElements
-from hetopt.trainer.comm.quantisation import MajorityVote, MaxNorm, Packed, PackedAllGather, Quantised, Sign
+from hetopt.trainer.comm.quantisation import MaxNorm, Packed, PackedAllGather, Quantised
 from hetopt.trainer.comm.topk import TopK
 
 from .contracts import CollectiveContract, ResidualContract
@@ -160,14 +160,6 @@ class TestPackedAllGather(CollectiveContract):
 
     def compressor(self):
         return Packed("qsgd_maxnorm", MaxNorm(), sizes=[100], bits=4, levels=7, at_random=True)
-
-
-class TestMajorityVote(CollectiveContract):
-    def make(self):
-        return MajorityVote()
-
-    def compressor(self):
-        return Sign()
 
 
 def test_a_chain_of_chosen_elements_sends_these_and_scales_them():

@@ -19,7 +19,6 @@ from hetopt.core.comm import composition
 from hetopt.core.comm.composition import (
     AR_TOPK,
     GATHER,
-    MAJORITY,
     NONE,
     PACKED,
     PACKED_BF16,
@@ -65,7 +64,6 @@ from hetopt.trainer.comm.elements import (
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
-    MajorityVote,
     MaxNorm,
     MultiScale,
     Packed,
@@ -83,7 +81,6 @@ from hetopt.trainer.comm.topk import (
     RedSync,
     Selection,
     SharedValues,
-    Sidco,
     TopK,
 )
 
@@ -163,7 +160,6 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "mstopk": _nested(MsTopK),
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
-    "sidco": _nested(Sidco),
     "randomk": _random,
     "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
     "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
@@ -303,8 +299,6 @@ def make_chain(
 
 def _collective(chosen: Combination, compressor: Compressor[Any], coding: ElementCoding) -> Collective:
     """The last link."""
-    if chosen.collective == MAJORITY:
-        return MajorityVote()
     if chosen.collective == GATHER:
         is_packed = isinstance(compressor, Packed | Sign)
         return PackedAllGather() if is_packed else AllGather(coding, same_size=chosen.method.same_size)

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from hetopt.core.comm.composition import GATHER, MAJORITY
+from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
@@ -26,9 +26,9 @@ from hetopt.trainer.comm.vectors import (
     bit_values,
     blocks,
     energy,
-    excess,
     largest_magnitude,
     look_up,
+    mean_magnitude,
     pack_codes,
     pack_flags,
     take_out,
@@ -421,14 +421,14 @@ class Sign(Compressor[PackedPayload]):
     """
 
     name = "sign"
-    combines: ClassVar[tuple[str, ...]] = (MAJORITY, GATHER)
+    combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
         """The signs of all elements (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
         for block in blocks(flat.numel(), flat.device):
             pack_flags(flat[block] >= 0, packed[block.start // 8 : -(-block.stop // 8)])
-        mean = flat.new_tensor([excess(flat, 0.0) / flat.numel()])
+        mean = flat.new_tensor([mean_magnitude(flat)])
         return PackedPayload(packed=packed, units=mean, code_values=(-1.0, 1.0), sizes=[flat.numel()])
 
 
@@ -444,31 +444,4 @@ class PackedAllGather:
         out.zero_()
         for message in messages:
             payload.read(message).add_to(out)
-        return payload
-
-
-class MajorityVote:
-    """Gathers signs; each element gets the sign of most workers, times the sum of all mean magnitudes.
-
-    Where as many workers are for either sign, the element is 0 and stays as it is: the one choice that favours nobody
-    and needs no agreement. (Bernstein et al., arXiv 1810.05291, whose servers send the majority back: with gathered
-    bits everyone counts for himself.) Mean magnitudes make up for what signs do not know, so that learning rates mean
-    what they do with whole gradients; one that is not finite makes all of the result so.
-    """
-
-    name = MAJORITY
-
-    def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
-        """Vote into ``out`` (see `Collective`)."""
-        payload = compressor.encode(flat, turn)
-        ballots = [payload.read(message) for message in turn.channel.all_gather(payload.message())]
-        out.zero_()
-        for ballot in ballots:
-            PackedPayload(
-                packed=ballot.packed,
-                units=ballot.units.new_ones(1),
-                code_values=ballot.code_values,
-                sizes=ballot.sizes,
-            ).add_to(out)
-        out.sign_().mul_(sum(float(ballot.units) for ballot in ballots))
         return payload

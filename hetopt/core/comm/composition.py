@@ -19,7 +19,6 @@ AUTO = "auto"
 DENSE = "all_reduce"
 GATHER = "all_gather"
 STAR, VAR, AR_TOPK = "ar_topk_star", "ar_topk_var", "ar_topk"
-MAJORITY = "majority"
 
 PLAIN, PACKED, PACKED_BF16 = "plain", "packed", "packed_bf16"
 
@@ -32,7 +31,6 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
         AR_TOPK: "one worker's choice of elements is shared, then their values are summed; who chooses, is chosen",
         STAR: "the same, workers choose in turn",
         VAR: "the same, the worker chooses whose choice holds most energy",
-        MAJORITY: "signs are gathered, and the majority's is taken",
     }
 )
 
@@ -130,7 +128,6 @@ _METHODS: dict[str, Method] = {
         memories=(CORRECTION, FEEDBACK),
     ),
     "redsync": replace(_THRESHOLD, about="magnitudes above a threshold between mean and maximum"),
-    "sidco": replace(_THRESHOLD, about="magnitudes above a threshold of fitted exponentials"),
     "randomk": Method(
         about="random elements, the same on every worker",
         collectives=(DENSE,),
@@ -157,7 +154,7 @@ _METHODS: dict[str, Method] = {
         by_shape=True,
         by_bucket=False,
     ),
-    "sign": Method(about="signs, and the mean magnitude", collectives=(MAJORITY, GATHER), memories=(NONE, FEEDBACK)),
+    "sign": Method(about="signs, and the mean magnitude", collectives=(GATHER,), memories=(FEEDBACK,)),
     "powersgd": Method(
         about="a factor pair of low rank for each matrix",
         collectives=(DENSE,),
@@ -229,14 +226,6 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
     method = METHODS[name]
     if collective not in method.collectives:
         return _why_not_collective(name, method, collective)
-    if name == "sign":
-        if collective == MAJORITY and memory != NONE:
-            return (
-                "A majority of signs is not the sum of what the workers sent, so none of them can know what is left "
-                "to remember."
-            )
-        if collective == GATHER and memory == NONE:
-            return "Summed signs have a bias that only error feedback repairs."
     if memory not in method.memories:
         return _why_not_memory(name, method, memory)
     return None
@@ -275,8 +264,6 @@ def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
 
 
 def _why_not_collective(name: str, method: Method, collective: str) -> str:
-    if collective == MAJORITY:
-        return f"A majority is taken of signs, and {name} sends values."
     if collective in (AR_TOPK, STAR, VAR):
         if name == "powersgd":
             return "PowerSGD sends factors, which have no elements that workers could share the choice of."
