@@ -32,19 +32,6 @@ def test_what_never_arrived_is_not_committed(monkeypatch):
     assert not residual.state()["residual"].any()
 
 
-@pytest.mark.parametrize(
-    ("compression", "message"),
-    [
-        (Compression(name="gzip"), "no compressor called 'gzip'"),
-        (Compression(name="identity", ratio=0.1), "the ratio of identity must be 1"),
-    ],
-)
-def test_impossible_compressions_are_refused(compression, message):
-    with pytest.raises(BadInput, match=message) as caught:
-        Exchange(compression, 10)
-    assert caught.value.hint
-
-
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 1000))
 def test_weighted_gradients_of_any_split_sum_to_that_of_the_big_batch(shares, seed):
     samples, targets = program.data()

@@ -119,12 +119,6 @@ def test_a_change_of_workers_keeps_sums_and_copies_what_is_alike(before, after, 
             assert all(torch.equal(old[key], new[key]) for old, new in zip(states, moved, strict=True))
 
 
-def test_no_residual_has_nothing_to_redistribute():
-    assert redistribute([NoResidual().state()] * 3, 2) == [{}, {}]
-    with pytest.raises(ValueError, match="at least one"):
-        redistribute([], 2)
-
-
 # --- Collectives obey their contract when a worker is alone; `test_processes` runs them between real ones
 
 
@@ -178,8 +172,3 @@ NO_CHAINS = [(AllReduce(),), (Identity(), TopK(0.1), AllGather()), (ErrorFeedbac
 def test_what_is_no_chain_is_refused(links):
     with pytest.raises(ValueError, match="in this order"):
         chain(*links)
-
-
-def test_payloads_combine_as_their_compressor_says():
-    with pytest.raises(ValueError, match="not by all_gather"):
-        chain(Identity(), AllGather())
