@@ -23,7 +23,7 @@ from hetopt.trainer.comm.compressor import (
     redistribute,
 )
 from hetopt.trainer.comm.elements import AllGather, RandomElements
-from hetopt.trainer.comm.quantisation import MaxNorm, Packed, PackedAllGather, Quantised
+from hetopt.trainer.comm.quantisation import Packed, PackedAllGather, Quantised
 from hetopt.trainer.comm.topk import TopK
 
 from .contracts import CollectiveContract, ResidualContract
@@ -132,7 +132,7 @@ class TestAllReduce(CollectiveContract):
 
 class TestAllReduceOfCodes(TestAllReduce):
     def compressor(self):
-        return Quantised(MaxNorm(), at_random=False)
+        return Quantised(at_random=False)
 
 
 class TestAllGather(CollectiveContract):
@@ -153,7 +153,7 @@ class TestPackedAllGather(CollectiveContract):
         return PackedAllGather()
 
     def compressor(self):
-        return Packed("qsgd_maxnorm", MaxNorm(), sizes=[100], bits=4, levels=7, at_random=True)
+        return Packed(bits=4, levels=7, at_random=True)
 
 
 def test_a_chain_of_chosen_elements_sends_these_and_scales_them():

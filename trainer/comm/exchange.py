@@ -442,7 +442,7 @@ class BucketExchange:
     All workers must bring the same buckets in the same order, as DistributedDataParallel sees to.
 
     Args:
-        compression: one that may work on a part of the gradient, see `composition.Method.by_bucket`.
+        compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
         parameters: of the model, in the order of the flat gradient.
         group: of workers; absent: the default group, or this process alone. Its collectives come from this thread
             while a backward pass runs, and must come from no other meanwhile.
@@ -465,7 +465,7 @@ class BucketExchange:
         store: Store | None = None,
     ) -> None:
         chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
-        if not chosen.method.by_bucket:
+        if chosen.method.by_shape:
             raise BadInput(
                 f"{chosen.name} needs the whole gradient and cannot work on buckets of it.",
                 hint="exchange the whole gradient after the backward pass",

@@ -64,13 +64,10 @@ from hetopt.trainer.comm.elements import (
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
-    MaxNorm,
-    MultiScale,
     Packed,
     PackedAllGather,
     Quantised,
     Sign,
-    TernGrad,
 )
 from hetopt.trainer.comm.topk import (
     Dgc,
@@ -108,11 +105,6 @@ class Asked:
     device: torch.device | None = None
 
     @property
-    def sizes(self) -> list[int]:
-        """Elements of the layers; one layer where they are not known."""
-        return [self.numel] if self.shapes is None else [math.prod(shape) for shape in self.shapes]
-
-    @property
     def ratio(self) -> float:
         """Fraction of the elements to send."""
         return self.compression.ratio
@@ -133,19 +125,16 @@ def _random(asked: Asked) -> Compressor[Any]:
     return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
 
 
-def _quantised(quantiser: Callable[[Asked], MaxNorm], levels: int | None = None) -> Callable[[Asked], Compressor[Any]]:
+def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
-        bits, most = asked.compression.bits, levels or asked.compression.levels
-        at_random = asked.chosen.memory == NONE
-        if asked.chosen.collective != GATHER:
-            summed_bits(asked.workers, bits=bits, levels=most)  # refuses what cannot be, before the first step
-            return Quantised(quantiser(asked), bits=bits, levels=most, at_random=at_random)
-        width, fitting = gathered_bits(bits=bits, levels=most)
-        sizes = asked.sizes if asked.chosen.method.by_shape else [asked.numel]
-        name = asked.chosen.name
-        return Packed(name, quantiser(asked), sizes=sizes, bits=width, levels=fitting, at_random=at_random)
+        bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
+        if asked.chosen.collective == GATHER:
+            width, fitting = gathered_bits(bits=bits, levels=levels)
+            return Packed(bits=width, levels=fitting, at_random=at_random)
+        summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
+        return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)
 
     return make
 
@@ -161,12 +150,11 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
     "randomk": _random,
-    "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
-    "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
-    "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
-    "global_randomk_maxnorm": _quantised(lambda asked: MaxNorm()),
-    "global_randomk_two_scale": _quantised(lambda asked: MultiScale(2)),
-    "terngrad": _quantised(lambda asked: TernGrad(asked.sizes), levels=1),
+    "qsgd_maxnorm": _quantised(1),
+    "qsgd_two_scale": _quantised(2),
+    "qsgd_multi_scale": _quantised(3),
+    "global_randomk_maxnorm": _quantised(1),
+    "global_randomk_two_scale": _quantised(2),
     "sign": lambda asked: Sign(),
     "powersgd": lambda asked: LowRank(
         asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device

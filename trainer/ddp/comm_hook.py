@@ -96,7 +96,7 @@ class CommState:
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
         shapes = [tuple(one.shape) for one in self._parameters]
         self.exchange: ExchangeConfig = make_exchange(spec, spec.compression, shapes, device)
-        by_bucket = self.exchange.steering is None and METHODS[spec.compression.name].by_bucket
+        by_bucket = self.exchange.steering is None and not METHODS[spec.compression.name].by_shape
         is_float32 = all(parameter.dtype == _FLOAT32 for parameter in self._parameters)
         self._by_bucket = (
             BucketExchange(spec.compression, self._parameters, seed=spec.seed)

@@ -65,8 +65,7 @@ class Method:
         by_ratio: ``ratio`` decides how much is sent.
         same_size: every worker's payload has the same size, known beforehand.
         nested: selecting from a selection gives what selecting at once would (up to how exact the selection is).
-        by_shape: needs the shapes of the parameters.
-        by_bucket: may work on one bucket of the gradient at a time.
+        by_shape: needs the shapes of the parameters, and so the whole gradient at once.
         options: further fields of `Compression` that mean something to it.
         wire_bytes: that a worker contributes for so many elements at a ratio; None: `payload_bytes.operations` knows.
     """
@@ -78,7 +77,6 @@ class Method:
     same_size: bool = True
     nested: bool = False
     by_shape: bool = False
-    by_bucket: bool = True
     options: tuple[str, ...] = ()
     wire_bytes: Callable[[int, float], int] | None = None
 
@@ -147,20 +145,12 @@ _METHODS: dict[str, Method] = {
         _ROTATION, about="elements in rotation, rounded to levels of the largest magnitude"
     ),
     "global_randomk_two_scale": replace(_ROTATION, about="elements in rotation, rounded on two scales"),
-    "terngrad": Method(
-        about="-1, 0 or 1 times the largest magnitude of each layer",
-        collectives=(DENSE, GATHER),
-        memories=(NONE, FEEDBACK),
-        by_shape=True,
-        by_bucket=False,
-    ),
     "sign": Method(about="signs, and the mean magnitude", collectives=(GATHER,), memories=(FEEDBACK,)),
     "powersgd": Method(
         about="a factor pair of low rank for each matrix",
         collectives=(DENSE,),
         memories=(FEEDBACK,),
         by_shape=True,
-        by_bucket=False,
         options=("rank",),
     ),
 }
