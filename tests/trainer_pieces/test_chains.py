@@ -21,7 +21,7 @@ from hetopt.core.comm.composition import (
 )
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.compressor import AllReduce, NoResidual, chain
+from hetopt.trainer.comm.compressor import AllReduce, Chain, NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import Quantised
@@ -74,7 +74,7 @@ def gradients(workers: int, step: int) -> list[torch.Tensor]:
 
 def rounding_at_random(levels):
     """Without a residual."""
-    return NoResidual(), chain(Quantised(at_random=True, levels=levels), AllReduce(), seed=1)
+    return NoResidual(), Chain(Quantised(at_random=True, levels=levels), AllReduce(), seed=1)
 
 
 every = pytest.mark.parametrize("combination", EVERY, ids=name_of)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
-from hetopt.trainer.comm.compressor import ErrorFeedback, chain
+from hetopt.trainer.comm.compressor import Chain, ErrorFeedback
 from hetopt.trainer.comm.elements import AllGather
 from hetopt.trainer.comm.topk import TopK
 from tests.forks import all_end_well
@@ -59,7 +59,7 @@ def test_hosts_exchange_as_single_workers_with_the_gradients_of_all_theirs_would
         len(places),
         lambda: (
             ErrorFeedback(program.NUMEL),
-            chain(TopK(program.TOPK.ratio), AllGather()),
+            Chain(TopK(program.TOPK.ratio), AllGather()),
         ),
     )
     for step in range(program.STEPS):

@@ -13,12 +13,12 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import (
     ALIKE,
     AllReduce,
+    Chain,
     ErrorFeedback,
     Identity,
     MomentumCorrection,
     NoResidual,
     Turn,
-    chain,
     hand_over_momentum,
     redistribute,
 )
@@ -158,17 +158,8 @@ class TestPackedAllGather(CollectiveContract):
 
 def test_a_chain_of_chosen_elements_sends_these_and_scales_them():
     flat, out = torch.arange(1.0, 9.0), torch.empty(8)
-    chain(RandomElements(0.25), Identity(), AllReduce(), scale=4.0, seed=1).run(flat, out, Channel(), 3)
+    Chain(Identity(), AllReduce(), choice=RandomElements(0.25), scale=4.0, seed=1).run(flat, out, Channel(), 3)
     indices = RandomElements(0.25).choose(flat, Turn(Channel(), 3, 1)).long()
     expected = torch.zeros(8)
     expected[indices] = 4 * flat[indices]
     assert torch.equal(out, expected)
-
-
-NO_CHAINS = [(AllReduce(),), (Identity(), TopK(0.1), AllGather()), (ErrorFeedback(3), AllReduce())]
-
-
-@pytest.mark.parametrize("links", NO_CHAINS)
-def test_what_is_no_chain_is_refused(links):
-    with pytest.raises(ValueError, match="in this order"):
-        chain(*links)

@@ -5,9 +5,9 @@
     combines  how the payloads of all workers become one: the collectives that can carry them
     decode    what came of them -> the sum of all workers' gradients, the same bits on every worker
 
-A chain is a residual, perhaps shared indices (`hetopt.trainer.comm.elements`), a
-compressor and a collective, in this order: ``chain(ErrorFeedback(n), TopK(0.01), AllGather())``. Sending everything is
-a compressor like any other: ``chain(Identity(), AllReduce())``.
+A chain is a compressor and a collective, ``Chain(TopK(0.01), AllGather())``, perhaps of shared indices
+(`hetopt.trainer.comm.elements`). Sending everything is a compressor like any other: ``Chain(Identity(), AllReduce())``.
+What is not sent is kept by the residual before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -263,15 +263,17 @@ class Residual(Resumable, Protocol):
 
 
 class Chain:
-    """From every worker's gradient to the sum that all of them hold; made by `chain`.
+    """From every worker's gradient to the sum that all of them hold.
 
     Args:
-        residual: what was withheld before; None: what is not sent is forgotten.
-        choice: of the elements that are exchanged; None: all.
-        compressor: of the gradient, or of the values of those elements.
+        compressor: of the gradient, or of the values of chosen elements.
         collective: that carries its payloads.
+        choice: of the elements that are exchanged; None: all.
         scale: of the values of chosen elements: the inverse of the chance to be chosen, where there is no residual.
         seed: of all randomness, the same on every worker.
+
+    Raises:
+        ValueError: the compressor's payloads do not combine so.
     """
 
     def __init__(
@@ -280,14 +282,15 @@ class Chain:
         collective: Collective,
         *,
         choice: IndexChoice | None = None,
-        residual: Residual | None = None,
         scale: float = 1.0,
         seed: int = 0,
     ) -> None:
+        if collective.name not in compressor.combines:
+            able = " or ".join(compressor.combines)
+            raise ValueError(f"payloads of {type(compressor).__name__} combine by {able}, not by {collective.name}")
         self._compressor = compressor
         self._collective = collective
         self._choice = choice
-        self._residual = residual
         self._scale = scale
         self._seed = seed
         self._workspace = Workspace()
@@ -296,21 +299,15 @@ class Chain:
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
         """Write the sum over all workers into ``out``, the same bits on each (see `Collective`).
 
-        A NaN or an infinity on one worker makes some of the result NaN or infinite on all. If a collective fails,
-        nothing has been committed: the residual is that of the step before.
+        A NaN or an infinity on one worker makes some of the result NaN or infinite on all.
         """
         turn = Turn(channel, step, self._seed)
-        prepared = flat if self._residual is None else self._residual.prepare(flat)
         if self._choice is None:
-            sent = self._collective.run(self._compressor, prepared, out, turn)
-        else:
-            sent = self._at(self._choice.choose(prepared, turn), prepared, out, turn)
-        if self._residual is not None:
-            self._residual.commit(prepared, sent)
-        return sent
+            return self._collective.run(self._compressor, flat, out, turn)
+        return self._at(self._choice.choose(flat, turn), flat, out, turn)
 
     def state(self) -> State:
-        """What the compressor and the choice carry from step to step; the residual's state is its own."""
+        """What the compressor and the choice carry from step to step."""
         return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
 
     def load_state(self, state: State) -> None:
@@ -319,9 +316,9 @@ class Chain:
         if self._choice is not None:
             self._choice.load_state(state)
 
-    def _at(self, indices: Tensor, prepared: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
+    def _at(self, indices: Tensor, flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
         """Sum the values at these indices; all other elements of the sum are zero."""
-        values = prepared.index_select(0, indices)
+        values = flat.index_select(0, indices)
         if self._scale != 1.0:
             values.mul_(self._scale)
         summed = self._workspace.take("summed", values.numel(), torch.float32, values.device)
@@ -330,32 +327,8 @@ class Chain:
         return SparsePayload(
             indices=indices,
             values=values if isinstance(sent, DensePayload) else sent.dense(),
-            numel=prepared.numel(),
+            numel=flat.numel(),
         )
-
-
-Link = Residual | IndexChoice | Compressor[Any] | Collective
-
-
-def chain(*links: Link, scale: float = 1.0, seed: int = 0) -> Chain:
-    """``chain([residual,] [choice of indices,] compressor, collective)``; other arguments as of `Chain`.
-
-    Raises:
-        ValueError: no compressor comes before the collective, or its payloads do not combine so.
-    """
-    *before, collective = links
-    compressor = before.pop() if before else None
-    choice = before.pop() if before and isinstance(before[-1], IndexChoice) else None
-    residual = before.pop() if before else None
-    if before or not isinstance(compressor, Compressor) or isinstance(residual, Compressor | IndexChoice):
-        raise ValueError("a chain is a residual, a choice of indices, a compressor and a collective, in this order")
-    # What is left has been told apart by its place.
-    last = cast(Collective, collective)
-    first, second = cast(Residual | None, residual), cast(IndexChoice | None, choice)
-    if last.name not in compressor.combines:
-        able = " or ".join(compressor.combines)
-        raise ValueError(f"payloads of {type(compressor).__name__} combine by {able}, not by {last.name}")
-    return Chain(compressor, last, choice=second, residual=first, scale=scale, seed=seed)
 
 
 def private_generator(seed: int, rank: int, step: int, device: torch.device | None = None) -> Generator:

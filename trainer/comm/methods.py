@@ -46,7 +46,6 @@ from hetopt.trainer.comm.compressor import (
     MomentumCorrection,
     NoResidual,
     Residual,
-    chain,
 )
 from hetopt.trainer.comm.elements import (
     AllGather,
@@ -274,15 +273,15 @@ def make_chain(
     if chosen.collective in _SHARED:
         choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
         if coding.values == torch.float32:
-            return chain(choice, Identity(), AllReduce(), seed=seed)
-        return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)
+            return Chain(Identity(), AllReduce(), choice=choice, seed=seed)
+        return Chain(LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), choice=choice, seed=seed)
     if chosen.name in _CHOICES:
         # Without a residual values are scaled up, which makes them unbiased.
         scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
-        return chain(_CHOICES[chosen.name](ratio), compressor, AllReduce(), scale=scale, seed=seed)
+        return Chain(compressor, AllReduce(), choice=_CHOICES[chosen.name](ratio), scale=scale, seed=seed)
     if coding.values != torch.float32:
         compressor = LowPrecisionValues(compressor, coding.values)
-    return chain(compressor, _collective(chosen, compressor, coding), seed=seed)
+    return Chain(compressor, _collective(chosen, compressor, coding), seed=seed)
 
 
 def _collective(chosen: Combination, compressor: Compressor[Any], coding: ElementCoding) -> Collective:
