@@ -18,7 +18,6 @@ from torch import nn
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
-from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
@@ -28,6 +27,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import WorkerGroup
+from hetopt.trainer.engine import announce
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period

@@ -24,11 +24,10 @@ from hetopt.trainer.balance import Balance, Milestones
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.compressor import own_momentum
-from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.context import Generators, WorkerContext
 from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.statistics import marks_of

@@ -28,8 +28,7 @@ from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import BucketExchange, DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.buckets import parts_of

@@ -16,8 +16,8 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig

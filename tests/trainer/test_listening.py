@@ -28,8 +28,16 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret, collectives_on, new_secret
 from hetopt.trainer.host import gate as gate_module
-from hetopt.trainer.host.gate import WrongSecret, is_same_user, listening_socket, open_door, open_gate, open_relay
-from hetopt.trainer.host.stores import group_store, open_store
+from hetopt.trainer.host.gate import (
+    WrongSecret,
+    group_store,
+    is_same_user,
+    listening_socket,
+    open_door,
+    open_gate,
+    open_relay,
+    open_store,
+)
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
 
@@ -336,7 +344,7 @@ def test_stores_are_opened_in_one_place_and_groups_are_given_theirs() -> None:
                 name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
                 words = {keyword.arg: keyword.value for keyword in call.keywords}
                 opens = name == "TCPStore" and getattr(words.get("is_master"), "value", None) is not False
-                if opens and where != "trainer/host/stores.py":
+                if opens and where != "trainer/host/gate.py":
                     wrong.append(f"{where}:{call.lineno} opens a store")
                 if name == "init_process_group" and "store" not in words and "_spot_script" not in where:
                     wrong.append(f"{where}:{call.lineno} leaves the store to torch")

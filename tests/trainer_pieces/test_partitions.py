@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Partition
+from hetopt.trainer.data.cursor import Cutting
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
-from hetopt.trainer.data.micro_batch import Cutting
 from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)

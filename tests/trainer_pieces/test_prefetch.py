@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 

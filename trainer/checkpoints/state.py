@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.generators import Generators
+from hetopt.trainer.context import Generators
 
 
 @dataclass(frozen=True, kw_only=True)

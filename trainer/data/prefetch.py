@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.data.micro_batch import MicroBatch
 
 AHEAD = 2
 """Micro-batches that are read ahead: the next one, and one more, so that a slow one is made up for by a quick one."""

@@ -32,8 +32,8 @@ from hetopt.trainer.agreement import Store, sum_numbers
 from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.context import Generators
 from hetopt.trainer.evaluation import average_buffers, has_averages
-from hetopt.trainer.generators import Generators
 from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods

@@ -26,9 +26,9 @@ from hetopt.core.errors import RunFailed
 from hetopt.trainer.comm.compressor import NoResidual, Resumable
 from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats, HierarchicalExchange
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.context import Generators
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.generators import Generators
 from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import (

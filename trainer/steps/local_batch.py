@@ -9,9 +9,8 @@ from itertools import chain
 
 import torch
 
-from hetopt.trainer.data.cursor import Cursor, GlobalBatch
+from hetopt.trainer.data.cursor import Cursor, Cutting, GlobalBatch, MicroBatch, upcoming
 from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, pinned, set_epoch, to_device
-from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
 from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
 
 

@@ -16,8 +16,8 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.buckets import parts_of
