@@ -55,8 +55,8 @@ class Contender:
         return self.decides_by_links or self.sync.is_local
 
 
-OWN = Contender(ratio_policy="auto", sync=Synchronization(name="auto"))
-"""hetopt's own choice, of what is exchanged, how, and whether it is gradients."""
+OWN = Contender(ratio_policy="auto")
+"""hetopt's own choice, of what is exchanged and how."""
 
 GRAVAC: Settings = {"window": 25}
 """Its published window, 500 steps, is longer than these runs: with this one it has tried its largest factor, 1000x,

@@ -312,7 +312,7 @@ def _start_store() -> tuple[str, int]:
 
 
 def _hold_store(tell: Connection) -> NoReturn:
-    from hetopt.trainer.host.stores import open_store
+    from hetopt.trainer.host.gate import open_store
 
     store = open_store()
     tell.send_bytes(f"127.0.0.1:{store.port}".encode())

@@ -27,7 +27,7 @@ _LOOK_S = 0.02
 _START_S = 120.0
 _STORE = """
 import signal, sys
-from hetopt.trainer.host.stores import open_store
+from hetopt.trainer.host.gate import open_store
 store = open_store(sys.argv[1], int(sys.argv[2]))
 signal.pause()
 """

@@ -136,7 +136,7 @@ WRITES_COMMAND_LINES = {
 """Modules with options of other programs in them, and whose they are."""
 
 FLAG = re.compile(r"(?<![\w-])--[a-z{]")
-COMMAND = re.compile(r"``?(?:hetopt|aws|redis-server) [^`]*``?|\A(?:hetopt|aws) .*")
+COMMAND = re.compile(r"``?(?:hetopt|aws) [^`]*``?|\A(?:hetopt|aws) .*")
 """What a person can type as it stands: a whole text, or a part of one in backticks."""
 
 
@@ -334,7 +334,6 @@ WALL_CLOCKS = {
     "hetopt/cli/status.py": SHOWN,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
     "hetopt/reports/timeline.py": SHOWN,
-    "hetopt/trainer/data/stream/writer.py": OTHERS,
 }
 """Modules that look at such a clock, and for what."""
 

@@ -25,12 +25,6 @@ STARTED = {
 }
 """What people and programs start or import by name; docs/decisions/0001 says what of it is promised."""
 
-NAMED = {
-    "hetopt.trainer.data.stream.writer": "scripts that feed a stream import it (docs/streams.md)",
-}
-"""Documented for scripts, and imported by nothing else. Each entry names the page."""
-
-
 USES = ("benchmarks", "docs", "examples")
 
 FOUND_BY_OTHERS = {"hetopt.__dir__", "hetopt.cli.main._root"}
@@ -87,22 +81,19 @@ def reached(known: dict[str, Path], start: set[str]) -> set[str]:
 
 def test_what_is_started_is_there() -> None:
     known = modules()
-    assert {*STARTED, *NAMED} <= set(known)
-    for name, page in NAMED.items():
-        text = (REPOSITORY / page.rpartition("(")[2].rstrip(")")).read_text(encoding="utf-8")
-        assert name in text, f"{name} is not in the page that is said to name it"
+    assert set(STARTED) <= set(known)
 
 
 def test_every_module_can_be_reached() -> None:
     known = modules()
-    lost = set(known) - reached(known, {*STARTED, *NAMED})
+    lost = set(known) - reached(known, set(STARTED))
     assert not lost, f"nothing that can be started imports {', '.join(sorted(lost))}"
 
 
 def test_a_module_that_nothing_imports_is_found() -> None:
     known = modules()
     without = {name: path for name, path in known.items() if name != "hetopt.cli.report"}
-    lost = set(without) - reached(without, {*STARTED, *NAMED})
+    lost = set(without) - reached(without, set(STARTED))
     assert "hetopt.reports.exports" in lost
 
 

@@ -1,16 +1,12 @@
-"""Puts a worker's parts together: the model, the data, the batch policy, the learning rate and the pace.
-
-Of a run on a stream also what that adds: samples that arrive, batches that follow them, and word of what is saved.
-"""
+"""Puts a worker's parts together: the model, the data, the batch policy, the learning rate and the pace."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,29 +17,21 @@ from hetopt.core.batch_partition import first_shares, micro_batch_size
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import RunSpec, Stream
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_texts
-from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.cursor import Cursor, Indices, SampleCursor
-from hetopt.trainer.data.fetch import MapDataset, fetch, labels_of
-from hetopt.trainer.data.injection import Injector
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import Cursor, SampleCursor
+from hetopt.trainer.data.fetch import MapDataset, labels_of
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
-from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
-from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
-from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
-from hetopt.trainer.data.stream.source import Flow, Source, StreamCursor
-from hetopt.trainer.data.stream.wire import header_of
+from hetopt.trainer.data.prefetch import ReadingWatch
+from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
-from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.steps.learning_rate import AdaptiveScale
-from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
+from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.task import Task, make_model
-from hetopt.trainer.tasks.load import load_task
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
@@ -70,19 +58,9 @@ def make_controller(spec: RunSpec, model: nn.Module) -> BatchPolicy[Any]:
     return choose_policy(spec, minimum=least_share(model, spec.global_batch_size, len(spec.workers)))
 
 
-def make_streaming(context: WorkerContext, dataset: MapDataset) -> Streaming | None:
-    """This worker's stream, where the run has one; a replay of partitioned data gives each worker its own part."""
-    if context.spec.stream is None:
-        return None
-    parts = make_agreed_parts(context, dataset)
-    return Streaming(context, dataset, None if parts is None else partial(parts.order, context.rank))
-
-
-def make_feed(context: WorkerContext, dataset: MapDataset, streaming: Streaming | None = None) -> SampleFeed:
-    """This worker's training samples, from the start: those of the stream, where there is one."""
+def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
+    """Return this worker's training samples, from the start."""
     spec = context.spec
-    if streaming is not None:
-        dataset = streaming.dataset
     reader = BatchReader(
         dataset=dataset,
         device=context.device,
@@ -90,47 +68,34 @@ def make_feed(context: WorkerContext, dataset: MapDataset, streaming: Streaming 
         max_samples=context.worker.max_local_batch_size,
         unit=micro_batch_size(spec),
     )
-    cursor = make_cursor(context, dataset) if streaming is None else streaming.cursor
-    injector = None
-    if spec.injection is not None and context.world_size > 1:
-        injector = Injector(spec.injection, seed=spec.seed, channel=Channel)
-
-    def in_thread(parts: Iterator[MicroBatch]) -> ReadAhead:
-        ahead = ThreadReadAhead(reader.read_for_later)
-        ahead.follow(parts)
-        return ahead
-
-    def in_processes(parts: Iterator[MicroBatch]) -> ReadAhead:
-        return ProcessReadAhead(
-            partial(open_training_data, spec.task, spec.data_dir),
-            seed=spec.seed,
-            processes=spec.loader_processes,
-            pin=context.device.type == "cuda",
-            upcoming=parts,
-        )
-
-    read_ahead: StartReadAhead | None = in_processes if spec.loader_processes else in_thread
-    if streaming is not None or (spec.prefetch == "off" and not spec.loader_processes):
-        read_ahead = None
     # A GPU computes by itself: whatever the host does meanwhile is gained.
-    is_judged = spec.prefetch == "auto" and context.device.type == "cpu" and not spec.loader_processes
-    watch = ReadingWatch() if is_judged else None
+    is_judged = spec.prefetch == "auto" and context.device.type == "cpu"
     return SampleFeed(
-        reader=reader, rank=context.rank, cursor=cursor, read_ahead=read_ahead, watch=watch, injector=injector
+        reader=reader,
+        rank=context.rank,
+        cursor=make_cursor(context, dataset),
+        reads_ahead=spec.prefetch != "off" and spec.stream is None,
+        watch=ReadingWatch() if is_judged else None,
     )
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
-    """The beginning of the training samples: one order for all workers, or a part for each.
+    """Return the beginning of the training samples: one order for all workers, a part for each, or a stream.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
         RunFailed: the workers see other labels, or arrive at other parts.
     """
-    parts = make_agreed_parts(context, dataset)
+    parts, spec = make_agreed_parts(context, dataset), context.spec
+    size, rank, workers = len(dataset), context.rank, context.world_size
+    if spec.stream is not None:
+        everything = every_nth_of_all(size, spec.seed, rank, workers)
+        order = everything if parts is None else partial(parts.order, rank)
+        replay = Replay(spec.stream, rank, order=order, tell=_teller(context))
+        return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
     if parts is None:
-        return SampleCursor(len(dataset), context.spec.seed)
-    return PartitionedCursor(parts, len(dataset), weights=first_shares(context.spec))
+        return SampleCursor(size, spec.seed)
+    return PartitionedCursor(parts, size, weights=first_shares(spec))
 
 
 def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | None:
@@ -150,11 +115,6 @@ def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | No
             "the workers divide the training data in different ways.", hint="give all workers the same data"
         )
     return parts
-
-
-def open_training_data(task: str, data_dir: str | None) -> MapDataset:
-    """The training data of a task by its name, as another process opens it."""
-    return load_task(task).data(Path(data_dir) if data_dir is not None else None).train
 
 
 def make_adaptive_scale(spec: RunSpec, task: Task) -> AdaptiveScale | None:
@@ -190,80 +150,6 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
 def _own_core(spec: RunSpec) -> bool:
     """Whether every worker of this machine can have a core to itself. Paced workers share one machine."""
     return len(spec.workers) <= len(os.sched_getaffinity(0))
-
-
-class Streaming:
-    """One worker's stream in a run.
-
-    Args:
-        context: this worker, whose spec asks for a stream.
-        dataset: the task's training data.
-        order: of a replay: this worker's samples in each pass; None: every n-th of all.
-
-    Attributes:
-        cursor: goes along the stream.
-        dataset: what the cursor's indices are of.
-
-    Raises:
-        BadInput: the stream cannot be what the run says.
-    """
-
-    dataset: MapDataset
-
-    def __init__(
-        self, context: WorkerContext, dataset: MapDataset, order: Callable[[int], Indices] | None = None
-    ) -> None:
-        spec = context.spec
-        assert spec.stream is not None
-        self._stream: Stream = spec.stream
-        self._planned_batch_size = spec.global_batch_size
-        rank, workers = context.rank, context.world_size
-        self._source: Source
-        if spec.stream.source == "replay":
-            self.dataset = dataset
-            order = order or every_nth_of_all(len(dataset), spec.seed, rank, workers)
-            self._source = Replay(spec.stream, rank, order=order, tell=_teller(context))
-        else:
-            self.dataset = received = ReceivedSamples(dataset)
-            self._source = RedisSource(
-                spec.stream,
-                rank,
-                workers,
-                samples=received,
-                expected=header_of(fetch(dataset, [0])),
-                tell=_teller(context),
-            )
-        self.cursor = StreamCursor(self._source, dataset_size=len(dataset), rank=rank, workers=workers)
-        self._begun: tuple[int, Mapping[str, int]] | None = None
-        self._committed_step: int | None = None
-
-    def begin(self) -> None:
-        """Samples arrive from now on."""
-        self._source.begin()
-
-    def flow(self) -> Flow:
-        """What the stream was like since this was last asked for."""
-        return self._source.flow()
-
-    def learning_rate_scale(self, shares: Sequence[int]) -> float:
-        """The factor on the run's learning rate for steps of these shares."""
-        return stream_learning_rate_scale(self._stream, sum(shares), self._planned_batch_size)
-
-    def saves(self, step: int) -> None:
-        """The cursor's last state goes into the checkpoint of this step, which is not yet complete."""
-        self._begun = (step, self.cursor.told)
-
-    def saved(self, step: int | None, *, is_last: bool = False) -> None:
-        """The newest complete checkpoint is of this step; the last one is never gone back behind."""
-        if self._begun is None or self._begun[0] != step:
-            return
-        if is_last or self._committed_step != step:
-            self._source.committed(self._begun[1], is_last=is_last)
-            self._committed_step = step
-
-    def close(self) -> None:
-        """Let go of the source."""
-        self._source.close()
 
 
 def _teller(context: WorkerContext) -> Callable[[str], None]:

@@ -6,7 +6,6 @@ What a check of a task finds, and the lines of the user's files that it points a
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +17,14 @@ from torch import nn
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
-from hetopt.trainer.loss_test import NoNoise, probe_loss
+from hetopt.trainer.loss_test import TOLERANCE, NoNoise, probe_loss
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.task import Task, TaskData, is_judged_by_loss, make_model, make_optimizer, mean_of
-from hetopt.trainer.tasks.load import load_task
+from hetopt.trainer.tasks.load import first_line, line_in, load_task
 
 T = TypeVar("T")
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
-TOLERANCE = 1e-3
-"""Relative; sums in fp32 over another order differ by far less, a sum in the place of a mean by far more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +63,12 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
     except Ended:
         raise
     except Exception as failed:
-        own = _line(failed, place(part).rpartition(":")[0]) or where or place(part)
+        file = place(part).rpartition(":")[0]
+        line = line_in(file, failed) if file else None
+        own = f"{file}:{line}" if line else where or place(part)
         if isinstance(failed, HetoptError):
             raise Ended(failed.message, hint=failed.hint or "correct that line", where=own) from failed
-        first = next(iter(str(failed).splitlines()), "(no message)")
-        text = f"{what} raised {type(failed).__name__}: {first}"
+        text = f"{what} raised {type(failed).__name__}: {first_line(failed)}"
         raise Ended(text, hint="correct that line", where=own) from failed
 
 
@@ -86,12 +83,6 @@ def place(*written: object) -> str:
         if compiled is not None and not compiled.co_filename.startswith(_NOT_THE_USERS):
             return f"{compiled.co_filename}:{compiled.co_firstlineno}"
     return ""
-
-
-def _line(error: BaseException, file: str) -> str:
-    """The last line of the user's own file that an error came through."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{file}:{lines[-1]}" if file and lines else ""
 
 
 SAMPLES = 4

@@ -18,7 +18,6 @@ from torch import nn
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
-from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
@@ -28,6 +27,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import WorkerGroup
+from hetopt.trainer.engine import announce
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
@@ -192,13 +192,13 @@ class _Run:
         announce(
             context,
             self._training.model,
-            self._training.form,
+            self._training.exchange,
             shares=self._training.balance.shares,
             step=self._training.step,
         )
         self._training.feed.begin(self._training.balance.shares)
-        if self._training.streaming is not None:
-            self._training.streaming.begin()
+        if self._training.replay is not None:
+            self._training.replay.begin()
         context.events.write("training_started", step=self._training.step)
         self._training.begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
@@ -217,8 +217,6 @@ class _Run:
                 self._evaluate()
             reason = self._training.ended() or ("stopped" if period.stop_wished else None)
             self._saver.conclude([row.checkpoint_part for row in period.rows])
-            if self._training.streaming is not None:
-                self._training.streaming.saved(self._saver.saved_step)
             since_s, period_s = period.rows[0].since_checkpoint_s, period.steps * period.step_time_s
             due = is_due(since_s, period_s=period_s, every_s=context.spec.checkpoint_every_s)
             if reason is None and due and not self._saver.is_busy:
@@ -240,7 +238,7 @@ class _Run:
             steps,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
-            all_meet=context.world_size == 1 or self._training.streaming is not None or self._all_meet_after(steps),
+            all_meet=context.world_size == 1 or self._training.replay is not None or self._all_meet_after(steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
@@ -268,14 +266,13 @@ class _Run:
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
         feed = self._training.feed
-        seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
+        seen = feed.cursor.position - unread * sum(self._training.balance.shares)
         training.tell(
             period,
             epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
-            **feed.event(),
-            **({} if self._training.streaming is None else period.stream_event()),
+            **({} if self._training.replay is None else period.stream_event()),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
             if bound not in (0, known):
@@ -325,8 +322,6 @@ class _Run:
                 digest=run_digest(context.spec),
                 begun_s=begun_s,
             )
-        if self._training.streaming is not None:
-            self._training.streaming.saves(self._training.step)
         self._checkpoint_step = self._training.step
         self._checkpoint_s = context.clock()
 
@@ -368,8 +363,6 @@ class _Run:
                 leave_model(context.run_dir, self._training.model, stopped=stopped)
         if not stopped:
             self._finish_checkpoint(stopped=False)
-        if self._training.streaming is not None:
-            self._training.streaming.saved(self._saver.saved_step, is_last=True)
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(
@@ -406,31 +399,8 @@ def conclude(training: Training, period: Period) -> None:
             steps_left=training.milestones.steps_left(training.step, training.feed.cursor.position),
         )
         _try_twins(training)
-        _settle(training)
     if training.share(period, training.feed.cursor.epoch):
-        training.milestones = replace(
-            training.milestones, global_batch_size=sum(training.feed.drawn(training.balance.shares))
-        )
-
-
-def _settle(training: Training) -> None:
-    """Where averages of parameters promise to reach the target clearly sooner, that is how the run goes on."""
-    promise = None if training.steering is None else training.steering.promise
-    if promise is None:
-        return
-    begun_s = training.context.clock()
-    settled = training.settle(promise)
-    training.context.events.write(
-        "sync_settled",
-        step=settled.step,
-        every_steps=settled.every_steps,
-        fragments=settled.fragments,
-        compressor=settled.compressor,
-        stretch=settled.stretch,
-        stop=training.milestones.stop.model_dump(exclude_none=True),
-        reason=promise.reason,
-        took_s=round(training.context.clock() - begun_s, 6),
-    )
+        training.milestones = replace(training.milestones, global_batch_size=sum(training.balance.shares))
 
 
 def _try_twins(training: Training) -> None:

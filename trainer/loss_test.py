@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.cross_entropy import cross_entropy_weight
 from hetopt.trainer.data.fetch import Batch, rows_of, same_batch, samples_in
 from hetopt.trainer.normalisation import least_samples
-from hetopt.trainer.task import Loss, mean_of
+from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 
 _DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
           "random_", "bernoulli", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_", "multinomial",

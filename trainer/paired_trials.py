@@ -11,10 +11,9 @@ import torch
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Turn
-from hetopt.trainer.comm.error_feedback import ErrorFeedback
+from hetopt.trainer.comm.compressor import ErrorFeedback, Turn
 from hetopt.trainer.comm.topk import TopK
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.normalisation import LEAST_SAMPLES
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
 from hetopt.trainer.policies.ratio.policy import Verdict

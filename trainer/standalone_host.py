@@ -95,7 +95,7 @@ def _start_store(meeting: str) -> int:
 
 def _hold_store(meeting: str, warden: int) -> NoReturn:
     die_with_parent(warden, signal.SIGKILL)
-    from hetopt.trainer.host.stores import open_store
+    from hetopt.trainer.host.gate import open_store
 
     address, _, port = meeting.rpartition(":")
     store = open_store(address, int(port))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hetopt.core.events.log import Event
 from hetopt.core.training_laws import Moments, pooled_noise
-from hetopt.trainer.data.stream.source import Flow
+from hetopt.trainer.data.replay import Flow
 from hetopt.trainer.policies.policy import BatchObservation
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
@@ -54,7 +54,6 @@ class ControlRow:
         stream_buffered: likewise.
         stream_wait_s: likewise.
         stream_dropped: likewise.
-        stream_repeated: likewise.
         options_mark: of the optimizer's learning rates and other numbers (see `hetopt.trainer.statistics`); 0: unknown.
         structure_mark: of which parameters are trained; likewise.
         model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
@@ -85,7 +84,6 @@ class ControlRow:
     stream_buffered: float = 0.0
     stream_wait_s: float = 0.0
     stream_dropped: float = 0.0
-    stream_repeated: float = 0.0
     options_mark: float = 0.0
     structure_mark: float = 0.0
     model_mark: float = 0.0
@@ -217,7 +215,6 @@ class Period:
                 "buffered": [int(row.stream_buffered) for row in self.rows],
                 "wait_s": [_seconds(row.stream_wait_s) for row in self.rows],
                 "dropped": [int(row.stream_dropped) for row in self.rows],
-                "repeated": [int(row.stream_repeated) for row in self.rows],
             }
         }
 

@@ -2,7 +2,7 @@
 
 ``python -m hetopt.trainer.torchrun ARGUMENTS`` takes torchrun's arguments. On one machine everything listens on
 loopback. Of several machines each must know the secret of the run, in the variable HETOPT_GROUP_SECRET: the first lets
-no other in (see `hetopt.trainer.host.stores`).
+no other in (see `hetopt.trainer.host.gate`).
 """
 
 from __future__ import annotations

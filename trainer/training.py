@@ -5,44 +5,39 @@ The engine as a task's loop drives it: it computes the steps, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
     make_adaptive_scale,
     make_controller,
     make_feed,
-    make_streaming,
     make_worker_pace,
 )
 from hetopt.trainer.balance import Balance, Milestones
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
-from hetopt.trainer.comm.error_feedback import own_momentum
-from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.comm.compressor import own_momentum
+from hetopt.trainer.context import Generators, WorkerContext
+from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.ratio.auto import Averages
+from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.statistics import marks_of
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
-from hetopt.trainer.steps.step_assembly import StepMaker
+from hetopt.trainer.steps.step_assembly import make_step
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import Settled, make_synchroniser, samples_drawn
-from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.task import Task, TaskData, make_optimizer
 
 
@@ -59,12 +54,11 @@ class Training(Engine):
 
     Attributes:
         milestones: when things are due; they change when the samples of a step do.
-        streaming: where samples come in by themselves; None: they do not.
+        replay: the stream that samples come out of; None: they are there.
         feed: of training samples.
         pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
-        settled: what a run under sync ``auto`` settled for; None: it has not.
         unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
         adaptive_scale: of the learning rate; None: it does not follow the noise.
@@ -85,35 +79,42 @@ class Training(Engine):
         self.milestones = Milestones(
             stop=spec.stop,
             dataset_size=len(data.train),
-            global_batch_size=samples_drawn(spec),
+            global_batch_size=spec.global_batch_size,
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
         least = least_share(model, spec.global_batch_size, len(spec.workers))
         balance = Balance(spec, make_controller(spec, model), minimum=least)
-        self.streaming = make_streaming(context, data.train)
-        self.feed = make_feed(context, data.train, self.streaming)
+        self.feed = make_feed(context, data.train)
+        self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
         self.optimizer: Optimizer = make_optimizer(task, model)
-        self._maker = StepMaker(
-            context=context,
-            task=task,
-            module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
-            compression=own_momentum(spec.compression, self.optimizer),
+        exchange, self.computes = make_step(
+            context,
+            task,
+            LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
+            own_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
             pace=self.pace,
+            samples=balance.shares[context.rank],
         )
-        self.form = self._maker.make(balance.shares[context.rank])
         super().__init__(
             context=context,
-            exchange=self.form,
+            exchange=exchange,
             balance=balance,
             stopwatch=stopwatch,
-            synchroniser=self._synchroniser(spec),
+            synchroniser=make_synchroniser(
+                spec,
+                model,
+                self.optimizer,
+                device=context.device,
+                clock=context.clock,
+                stopwatch=stopwatch,
+                dataset_size=len(data.train),
+            ),
         )
-        self.settled: Settled | None = None
         self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
@@ -147,17 +148,15 @@ class Training(Engine):
                 f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
                 hint="give the run the task that it started with, or start over in another folder",
             ) from None
-        if shared.settled is not None:
-            self._settle(_read_settled(shared.settled))
         own.restore_generators(context.device)
-        self.form.step.residual.load_state(own.memory)
+        self.computes.residual.load_state(own.memory)
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.synchroniser is not None:
             self.synchroniser.resume(own.local or {})
         self.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
         if self.adaptive_scale is not None and shared.learning_rate is not None:
             self.adaptive_scale = self.adaptive_scale.resumed(shared.learning_rate)
-        self.form.resume(shared.steering)
+        self.exchange.resume(shared.steering)
         self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
         if len(shared.memory_bounds) == context.world_size:
             self.memory_bounds = shared.memory_bounds
@@ -166,48 +165,10 @@ class Training(Engine):
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
-    def settle(self, promise: Averages) -> Settled:
-        """Average parameters from the next step on, and to the end. Nothing may be held back any more; called by all
-        ranks together.
-        """
-        settled = Settled(
-            every_steps=promise.every_steps,
-            fragments=promise.every_steps,
-            compressor=promise.rounding.compressor,
-            stretch=promise.stretch,
-            step=self.step,
-            epoch=self.epoch,
-        )
-        self._settle(settled)
-        return settled
-
-    def _settle(self, settled: Settled) -> None:
-        spec = settled.run(self.context.spec)
-        if spec.is_local:  # a worker that goes on alone has nobody to average with
-            maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
-            self.form = self.exchange = maker.make(self.balance.shares[self.context.rank])
-            self.synchroniser = self._synchroniser(spec)
-        self._learning_rate = replace(self._learning_rate, task_epoch=settled.task_epoch)
-        self.milestones = replace(self.milestones, stop=spec.stop)
-        self.settled = settled
-
-    def _synchroniser(self, spec: RunSpec) -> Synchronizer | None:
-        """Brings the workers' models together, where they train for themselves."""
-        context = self.context
-        return make_synchroniser(
-            spec,
-            self.model,
-            self.optimizer,
-            device=context.device,
-            clock=context.clock,
-            stopwatch=self._maker.stopwatch,
-            dataset_size=len(self.data.train),
-        )
-
     @property
     def steering(self) -> AdaptiveController | None:
         """What decides how gradients travel; None: that stays as it is."""
-        return self.form.steering
+        return self.exchange.steering
 
     def shared_state(self) -> SharedState:
         """What all workers share now; its tensors are those that training changes."""
@@ -226,13 +187,12 @@ class Training(Engine):
             learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
-            settled=None if self.settled is None else self.settled.model_dump(mode="json"),
         )
 
     def own_state(self) -> RankState:
         """What this worker has beside that."""
         return RankState.now(
-            self.form.step.residual.state(),
+            self.computes.residual.state(),
             self.context.device,
             local=None if self.synchroniser is None else self.synchroniser.state(),
         )
@@ -263,8 +223,11 @@ class Training(Engine):
         """Of the next step, over the task's own rate."""
         if self.adaptive_scale is not None:
             return self.adaptive_scale.value
-        scale = self.context.spec.learning_rate_scale
-        return scale if self.streaming is None else scale * self.streaming.learning_rate_scale(self.balance.shares)
+        spec = self.context.spec
+        if spec.stream is None:
+            return spec.learning_rate_scale
+        batch_size = sum(self.balance.shares)
+        return spec.learning_rate_scale * stream_learning_rate_scale(spec.stream, batch_size, spec.global_batch_size)
 
     @property
     def training_s(self) -> float:
@@ -303,7 +266,7 @@ class Training(Engine):
             stop_wished=self.context.stop_requested(),
             since_checkpoint_s=begun_s - checkpoint_s,
             checkpoint_part=self._saver.progress,
-            flow=None if self.streaming is None else self.streaming.flow(),
+            flow=None if self.replay is None else self.replay.flow(),
             marks=marks,
         )
 
@@ -320,11 +283,10 @@ class Training(Engine):
             self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
-        held = self.feed.sizes  # of every rank, with copies that were handed on
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self.form.step.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
+                trace = self.computes.run(parts, sum(shares), None if scale is None else scale.value, self.look_at)
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
@@ -334,21 +296,8 @@ class Training(Engine):
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
-        if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
-        self.after(trace, held)
+        self.after(trace, shares)
 
     def close(self) -> None:
         """Let go of threads and processes."""
         self.feed.close()
-        if self.streaming is not None:
-            self.streaming.close()
-
-
-def _read_settled(kept: Mapping[str, object]) -> Settled:
-    try:
-        return Settled.model_validate(kept)
-    except ValidationError:
-        raise BadInput(
-            "the checkpoint's state of a run that averages parameters is damaged.", hint="use an older checkpoint"
-        ) from None

@@ -308,7 +308,7 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
 
     from hetopt.trainer.agreement import meet_devices, meet_one_version
     from hetopt.trainer.comm.peers import has_timed_out, hung
-    from hetopt.trainer.host.stores import group_store
+    from hetopt.trainer.host.gate import group_store
 
     store = group_store(os.environ, place.rank)
     meet_one_version(store, place.rank, place.world_size)

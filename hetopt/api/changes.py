@@ -4,7 +4,6 @@ Streams of samples, as people describe them and as the run is told.
 
 replay(40/80/160)                      the task's data, at so many samples a second for each worker
 replay(uniform=38/24, factor=4)        rates drawn by mean and standard deviation, all times 4
-redis(redis://10.0.0.5:6379/0, key=cam)  streams cam:0, cam:1, ... of a broker
 
 What a launch computes in, where that is pinned: as planned, predicted anew on this machine, or refused.
 
@@ -28,18 +27,12 @@ from hetopt.core.comm.composition import AUTO, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import DURATION, NUMBER, call, fields, quantity, split
-from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local, why_not_settling
+from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local
 from hetopt.core.run_spec import WEIGHS_WAYS, BatchPolicy, Compression, RunSpec, Stream
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.step_time.local_steps import communication
-
-MAY_SETTLE = (
-    "Once the network and the job were seen, the run may switch for good to averaging parameters, "
-    "and takes more steps then; "
-    "cluster, time and cost are those of the plan without it."
-)
 
 PREDICTED_ANEW: tuple[Place, ...] = ("local", "rehearsal")
 """Places where nothing is rented and nobody's machines are chosen by a precision."""
@@ -109,35 +102,28 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return the run with the synchronization, partition and injection that were asked for.
+    """Return the run with the synchronization and partition that were asked for.
 
-    A plan's own choice of compression gives way to workers that send no gradients, and is weighed with averages of
-    parameters by those that may settle for them, unless somebody chose it for this launch.
+    A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
+    launch.
 
     Raises:
         BadInput: they do not go with the rest of the run.
     """
-    update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject}
+    update = {"sync": changes.sync, "partition": changes.partition}
     update = {name: value for name, value in update.items() if value is not None}
     if not update and not run.is_local:
         return run
     run = run.model_copy(update=update)
     chooses = changes.sync is not None and not (changes.compression or changes.ratio_policy or changes.collective)
-    exchange: dict[str, object] = {}
-    if run.sync.may_settle:
-        if chooses and run.ratio_policy != "auto":
-            exchange = {"ratio_policy": "auto", "collective_policy": "cheapest"}
-        reason_of, hint = why_not_settling, 'choose `compression="auto"` with `sync="auto"`, or another `sync`'
-    elif run.sync.is_local:
-        exchange = {"ratio_policy": "fixed", "collective_policy": "fixed"} if chooses else {}
-        reason_of, hint = why_not_local, 'choose `sync="bsp"`, or leave the other out'
-    else:
+    if not run.sync.is_local:
         return run
-    if exchange:
-        run = run.model_copy(update={"compression": Compression(), **exchange})
-    reason = reason_of(run)
+    if chooses:
+        plain = {"compression": Compression(), "ratio_policy": "fixed", "collective_policy": "fixed"}
+        run = run.model_copy(update=plain)
+    reason = why_not_local(run)
     if reason is not None:
-        raise BadInput(reason, hint=hint)
+        raise BadInput(reason, hint='choose `sync="bsp"`, or leave the other out')
     return run
 
 
@@ -153,7 +139,7 @@ def into_plan(sync: Synchronization | None, plan: Plan) -> Plan:
     if run.sync.is_local and not run.is_local:
         note = f"The plan has one worker, which {run.sync.name} changes nothing for."
     elif not run.is_local:
-        note = MAY_SETTLE if run.sync.may_settle else ""
+        note = ""
     else:
         job = plan.profile.job
         less = communication(run.sync, dataset_size=job.dataset_size, global_batch_size=run.global_batch_size)
@@ -196,33 +182,20 @@ def in_precision(plan: Plan, precision: str | None, on: Place) -> tuple[Plan, tu
     return plan.model_copy(update={"run": run}), (note,)
 
 
-_EXAMPLE = "for example `stream=replay(uniform=38/24)` or `stream=redis(redis://127.0.0.1:6379/0)`"
+_EXAMPLE = "for example `stream=replay(uniform=38/24)`"
 
-_COMMON = {
+_DRAWN = ("uniform", "normal")
+_KEYS = {
+    "rates": "rates",
+    **{name: name for name in (*_DRAWN, "factor")},
+    "buffer": "buffer",
+    "age": "max_age_s",
     "interval": "batch_interval_s",
     "min": "min_batch",
     "max": "max_batch",
     "lr": "learning_rate",
     "lr_cap": "max_learning_rate_scale",
     "patience": "patience_s",
-}
-_DRAWN = ("uniform", "normal")
-_KEYS = {
-    "replay": {
-        "rates": "rates",
-        **{name: name for name in (*_DRAWN, "factor")},
-        "buffer": "buffer",
-        "age": "max_age_s",
-        **_COMMON,
-    },
-    "redis": {
-        "url": "url",
-        "key": "key",
-        "streams": "streams",
-        "group": "group",
-        "delete": "delete_trained",
-        **_COMMON,
-    },
 }
 _SECONDS = ("batch_interval_s", "max_age_s", "patience_s")
 
@@ -232,14 +205,12 @@ class StreamWish:
     """A stream as it was asked for, before the workers that it is for are known.
 
     Attributes:
-        source: as of `Stream`.
         fields: of `Stream`, as text.
-        rates: ``replay``: as given, in samples a second.
+        rates: as given, in samples a second.
         drawn: or how they are drawn: distribution, mean and standard deviation.
         factor: on all of them.
     """
 
-    source: Literal["replay", "redis"]
     fields: dict[str, str]
     rates: tuple[float, ...] = ()
     drawn: tuple[Literal["uniform", "normal"], float, float] | None = None
@@ -253,25 +224,22 @@ def parse_stream(text: str) -> StreamWish:
         BadInput: a source or key that is unknown, or a value that cannot be.
     """
     item = call(text, "`stream`")
-    if item.name not in _KEYS:
-        raise BadInput(f"`stream` must name a source of samples, replay or redis, got {text!r}.", hint=_EXAMPLE)
-    source = cast(Literal["replay", "redis"], item.name)
-    said = fields(item, _KEYS[source], first=("rates" if source == "replay" else "url",))
+    if item.name != "replay":
+        raise BadInput(f"`stream` must be a replay of the task's data, got {text!r}.", hint=_EXAMPLE)
+    said = fields(item, _KEYS, first=("rates",))
     for field in _SECONDS:
         if field in said:
             said[field] = repr(quantity(said[field], DURATION, f"`stream`: {field}"))
-    if source == "redis":
-        return StreamWish(source=source, fields=said)
     ways = [way for way in ("rates", *_DRAWN) if way in said]
     if len(ways) != 1:
         raise BadInput("`stream` of replay needs rates, said in one way.", hint=_EXAMPLE)
     (factor,) = _numbers(said.pop("factor", "1"), 1)
     numbers = _numbers(said.pop(ways[0]), None if ways == ["rates"] else 2)
     if ways == ["rates"]:
-        return StreamWish(source=source, fields=said, rates=numbers, factor=factor)
+        return StreamWish(fields=said, rates=numbers, factor=factor)
     distribution = cast(Literal["uniform", "normal"], ways[0])
     mean, deviation = numbers
-    return StreamWish(source=source, fields=said, drawn=(distribution, mean, deviation), factor=factor)
+    return StreamWish(fields=said, drawn=(distribution, mean, deviation), factor=factor)
 
 
 def on_stream(wish: StreamWish, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
@@ -283,19 +251,13 @@ def on_stream(wish: StreamWish, run: RunSpec, policy: BatchPolicy | None) -> Run
         BadInput: it does not go with the run.
     """
     factor = 1.0 if run.miniature is None else run.miniature.time_factor
-    if run.miniature is not None and wish.source == "redis":
-        raise BadInput(
-            "hosts of a rehearsal reach nobody but each other, and no Redis.", hint='choose `on="local"`, or a replay'
-        )
     if wish.drawn is None:
         rates = wish.rates
     else:
         distribution, mean, deviation = wish.drawn
         rates = draw_rates(distribution, mean, deviation, workers=len(run.workers), seed=run.seed)
     try:
-        stream = Stream.model_validate(
-            {**wish.fields, "source": wish.source, "rates": scaled(rates, wish.factor / factor)}, strict=False
-        )
+        stream = Stream.model_validate({**wish.fields, "rates": scaled(rates, wish.factor / factor)}, strict=False)
         times = {"batch_interval_s": stream.batch_interval_s * factor, "max_age_s": stream.max_age_s * factor}
         return RunSpec.model_validate(
             {
@@ -318,12 +280,10 @@ def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:
 
     Args:
         prediction: for samples that are there already, at the plan's local batch sizes.
-        run: with its stream; the rates of Redis are not known.
+        run: with its stream.
     """
     stream = run.stream
     assert stream is not None
-    if not stream.rates:
-        return prediction, "the prediction is for samples that are there already; on a stream steps also wait for them"
     least_s = max(
         (stream.batch(rate) if run.batch_policy == "rate" else worker.local_batch_size) / rate
         for worker, rate in zip(run.workers, stream.rates, strict=True)

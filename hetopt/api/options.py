@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hetopt.api.changes import StreamWish
     from hetopt.core.memory import Precision
     from hetopt.core.run_spec import Compression, Settings
-    from hetopt.core.synchronization import Injection, Partition, Synchronization
+    from hetopt.core.synchronization import Partition, Synchronization
     from hetopt.optimizer.training_recipe import Method, Optimizer
 
     Policy = tuple[str, Settings]
@@ -235,7 +235,7 @@ class Changes(Options):
         str | None,
         Option(
             help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
-            "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
+            "ar_topk_star, ar_topk_var. Default: the plan's.",
             names=("auto", "hetopt.core.comm.composition:COLLECTIVES"),
             read=read_by("hetopt.core.run_rules:parse_collective"),
         ),
@@ -258,19 +258,11 @@ class Changes(Options):
             read=read_by("hetopt.core.synchronization:parse_partition"),
         ),
     ] = None
-    inject: Annotated[
-        Injection | None,
-        Option(
-            help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
-            flag="data-injection",
-            read=read_by("hetopt.core.synchronization:parse_injection"),
-        ),
-    ] = None
     stream: Annotated[
         StreamWish | None,
         Option(
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
-            "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
+            "'replay(uniform=38/24)' or 'replay(40/80, buffer=truncation)'.",
             read=read_by("hetopt.api.changes:parse_stream"),
         ),
     ] = None

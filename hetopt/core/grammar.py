@@ -88,7 +88,7 @@ def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -
     pairs: dict[str, str] = {}
     for part in filter(None, split(re.sub(r"\s*=\s*", "=", text), separators, where)):
         key, equals, value = part.partition("=")
-        if not equals or (key and not _KEY.fullmatch(key)):  # redis://host/0?timeout=1 is a value
+        if not equals or (key and not _KEY.fullmatch(key)):  # an address with a query is a value
             values.append(part)
         elif not key or not value:
             raise BadInput(f"{where} does not say what {key or value} is.", hint=f"write {key or 'KEY'}=VALUE")

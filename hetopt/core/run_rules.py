@@ -156,20 +156,6 @@ def why_not_local(spec: RunSpec) -> str | None:
     return None
 
 
-def why_not_settling(spec: RunSpec) -> str | None:
-    """Return one sentence on what of a run does not go with sync ``auto``; None where all does."""
-    if len(spec.workers) > 1 and spec.ratio_policy != "auto":
-        return (
-            "Sync auto weighs averages of parameters against the best exchange of gradients, which the ratio policy "
-            f"auto looks for and {spec.ratio_policy} does not."
-        )
-    if spec.learning_rate_rule == "adascale":
-        return "Workers that average parameters do not see the sum of all gradients, whose noise adascale follows."
-    if spec.precision == "fp16":
-        return "The loss scale of fp16 has to be agreed on in every step, which averages leave out; use bf16."
-    return None
-
-
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
     """Return steps of so many passes over the data; at least one."""
     return max(1, round(epochs * dataset_size / global_batch_size))
@@ -181,10 +167,10 @@ OF_TASKS = (
         "a script's optimizer keeps its own learning rate",
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),
-    (("partition", "injection", "stream"), "a script reads its own data", "leave out `partition`, `inject`, `stream`"),
+    (("partition", "stream"), "a script reads its own data", "leave out `partition`, `stream`"),
     (("precision",), "a script says itself what it computes in", "plan without `precision`"),
     (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
-    (("prefetch", "loader_processes"), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),
+    (("prefetch",), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),
     (("evaluate_every_epochs",), "a script evaluates in its own loop", "leave it out"),
     (("probe",), "a script is measured by running it", "`hetopt profile -- SCRIPT`"),
 )
@@ -204,8 +190,6 @@ def check_for_script(spec: RunSpec) -> None:
                 asked = setting(name, value) if isinstance(value, (float, int, str)) else f"`{name}`"
                 raise BadInput(f"{asked} is for tasks: {reason}.", hint=instead)
     unfit = why_not_local(spec) if spec.is_local else None
-    if spec.sync.may_settle:
-        unfit = "A script says itself how long it trains, so it cannot switch to averages, which take more steps."
     if unfit is None and (spec.sync.stretch != 1 or spec.sync.rate_power):
         unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
     if unfit is not None:

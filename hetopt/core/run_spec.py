@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -37,7 +36,7 @@ from hetopt.core.memory import Precision
 from hetopt.core.paths import HOST_PATTERN, is_name, shown
 from hetopt.core.plain_text import known
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
-from hetopt.core.synchronization import Injection, Partition, Synchronization
+from hetopt.core.synchronization import Partition, Synchronization
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 
 Settings: TypeAlias = dict[str, int | float | str | bool]
@@ -47,28 +46,18 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Part = Annotated[float, Field(ge=0, le=1)]
 
 
-SourceName = Literal["replay", "redis"]
-"""``replay``: the task's own data, at set rates. ``redis``: Redis Streams, whoever fills them."""
-
 BufferPolicy = Literal["persistence", "truncation", "bounded_age"]
 """What becomes of samples that arrived and were not taken: all wait, only a batch of the newest does, or those younger
 than a set age do."""
 
 
 class Stream(Record):
-    """The stream of each worker, and what a batch has to do with it.
+    """The stream of each worker, on which the task's own data arrives, and what a batch has to do with it.
 
     Attributes:
-        source: where samples come from.
-        rates: ``replay``: samples a second that arrive at each worker, in rank order.
-        buffer: ``replay``: what becomes of samples that wait. In Redis they wait in the broker, and whoever writes them
-            says how many it keeps.
+        rates: samples a second that arrive at each worker, in rank order.
+        buffer: what becomes of samples that wait.
         max_age_s: of samples that wait, under ``bounded_age``.
-        url: ``redis``: the broker. A password is never part of it: it is read from ``HETOPT_REDIS_PASSWORD``.
-        key: ``redis``: streams are called ``KEY:0``, ``KEY:1`` and so on.
-        streams: ``redis``: how many there are; absent: one a worker. Worker r of N reads streams r, r + N and so on.
-        group: ``redis``: the consumer group. Another run that is to see the same samples has another.
-        delete_trained: ``redis``: samples are deleted from the broker once a checkpoint holds what they taught.
         batch_interval_s: under the batch policy ``rate`` a batch is what arrives in this time. The paper's is 1 s.
         min_batch: samples of a worker, at least.
         max_batch: at most.
@@ -78,15 +67,9 @@ class Stream(Record):
         patience_s: a stream that gives no batch for so long ends the run.
     """
 
-    source: SourceName = "replay"
-    rates: tuple[PositiveFloat, ...] = ()
+    rates: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
     buffer: BufferPolicy = "persistence"
     max_age_s: PositiveFloat = 10.0
-    url: str = "redis://127.0.0.1:6379/0"
-    key: str = Field(default="hetopt", min_length=1)
-    streams: PositiveInt | None = None
-    group: str = Field(default="hetopt", min_length=1)
-    delete_trained: bool = False
     batch_interval_s: PositiveFloat = 1.0
     min_batch: PositiveInt = 8
     max_batch: PositiveInt = 1024
@@ -98,22 +81,7 @@ class Stream(Record):
     def _fits_together(self) -> Self:
         if self.min_batch > self.max_batch:
             raise ValueError(f"the least batch, {self.min_batch}, must not exceed the largest, {self.max_batch}")
-        if self.source == "replay" and not self.rates:
-            raise ValueError("a replay needs rates, in samples a second")
-        if self.source == "redis":
-            self._check_broker()
         return self
-
-    def _check_broker(self) -> None:
-        place = urlsplit(self.url)
-        if place.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("the broker's address begins with redis://, rediss:// or unix://")
-        if place.password is not None:
-            raise ValueError("a password must not stand in the address, give it as HETOPT_REDIS_PASSWORD")
-        if self.rates:
-            raise ValueError("rates are those of a replay; samples come out of Redis as they were written")
-        if self.buffer != "persistence":
-            raise ValueError("in Redis whoever writes samples says how many are kept (XADD MAXLEN), not the run")
 
     def batch(self, rate_per_s: float) -> int:
         """Samples of a worker whose stream brings so many a second: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
@@ -454,6 +422,10 @@ class StopRule(Record):
         return self
 
 
+_DID_NOTHING: Mapping[str, object] = MappingProxyType({"injection": None, "loader_processes": 0})
+"""Fields of earlier versions, and what they said where they changed nothing."""
+
+
 class RunSpec(RecordLeavingOut):
     """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
 
@@ -483,7 +455,6 @@ class RunSpec(RecordLeavingOut):
     )
     sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")
-    injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: BatchPolicy = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
@@ -495,9 +466,6 @@ class RunSpec(RecordLeavingOut):
     learning_rate_rule: LearningRateRule = "fixed"
     precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
     prefetch: Prefetch = "auto"
-    loader_processes: NonNegativeInt = Field(
-        default=0, description="processes of each worker that read its samples ahead; 0: the worker reads them itself"
-    )
     stop: StopRule
     evaluate_every_epochs: PositiveFloat = 1.0
     control_period_steps: PositiveInt = Field(default=20, description="steps between looks at the gathered statistics")
@@ -509,6 +477,13 @@ class RunSpec(RecordLeavingOut):
     miniature: ScaledEmulation | None = Field(
         default=None, description="the rehearsed cluster, where the run is a rehearsal"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_did_nothing(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {key: one for key, one in value.items() if key not in _DID_NOTHING or one != _DID_NOTHING[key]}
 
     @model_validator(mode="after")
     def _workers_live_on_the_hosts(self) -> Self:
@@ -532,7 +507,7 @@ class RunSpec(RecordLeavingOut):
             if self.batch_policy == "rate":
                 raise ValueError("the batch policy 'rate' follows streams, and the run has none")
             return self
-        if stream.rates and len(stream.rates) != len(self.workers):
+        if len(stream.rates) != len(self.workers):
             raise ValueError(f"there are {len(stream.rates)} rates of streams for {len(self.workers)} workers")
         if stream.patience_s >= self.exchange_timeout_s:
             raise ValueError(
@@ -541,8 +516,6 @@ class RunSpec(RecordLeavingOut):
             )
         if self.learning_rate_rule == "adascale":
             raise ValueError("on a stream the learning rate follows the batch, not the noise: use the rule 'fixed'")
-        if self.loader_processes:
-            raise ValueError("a stream is read as it arrives, not by loader processes")
         return self
 
     @property
@@ -568,8 +541,7 @@ class RunSpec(RecordLeavingOut):
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
         """
-        one_model = not self.is_local and not self.sync.may_settle
-        alike = one_model and self.partition.name == "global" and self.injection is None and self.stream is None
+        alike = not self.is_local and self.partition.name == "global" and self.stream is None
         return self.max_restarts > 0 and not self.script and len(self.workers) > 1 and self.probe is None and alike
 
     @property

@@ -21,11 +21,10 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Record, RecordLeavingOut
-from hetopt.core.errors import BadInput
-from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
+from hetopt.core.grammar import FRACTION, Unit, call, record, written
 from hetopt.core.plain_text import known
 
-SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync", "auto"]
+SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
 """Each is explained in `hetopt.trainer.sync.sync_assembly`."""
 
 Votes = Literal["any", "majority", "quantile"]
@@ -41,7 +40,6 @@ POLICIES: Mapping[SyncName, str] = MappingProxyType(
         "local-sgd": "parameters are averaged every H steps",
         "fedavg": "parameters of a part of the workers are averaged some times an epoch",
         "selsync": "parameters are averaged while gradients change (SelSync)",
-        "auto": "gradients are summed, until averages of parameters promise to take clearly less time",
     }
 )
 
@@ -116,12 +114,7 @@ class Synchronization(_Named):
     @property
     def is_local(self) -> bool:
         """Return whether workers apply their own gradients, and average parameters."""
-        return self.name not in ("bsp", "auto")
-
-    @property
-    def may_settle(self) -> bool:
-        """Return whether workers that sum their gradients may settle, while the run goes on, for averages."""
-        return self.name == "auto"
+        return self.name != "bsp"
 
 
 class Partition(_Named):
@@ -134,20 +127,6 @@ class Partition(_Named):
 
     name: PartitionName = "global"
     labels: PositiveInt = 1
-
-
-class Injection(Record):
-    """Samples that workers hand on to each other, so that all see something of what only some of them have.
-
-    In every step ``ceil(workers * N)`` of the N workers, drawn anew, give the others a copy of a part of their samples.
-
-    Attributes:
-        workers: part of the workers that give (alpha).
-        samples: part of the samples of a step that a giver gives (beta).
-    """
-
-    workers: float = Field(default=0.25, gt=0, le=1)
-    samples: float = Field(default=0.25, gt=0, le=1)
 
 
 DILOCO = "diloco"
@@ -206,22 +185,6 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
     item = call(text, option)
     name = known(item.name, PARTITIONS, "partition")
     return record(Partition, item, _fields(name), first=_FIRST.get(name, ()), defaults={"name": name})
-
-
-def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
-    """``ALPHA, BETA``: which part of the workers gives which part of its samples.
-
-    Raises:
-        BadInput: not two fractions.
-    """
-    item = arguments(text, option)
-    if len(item.values) + len(item.pairs) != 2:
-        raise BadInput(
-            f"{option} must be two fractions, got {text!r}.",
-            hint='for example "0.25,0.25": a quarter of the workers give a quarter of their samples',
-        )
-    keys = {key: key for key in Injection.model_fields}
-    return record(Injection, item, keys, first=keys, units=dict.fromkeys(keys, FRACTION))
 
 
 def spell_sync(sync: Synchronization) -> str:

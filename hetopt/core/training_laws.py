@@ -25,7 +25,7 @@ What is rounded at random and forgotten holds nothing back, and adds noise inste
 With ``E|g|^2 = |G|^2 + V / b`` of a worker's gradient and ``Bn = V / |G|^2``, ``e`` is that energy over the summed
 gradient's own. Where the learning rate is as high as the noise allows, ``c`` is 1 (McCandlish et al. 2018: the best
 step is shorter by as much); where it is far below, noise costs next to nothing. ``s`` is what is left of the sum in its
-own direction, below 1 where elements are clipped before they are rounded (TernGrad).
+own direction, below 1 where elements are clipped before they are rounded.
 
 The gradient noise scale: what the squared norms of unequal parts of one batch say about signal and noise.
 

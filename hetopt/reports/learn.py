@@ -238,8 +238,6 @@ def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSamp
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
     steps = [event for event in events if len(event.compute_s) == len(spec.workers)]
-    if not spec.is_local:  # what a run that settled for averages did from then on was something else
-        steps = [event for event in steps if event.sync is None]
     for _, stretch in groupby(steps, key=lambda event: (event.local_batch_sizes, _way(event))):
         # The first period of new shares is not yet itself: caches and allocators adapt.
         rows = list(stretch)[1:]
@@ -287,8 +285,6 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     synced = [event.sync for event in history.steps.events if event.sync is not None]
     averages = sum(told.synchronised for told in synced)
     if spec.is_local and (not averages or spec.partition.name != "global"):
-        return None
-    if synced and not spec.is_local:
         return None
     if begun is None or begun.resumed_step or not evaluated or len(ways) > 1 or spec.learning_rate_rule != "fixed":
         return None

@@ -31,7 +31,6 @@ from hetopt.core.events.records import (
     StepsLogged,
     SupervisorActed,
     SupervisorMeasured,
-    SyncSettled,
     TrainingStarted,
     WorkerLost,
     WorkersChanged,
@@ -49,7 +48,6 @@ Kind = Literal[
     "exchange_changed",
     "audit_differs",
     "twins_tried",
-    "sync_settled",
     "memory_bound_learned",
     "worker_lost",
     "workers_changed",
@@ -167,10 +165,6 @@ def _text(event: LogEvent, time_factor: float) -> str | None:
             return f"local batch sizes {', '.join(map(str, event.after))} ({event.reason})"
         case PairedTrialEnded():
             return _tried(event)
-        case SyncSettled():
-            part = f", a fragment of {event.fragments} at a time" if event.fragments > 1 else ""
-            every = formatting.counted(event.every_steps, "step")
-            return f"from now on parameters are averaged every {every}, in {event.compressor}{part} ({event.reason})"
         case ExchangeChanged():
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
             return event.reason if event.after in event.reason else f"now {event.after} ({event.reason})"

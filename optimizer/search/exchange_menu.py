@@ -24,7 +24,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.comm.composition import AUTO, GATHER, MAJORITY, METHODS, PACKED_BF16, PLAIN
+from hetopt.core.comm.composition import AUTO, GATHER, METHODS, PACKED_BF16, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
 from hetopt.core.comm.cost import UNDER_BACKWARD, Operation, Primitive
 from hetopt.core.comm.options import (
@@ -210,7 +210,7 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
     )
     return ExchangeOption(
         compression=compression,
-        collective="all_gather" if settled_collective(compression) in (GATHER, MAJORITY) else "all_reduce",
+        collective="all_gather" if settled_collective(compression) == GATHER else "all_reduce",
         gain=1.0,
         messages=messages,
         traffic_bytes=traffic_bytes,

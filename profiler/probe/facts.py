@@ -21,7 +21,7 @@ from hetopt.core.interruption import usable_processors
 from hetopt.core.profile import Host, Job
 from hetopt.core.step_samples import ModelKind
 from hetopt.profiler.probe.replica import Replica
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.task import Task

@@ -11,8 +11,7 @@ from torch import Tensor
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import State, Turn
-from hetopt.trainer.comm.error_feedback import ErrorFeedback
+from hetopt.trainer.comm.compressor import ErrorFeedback, State, Turn
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.topk import TopK
 

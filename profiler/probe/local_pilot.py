@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Synchronization
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown

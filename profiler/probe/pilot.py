@@ -25,9 +25,8 @@ from hetopt.profiler.probe.local_pilot import LocalPilot
 from hetopt.profiler.records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
+from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate

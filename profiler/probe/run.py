@@ -20,8 +20,8 @@ from hetopt.profiler.probe.tensor_bytes import count_on
 from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost, PrecisionRefused
 from hetopt.profiler.schedule import LATER_PASS_SHARE, NETWORK_SHARE
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import lacks_units, matrices_in

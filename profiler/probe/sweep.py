@@ -28,8 +28,7 @@ from hetopt.profiler.probe.step_memory import count_step
 from hetopt.profiler.probe.timed_step import TimedStep, timed_step
 from hetopt.profiler.records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.cursor import Indices
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import Indices, MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import matrices_in

@@ -73,7 +73,7 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
         step |= {"processor_s": [worker_s / contention for worker_s in step["compute_s"]]}
     if waited_s:
         nothing = [0, 0]
-        flow = {"rate_per_s": [1.0, 1.0], "buffered": nothing, "dropped": nothing, "repeated": nothing}
+        flow = {"rate_per_s": [1.0, 1.0], "buffered": nothing, "dropped": nothing}
         step |= {"stream": {**flow, "wait_s": [waited_s, 0.0]}}
     if changes:
         events.insert(2, {"event": "condition_changed", "time_s": events[1]["time_s"], "host": "local-0", "speed": 0.5})

@@ -38,10 +38,8 @@ from hetopt.core.grammar import (
 from hetopt.core.hosts import Hours, read_hosts
 from hetopt.core.hosts import parse_hosts as hosts_named
 from hetopt.core.synchronization import (
-    Injection,
     Partition,
     Synchronization,
-    parse_injection,
     parse_partition,
     parse_sync,
     spell_partition,
@@ -54,7 +52,6 @@ positive = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
 
 OWN = {
     "bsp": {},
-    "auto": {},
     "local-sgd": {"every_steps": st.integers(1, 999), "rate_power": st.floats(0, 9)},
     "fedavg": {"participants": fractions, "every_epochs": positive},
     "selsync": {
@@ -94,11 +91,6 @@ def test_a_partition_is_read_as_it_is_written(plain: str, labels: int) -> None:
         assert parse_partition(spell_partition(partition)) == partition
 
 
-@given(fractions, fractions)
-def test_an_injection_is_read_as_it_is_written(workers: float, samples: float) -> None:
-    assert parse_injection(f"{workers!r}, {samples!r}") == Injection(workers=workers, samples=samples)
-
-
 buckets = st.builds(Bucket, market=st.sampled_from(["spot", "on-demand"]), family=st.sampled_from(FAMILIES))
 
 
@@ -116,11 +108,9 @@ rates = st.floats(1e-3, 1e6)
 @given(st.lists(rates, min_size=1, max_size=5) | st.tuples(st.sampled_from(["uniform", "normal"]), rates, rates), rates)
 def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
     drawn = {"drawn": said} if isinstance(said, tuple) else {"rates": tuple(said)}  # type: ignore[call-overload]
-    stream = StreamWish(source="replay", fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
+    stream = StreamWish(fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
     rates = f"{said[0]}={said[1]!r}/{said[2]!r}" if isinstance(said, tuple) else "/".join(map(repr, stream.rates))
     assert parse_stream(f"replay({rates}, buffer=truncation, min=4, factor={factor!r})") == stream
-    broker = StreamWish(source="redis", fields={"url": "redis://10.0.0.5:6379/1?timeout=3", "key": "cam"})
-    assert parse_stream("redis(redis://10.0.0.5:6379/1?timeout=3, key=cam)") == broker
 
 
 @pytest.mark.parametrize(
@@ -132,7 +122,6 @@ def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
         (parse_sync, "selsync:auto,synchronised_share=0.1", "selsync(auto, share=10%)"),
         (parse_partition, "labels:1", "labels( labels = 1 )"),
         (parse_stream, "replay:40/80,age=60", "replay(40/80, age=1m)"),
-        (parse_stream, "redis:redis://h:1/0,key=cam", "redis(redis://h:1/0, key=cam)"),
         (parse_hosts, "speed=1,rate=100mbit x2; speed=0.25", "speed=1 rate=0.1gbit; speed=1, rate=1e8; speed=0.25;"),
         (partial(option.names, name="types"), "g5.*,c7a.*", " g5.* ; c7a.*, "),
         (partial(places.slowdowns, name="slowdowns"), "1,1,2", "1 x2, 2"),
@@ -188,7 +177,6 @@ READERS: tuple[Callable[[str], object], ...] = (
     parse_compression,
     parse_sync,
     parse_partition,
-    parse_injection,
     parse_hosts,
     parse_stream,
     lambda text: parse_changes(text, ("h0", "h1")),
@@ -201,9 +189,7 @@ READERS: tuple[Callable[[str], object], ...] = (
     lambda text: option.positive(text, "budget_usd", "USD"),
     partial(option.names, name="types"),
 )
-WORDS = (
-    "topk selsync local-sgd replay redis labels h1 step dies auto share speed rate momentum uniform spot g time cost"
-)
+WORDS = "topk selsync local-sgd replay labels h1 step dies auto share speed rate momentum uniform spot g time cost"
 NUMBERS = "0 1 -1 0.5 1e9 nan inf 30s 100mbit 100x $2 x2"
 PIECES = st.sampled_from([*WORDS.split(), *NUMBERS.split(), "9" * 400, *"(),;:=/ \n%*'\u00e9\x00["])
 

@@ -361,7 +361,7 @@ def with_trials(profile: Profile | None = None) -> Profile:
     shapes = SHAPES if numel == 500_000 else ((numel,),)
     trials = []
     for way in tried_ways():
-        forgets = way.name.startswith(("qsgd", "terngrad"))
+        forgets = way.name.startswith("qsgd")
         gain = None if forgets else {"powersgd": 0.2 * (way.rank or 1), "sign": 0.4}.get(way.name, 0.98)
         trials.append(
             ExchangeTrial(
@@ -369,7 +369,6 @@ def with_trials(profile: Profile | None = None) -> Profile:
                 workers=2,
                 gain=gain,
                 variance=4.0 / (way.levels or 40) ** 2 if forgets else None,
-                signal=0.85 if way.name == "terngrad" else 1.0,
             )
         )
     costs = tuple(
@@ -414,7 +413,6 @@ def test_the_more_workers_the_coarser_their_codes_and_the_more_steps() -> None:
     assert found[0] == 1.0
     assert found == sorted(found)
     assert losses.stretch(Compression(name="qsgd_maxnorm"), 128)[0] < found[-1]  # codes of 16 bits from here on
-    assert losses.stretch(Compression(name="terngrad"), 4)[0] > 1 / 0.85
     assert losses.stretch(Compression(), 8) == (1.0, 0.0)
 
 

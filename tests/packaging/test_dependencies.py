@@ -61,7 +61,7 @@ def test_what_is_imported_is_declared_and_has_a_row() -> None:
     extras = project["optional-dependencies"]
     needed = [
         *project["dependencies"],
-        *(one for extra in ("train", "aws", "streams") for one in extras[extra]),
+        *(one for extra in ("train", "aws") for one in extras[extra]),
     ]
     declared = {Requirement(one).name for one in needed}
     assert set(imported()) == declared
@@ -70,7 +70,6 @@ def test_what_is_imported_is_declared_and_has_a_row() -> None:
 
 
 def test_rented_machines_install_what_their_code_imports() -> None:
-    """Streams are not for rented machines; they are opened by a URL, and redis is imported where one is."""
     with tarfile.open(fileobj=io.BytesIO(make_bundle("digits").data)) as archive:
         inside = {name for name in archive.getnames() if name.endswith(".py")}
     needed = {
@@ -78,7 +77,7 @@ def test_rented_machines_install_what_their_code_imports() -> None:
         for package, files in imported().items()
         if any(file in inside or f"hetopt/{file}" in inside for file in files)
     }
-    assert needed - {"redis"} == set(NEEDED)
+    assert needed == set(NEEDED)
     for lock in sorted((REPOSITORY / "hetopt" / "backends" / "ec2" / "node" / "locks").glob("*-[cg]pu.txt")):
         pinned = set(re.findall(r"^([\w-]+)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
         assert set(NEEDED) - {"torch"} <= pinned, lock.name

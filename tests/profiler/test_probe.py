@@ -127,7 +127,6 @@ def test_what_ways_to_exchange_lose_is_measured_beside_the_pilots(probed: tuple[
         assert (coarse.variance or 0) > (fine.variance or 0) > (finest.variance or 0) > 0
         assert coarse.gain is None
         assert finest.signal == pytest.approx(1, abs=0.02)
-    assert trials["terngrad"].signal < 0.98  # clipped elements are lost
     assert sum(math.prod(shape) for shape in profile.job.parameter_shapes) == profile.job.parameters
 
 

@@ -38,7 +38,7 @@ from hetopt.profiler.probe.tensor_bytes import TensorBytes
 from hetopt.profiler.records import MemoryCounted
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.loop import Material, train
 from hetopt.trainer.session.run import Session
 from hetopt.trainer.session.turns import Turns

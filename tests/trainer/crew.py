@@ -25,16 +25,14 @@ from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.comm.buckets import BucketExchange, DenseBuckets
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.exchange import BucketExchange, DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.fused_step import FusedStep, SwitchingStep
+from hetopt.trainer.steps.fused_step import FusedStep, Switch
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
@@ -159,11 +157,13 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
         rounded_s=dict.fromkeys(ROUNDED, 0.0),
         bf16_in_buckets=True,
     )
-    exchange = Exchange(candidates.dense.compression, numel, forgets=True)
-    bf16 = BucketExchange(Compression(name="bf16", memory=candidates.memory), trainable_parameters(model))
-    fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown())
-    dense_buckets = DenseBuckets(Guard("dense"))
-    step = SwitchingStep(fused=fused, exchange=exchange, dense=dense_buckets, first=candidates.dense, bf16=bf16)
+    exchange = Exchange(candidates.dense.compression, numel)
+    bf16 = BucketExchange(Compression(name="bf16", memory="none"), trainable_parameters(model))
+    buckets = {"identity": DenseBuckets(Guard("dense")), "bf16": bf16}
+    switch = Switch(exchange, buckets, candidates.dense)
+    step = FusedStep(
+        module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown(), switch=switch
+    )
     step.warm_up(part)
     gradients = []
     by_key = {way.option.key: way for way in candidates.all}
@@ -171,7 +171,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     dense = candidates.dense.option.key
     half = f"bf16 by all_reduce in {len(parts)} buckets"
     for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
-        step.use(by_key[key])
+        switch.use(by_key[key])
         for number in range(3):
             step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())
             gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())

@@ -14,18 +14,17 @@ from torch.utils.checkpoint import checkpoint
 from hetopt.core.comm import cost
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.buckets import DenseBuckets
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.exchange import DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.buckets import parts_of
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule
-from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 
 CPU = torch.device("cpu")

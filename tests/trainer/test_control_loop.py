@@ -15,8 +15,8 @@ from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.core.training_laws import pooled_noise
 from hetopt.trainer.balance import LONGEST_PERIOD_S, Milestones
 from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader

@@ -15,8 +15,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.run import _objection
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown

@@ -192,11 +192,10 @@ def test_what_starts_workers_follows_the_run(tmp_path: Path) -> None:
 
 def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
     for changes, expected in (
-        ({}, (None, False, "in_thread")),
-        ({"micro_batch_size": 2}, (2, False, "in_thread")),
-        ({"prefetch": "on"}, (None, True, "in_thread")),
-        ({"prefetch": "off"}, (None, True, None)),
-        ({"loader_processes": 1}, (None, True, "in_processes")),
+        ({}, (None, False, True)),
+        ({"micro_batch_size": 2}, (2, False, True)),
+        ({"prefetch": "on"}, (None, True, True)),
+        ({"prefetch": "off"}, (None, True, False)),
     ):
         spec = RunSpec.model_validate(toy_spec(shares=(16,), **changes))
         context = WorkerContext(
@@ -209,8 +208,7 @@ def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
             stop_requested=lambda: False,
         )
         feed = make_feed(context, Material.load(spec).data.train)
-        ahead = feed._start_read_ahead
-        assert (feed._reader.unit, feed._watch is None, None if ahead is None else ahead.__name__) == expected
+        assert (feed._reader.unit, feed._watch is None, feed._reads_ahead) == expected
 
 
 def test_workers_wait_for_each_other_as_long_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

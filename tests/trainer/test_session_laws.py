@@ -21,8 +21,7 @@ from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import DEEDS, disagreement
 from hetopt.trainer.session.weights import Counts
 from hetopt.trainer.statistics import LARGEST, tensors_mark
-from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
-from hetopt.trainer.steps.step_config import ExchangeConfig
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
 
 ALONE = RunSpec(
     task="session",
@@ -32,9 +31,7 @@ ALONE = RunSpec(
 
 
 def exchange(shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
-    return ExchangeMaker(
-        spec=ALONE, compression=ALONE.compression, shapes=list(shapes), device=torch.device("cpu"), store=None
-    ).make()
+    return make_exchange(ALONE, ALONE.compression, shapes, torch.device("cpu"))
 
 
 class Parts(nn.Module):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.core.synchronization import Injection, Partition
+from hetopt.core.synchronization import Partition
 from hetopt.trainer.checkpoints.folder import rank_file
-from hetopt.trainer.data.injection import handover
 from hetopt.trainer.data.partitions import make_parts
 from hetopt.trainer.packing import unpack
 
@@ -136,24 +135,6 @@ def test_every_worker_trains_on_its_own_stream_across_an_interruption(crew: Crew
             turn += 1
         assert seen == stream[: len(seen)]
         assert len(seen) == share * (SHORT_STEPS if name == "shards" else STEPS)
-
-
-def test_workers_train_on_what_others_hand_them_and_the_bytes_are_counted(crew: Crew) -> None:
-    injection = Injection(workers=0.5, samples=0.5)
-    parts = make_parts(Partition(name="shards"), size=TRAINING_SAMPLES, weights=SHARES, seed=0)
-    assert parts is not None
-    own = [set(parts.order(rank, 0).tolist()) for rank in range(WORLD_SIZE)]
-    drawn = handover(injection, SHARES, seed=0, position=0).drawn
-    plans = [handover(injection, SHARES, seed=0, position=step * sum(drawn)) for step in range(SHORT_STEPS)]
-    for rank in range(WORLD_SIZE):
-        seen = crew.samples("injection", rank)
-        assert len(seen) == sum(plan.held[rank] for plan in plans)
-        foreign = sum(index not in own[rank] for index in seen)
-        assert foreign == sum(sum(plan.given) - plan.given[rank] for plan in plans)
-    events = [event["injection"] for event in crew.events("injection", "step") if "injection" in event]
-    handed = sum(2 * sum(plan.given) for plan in plans)
-    assert sum(event["samples"] for event in events) == handed
-    assert sum(event["sent_bytes"] for event in events) == handed * (6 * 4 + 4 + 8)  # inputs, target, index
 
 
 def test_a_checkpoint_holds_the_average_and_each_workers_own(crew: Crew) -> None:

@@ -248,13 +248,16 @@ def test_a_run_of_three_workers_can_go_on_with_one(
 
 
 def test_nothing_is_lost_on_the_way_from_one_exchange_to_another(crew: Crew) -> None:
-    """The model stands still, so what was sent in all must be the gradient as often as there were steps."""
+    """The model stands still, so what was sent in all must be the gradient as often as there were steps.
+
+    Buckets in bf16 lose their rounding, in six of them.
+    """
     sent = [torch.load(crew.folder / f"switched-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
     for other in sent[1:]:
         assert torch.equal(sent[0], other)
     dense = sent[0][0].double()
     total = sent[0].double().sum(0)
-    assert (total - len(sent[0]) * dense).norm() <= 1e-5 * len(sent[0]) * dense.norm()
+    assert (total - len(sent[0]) * dense).norm() <= (1e-5 * len(sent[0]) + 6 * 2**-9) * dense.norm()
     torch.testing.assert_close(sent[0][-1].double(), dense, rtol=1e-4, atol=1e-6)
     assert not torch.allclose(sent[0][3].double(), dense), "a thin exchange does not send everything"
 

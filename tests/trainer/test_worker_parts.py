@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import read_events
@@ -26,7 +25,6 @@ from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.statistics import ControlRow, Period
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import trainable_parameters
 from hetopt.trainer.worker import Place, StopWish, choose_device
 
 from . import toy_task
@@ -232,10 +230,3 @@ def test_a_worker_without_evaluation_samples_of_its_own_still_gets_the_metrics()
     model[0].weight.data.fill_(math.nan)
     with pytest.raises(RunFailed, match="mse = nan"):
         evaluate(task, model, data, shares=[1], rank=0, device=CPU)
-
-
-def test_parameters_must_be_trainable_and_fp32() -> None:
-    with pytest.raises(BadInput, match="no parameters"):
-        trainable_parameters(nn.ReLU())
-    with pytest.raises(BadInput, match="bfloat16"):
-        trainable_parameters(nn.Linear(2, 2).to(torch.bfloat16))

@@ -12,11 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hetopt.core.comm.composition import Combination, combinations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.comm.exchange import BucketExchange, Exchange
 from tests.trainer.joining import join, leave
 
 SAMPLES, FEATURES, CLASSES = 203, 12, 5
@@ -48,12 +45,6 @@ def larger_network() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 500), nn.Tanh(), nn.Linear(500, 700), nn.Linear(700, CLASSES))
 
 
-def split(world_size: int) -> tuple[int, ...]:
-    """Return a lopsided share of 32 samples for each worker."""
-    uneven = [2 ** (i + 1) for i in range(world_size - 1)]
-    return (*uneven, 32 - sum(uneven))
-
-
 def vector(rank: int, length: int) -> torch.Tensor:
     """What this rank brings to a sum: magnitudes over six orders, so that the order of additions shows."""
     generator = torch.Generator().manual_seed(100 + rank)
@@ -66,41 +57,6 @@ def weighted_gradient(
     """Flat gradient of the local mean loss, weighted by the share of the batch."""
     loss = nn.functional.cross_entropy(model(samples), targets) * (len(targets) / global_batch_size)
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-
-def train(rank: int, shares: tuple[int, ...], exchange: Exchange) -> torch.Tensor:
-    """Flat parameters after some steps of SGD with momentum on unequal shares."""
-    model, (samples, targets) = network(), data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    cursor = SampleCursor(SAMPLES, seed=3)
-    for _ in range(STEPS):
-        mine = list(cursor.take(shares).slices[rank])
-        flat = weighted_gradient(model, samples[mine], targets[mine], sum(shares))
-        exchange.run(flat)
-        for parameter, gradient in zip(
-            model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True
-        ):
-            parameter.grad = gradient.view_as(parameter)
-        optimizer.step()
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def shapes() -> list[tuple[int, ...]]:
-    """Of the network's parameters."""
-    return [tuple(parameter.shape) for parameter in network().parameters()]
-
-
-def compression_of(combination: Combination) -> Compression:
-    """The combination at a ratio where there is one, with narrow codes and rank 2 where those mean something."""
-    options = combination.method.options
-    return Compression(
-        name=combination.name,
-        ratio=0.05 if combination.method.by_ratio else 1.0,
-        memory=combination.memory,
-        collective=combination.collective,
-        rank=2 if "rank" in options else None,
-        bits=4 if "bits" in options else None,
-    )
 
 
 def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -153,15 +109,6 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
             results[f"{name} bytes {length}"] = torch.tensor(stats.sent_bytes)
             for key, value in exchange.state().items():
                 results[f"{name} {key} {length}"] = value.cpu()
-
-    shares, numel = split(world_size), sum(p.numel() for p in network().parameters())
-    for combination in combinations() if device.type == "cpu" else ():
-        wanted = compression_of(combination)
-        exchange = Exchange(wanted, numel, shapes=shapes(), seed=5)
-        key = f"{combination.name} {combination.collective} {combination.memory}"
-        results[f"{key} parameters"] = train(rank, shares, exchange)
-        stats = exchange.run(vector(rank, numel), look_at=(0.01, 0.1, 1.0))
-        results[f"{key} bytes"] = torch.tensor(stats.sent_bytes)
 
     for name in BUCKETED if device.type == "cpu" else ():
         model = larger_network()

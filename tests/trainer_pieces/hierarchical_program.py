@@ -1,6 +1,6 @@
 """One of four workers, which are thought to be on hosts in several ways: exchanges in two levels, saves what it holds.
 
-python hierarchical_program.py RANK FOLDER exchange|hang
+python hierarchical_program.py RANK FOLDER
 """
 
 from __future__ import annotations
@@ -10,15 +10,10 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm import peers
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.comm.peers import LostPeer
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, HierarchicalExchange, HostGroups
 from tests.trainer.joining import join, leave
 
 WORKERS = 4
@@ -36,8 +31,6 @@ WAYS = [
     Compression(name="redsync", ratio=0.02),
 ]
 LOOK_AT = (0.01, 0.1)
-TIMEOUT_S, PATIENCE_S = 3.0, 2.0
-LOST = 2  # leads the second host
 
 
 def gradient(rank: int, step: int) -> torch.Tensor:
@@ -98,17 +91,13 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
                 flat = gradient(rank, step)
                 before.run(flat)
                 begun += flat
-            after: HierarchicalExchange | Exchange
-            if others is None:
-                after = Exchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4, forgets=True)
-            else:
-                after = nested(WAYS[2], others)
+            after = Exchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4) if others is None else nested(WAYS[2], others)
             after.load_state(before.state())
             after.use(Compression())
             flat = gradient(rank, 3)
             after.run(flat)
             held[f"{layout} then {other}"] = {"received": begun + flat, **after.state()}
-    plain = Exchange(TOPK, NUMEL, shapes=SHAPES, seed=4, forgets=True)
+    plain = Exchange(TOPK, NUMEL, shapes=SHAPES, seed=4)
     flat = gradient(rank, 0)
     plain.run(flat)
     after = nested(TOPK, layouts["2+2"])
@@ -120,33 +109,13 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
     return held, said
 
 
-def hang(rank: int, store: dist.Store) -> dict[str, object]:
-    """What the others say of a leader that does not come."""
-    peers.ROLL_CALL_S = PATIENCE_S
-    groups = HostGroups(LAYOUTS["2+2"], timeout_s=TIMEOUT_S)
-    work = HierarchicalExchange(TOPK, NUMEL, groups=groups, store=store)
-    work.run(gradient(rank, 0))
-    if rank == LOST:
-        store.wait([f"said/{other}" for other in range(WORKERS) if other != LOST])
-        return {}
-    try:
-        work.run(gradient(rank, 1))
-    except (RunFailed, LostPeer) as error:
-        store.set(f"said/{rank}", "")
-        return {"loss": getattr(error, "message", str(error)), "kind": type(error).__name__}
-    return {}
-
-
-def main(rank: int, folder: Path, way: str) -> None:
-    store = join(rank, WORKERS, folder)
-    if way == "exchange":
-        held, said = exchange(rank)
-        torch.save(held, folder / f"rank-{rank}.pt")
-    else:
-        said = hang(rank, store)
+def main(rank: int, folder: Path) -> None:
+    join(rank, WORKERS, folder)
+    held, said = exchange(rank)
+    torch.save(held, folder / f"rank-{rank}.pt")
     (folder / f"rank-{rank}.json").write_text(json.dumps(said))
     leave()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -13,8 +13,6 @@ from hetopt.core.comm.composition import (
     COLLECTIVES,
     CORRECTION,
     DENSE,
-    FEEDBACK,
-    GATHER,
     LOW_PRECISION,
     MEMORIES,
     METHODS,
@@ -23,9 +21,6 @@ from hetopt.core.comm.composition import (
     combinations,
     combine,
     why_not,
-    why_not_averaged,
-    why_not_controlled,
-    why_not_optimised,
 )
 from hetopt.core.comm.payload_bytes import (
     LARGEST_SUM,
@@ -72,26 +67,7 @@ def test_defaults_fit_and_follow_what_is_chosen():
     for name, method in METHODS.items():
         chosen = combine(name)
         assert (chosen.memory, chosen.collective) == (method.memories[0], method.collectives[0])
-    assert combine("sign", memory=FEEDBACK).collective == GATHER
-    assert combine("sign", collective=GATHER).memory == FEEDBACK
     assert combine("dgc").memory == CORRECTION
-
-
-@pytest.mark.parametrize(
-    ("wish", "near"),
-    [
-        ({"name": "top-k"}, "topk"),
-        ({"name": "TopK"}, "topk"),
-        ({"name": "power_sgd"}, "powersgd"),
-        ({"name": "topk", "collective": "allgather"}, "all_gather"),
-        ({"name": "topk", "memory": "error-feedback"}, "error_feedback"),
-        ({"name": "topk", "coding": "pack"}, "packed"),
-    ],
-)
-def test_unknown_names_are_answered_with_the_nearest(wish, near):
-    with pytest.raises(BadInput) as caught:
-        Exchange(Compression(**wish), 10)
-    assert f"did you mean {near!r}" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -110,34 +86,6 @@ def test_options_that_mean_nothing_or_cannot_be_are_refused(wish, message):
     with pytest.raises(BadInput, match=message) as caught:
         Exchange(Compression(**wish), 10)
     assert caught.value.hint
-
-
-def test_compressors_that_work_by_layer_need_layers():
-    for name in ("powersgd", "terngrad"):
-        with pytest.raises(BadInput, match="layer by layer"):
-            Exchange(Compression(name=name), 10)
-
-
-@pytest.mark.parametrize(
-    ("reason", "key"),
-    [
-        (why_not_controlled("topk", "gravac"), None),
-        (why_not_controlled("powersgd", "auto"), "ratio"),
-        (why_not_controlled("powersgd", "fixed"), None),
-        (why_not_controlled("global_randomk_maxnorm", "gravac"), "selection"),
-        (why_not_controlled("topk", "gravac", "ar_topk_star"), "ar_topk_star"),
-        (why_not_controlled("topk", "gravac", "all_gather"), None),
-        (why_not_controlled("topk", "accordion", "ar_topk_star"), None),
-        (why_not_averaged("identity"), None),
-        (why_not_averaged("topk"), "gradients"),
-        (why_not_averaged("int4"), None),
-        (why_not_optimised(CORRECTION, 0.0), None),
-        (why_not_optimised(FEEDBACK, 0.9), None),
-        (why_not_optimised(CORRECTION, 0.9), "twice"),
-    ],
-)
-def test_controllers_synchronisation_and_optimizers_have_their_say(reason, key):
-    assert reason is None if key is None else key in reason
 
 
 def test_what_parameters_may_be_rounded_by_is_summed_whole():

@@ -22,7 +22,6 @@ from hetopt.trainer.comm.topk import (
     MultiLevel,
     RedSync,
     Selection,
-    Sidco,
     TopK,
     largest_magnitudes,
 )
@@ -40,7 +39,7 @@ def sends_elements(name):
 
 
 # Elements at least and at most, as factors of what the ratio allows; of all others exactly as many.
-BOUNDS = {"dgc": (LOWER, RAISE), "redsync": (1.0, 2.0), "sidco": (0.5, 2.0)}
+BOUNDS = {"dgc": (LOWER, RAISE), "redsync": (1.0, 2.0)}
 
 
 def contract_of(name):
@@ -59,7 +58,7 @@ globals().update({f"Test_{name}": contract_of(name) for name in registered() if 
 
 def test_the_contract_is_asked_of_every_selection():
     asked = {name.removeprefix("Test_") for name in globals() if name.startswith("Test_")}
-    assert asked == {"identity", "topk", "mstopk", "dgc", "redsync", "sidco"}
+    assert asked == {"identity", "topk", "mstopk", "dgc", "redsync"}
 
 
 class TestMultiLevelTopK(CompressorContract):
@@ -86,7 +85,7 @@ def test_selecting_from_a_selection_is_selecting_at_once(kind, ratio):
         assert torch.equal(twice.indices, once.indices)
 
 
-@pytest.mark.parametrize("kind", [Dgc, RedSync, Sidco, MsTopK], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Dgc, RedSync, MsTopK], ids=lambda kind: kind.name)
 def test_threshold_searches_send_the_largest(kind):
     """What a threshold lets pass is at least as large as all that it does not (MSTopk: but for what fills up)."""
     gradient = GRADIENTS["heavy-tailed"](200_003)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -11,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Injection, Partition
+from hetopt.core.synchronization import Partition
+from hetopt.trainer.data.cursor import Cutting
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
-from hetopt.trainer.data.injection import drawn_samples, handover
-from hetopt.trainer.data.micro_batch import Cutting
 from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -134,24 +131,3 @@ def test_labels_are_found_in_any_labelled_data():
     assert labels_of(TensorPairs(torch.zeros(4, 2), torch.tensor([3, 1, 2, 0]))).tolist() == [3, 1, 2, 0]
     with pytest.raises(BadInput, match="have no labels: a target is a tensor of float32 with shape"):
         labels_of(TensorPairs(torch.zeros(4, 2), torch.zeros(4, 1)))
-
-
-@given(
-    shares=st.lists(st.integers(1, 64), min_size=2, max_size=10),
-    alpha=st.floats(0.01, 1),
-    beta=st.floats(0.01, 1),
-    position=st.integers(0, 10**6),
-)
-def test_injection_keeps_batches_about_as_large_and_counts_what_travels(shares, alpha, beta, position):
-    injection = Injection(workers=alpha, samples=beta)
-    plan = handover(injection, shares, seed=1, position=position)
-    givers = [gift for gift in plan.given if gift]
-    assert len(givers) == math.ceil(alpha * len(shares) - 1e-9)
-    assert plan == handover(injection, shares, seed=1, position=position)
-    assert plan.drawn == drawn_samples(injection, shares)
-    assert sum(plan.held) == sum(plan.drawn) + (len(shares) - 1) * sum(plan.given)
-    assert all(gift <= own for gift, own in zip(plan.given, plan.drawn, strict=True))
-    if len(set(shares)) == 1 and shares[0] >= 32:
-        # What a giver gives it does not receive: its batch is smaller by that, and everyone's by rounding.
-        slack = 1 + len(givers) * 0.5 + max(plan.given)
-        assert all(abs(held - shares[0]) <= slack for held in plan.held)

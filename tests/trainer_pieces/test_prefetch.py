@@ -2,61 +2,58 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from hetopt.core.errors import RunFailed
-from hetopt.trainer.assembly import open_training_data
-from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.data.fetch import MapDataset
-from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.data.prefetch import Flag, ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
+from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
+from hetopt.trainer.data.fetch import MapDataset, TensorPairs
+from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
-from tests.disturbance import PATIENCE_S
-
-from . import reading_task
-from .reading_task import SIZE
 
 CPU = torch.device("cpu")
+SIZE = 23
 
 shares = st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any)
 
 
-def opened(name: str) -> MapDataset:
-    return open_training_data(f"{reading_task.__file__}:{name}", None)
+class Augmented(TensorPairs):
+    """Samples that change with the epoch and remember who asked."""
+
+    def set_epoch(self, epoch: int, seed: int, /) -> None:
+        object.__setattr__(self, "epoch", epoch)
+        object.__setattr__(self, "threads", {*getattr(self, "threads", ()), threading.get_ident()})
+
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+        rows = torch.as_tensor(indices)
+        return rows, rows + 1000 * self.epoch
 
 
-def in_thread(reader: BatchReader, parts: Iterator[MicroBatch]) -> ReadAhead:
-    ahead = ThreadReadAhead(reader.read_for_later)
-    ahead.follow(parts)
-    return ahead
+class Sour(TensorPairs):
+    """Cannot be read beyond sample 10."""
+
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+        if max(indices) > 10:
+            raise SourError(max(indices))
+        return super().gather(indices)
 
 
-def in_process(parts: Iterator[MicroBatch], name: str = "augmented") -> ProcessReadAhead:
-    return ProcessReadAhead(
-        partial(open_training_data, f"{reading_task.__file__}:{name}", None),
-        seed=0,
-        processes=1,
-        pin=False,
-        upcoming=parts,
-    )
+class SourError(Exception):
+    pass
 
 
-def feed_of(dataset: MapDataset, rank: int, read_ahead: str, watch: ReadingWatch | None = None) -> SampleFeed:
+def opened(kind: type[TensorPairs] = Augmented) -> TensorPairs:
+    return kind(torch.zeros(SIZE), torch.zeros(SIZE))
+
+
+def feed_of(dataset: MapDataset, rank: int, *, ahead: bool, watch: ReadingWatch | None = None) -> SampleFeed:
     reader = BatchReader(dataset=dataset, device=CPU, seed=0)
-    start = {"none": None, "thread": partial(in_thread, reader), "process": in_process}[read_ahead]
-    return SampleFeed(reader=reader, rank=rank, cursor=SampleCursor(SIZE, 0), read_ahead=start, watch=watch)
+    return SampleFeed(reader=reader, rank=rank, cursor=SampleCursor(SIZE, 0), reads_ahead=ahead, watch=watch)
 
 
 def consume(feed: SampleFeed, steps: list[list[int]], bounds: dict[int, int] | None = None) -> list[list[int]]:
@@ -79,9 +76,9 @@ def consume(feed: SampleFeed, steps: list[list[int]], bounds: dict[int, int] | N
     rank=st.integers(0, 1),
 )
 def test_reading_ahead_changes_nothing(steps: list[list[int]], bounds: dict[int, int], rank: int) -> None:
-    dataset = opened("augmented")
-    ahead = consume(feed_of(dataset, rank, "thread"), steps, bounds)
-    assert ahead == consume(feed_of(opened("augmented"), rank, "none"), steps)
+    dataset = opened()
+    ahead = consume(feed_of(dataset, rank, ahead=True), steps, bounds)
+    assert ahead == consume(feed_of(opened(), rank, ahead=False), steps)
     cursor = SampleCursor(SIZE, 0)
     batches = [cursor.take(split) for split in steps]
     for batch, samples in zip(batches, ahead, strict=True):
@@ -91,60 +88,12 @@ def test_reading_ahead_changes_nothing(steps: list[list[int]], bounds: dict[int,
     assert threading.get_ident() not in getattr(dataset, "threads", ()), "epochs are told in the reading thread alone"
 
 
-def test_a_process_reads_what_a_thread_reads() -> None:
-    steps, others = [[3, 4]] * 4 + [[6, 1]] * 3 + [[2, 5]] * 9, set(psutil.Process().children(recursive=True))
-    assert consume(feed_of(opened("augmented"), 0, "process"), steps, {5: 2}) == consume(
-        feed_of(opened("augmented"), 0, "none"), steps
-    )
-    loaders = [one for one in set(psutil.Process().children(recursive=True)) - others if "spawn_main" in one.cmdline()]
-    assert psutil.wait_procs(loaders, PATIENCE_S)[1] == [], "no loader is left"
-
-
-def whole(numbers: Sequence[int]) -> Iterator[MicroBatch]:
-    return (MicroBatch(epoch=0, indices=[number]) for number in numbers)
-
-
-def test_an_error_arrives_as_it_was_raised_and_a_loader_outlives_signals_until_it_is_killed() -> None:
-    parts = list(whole([4, 9, 11, 2, *range(10)]))
-    in_this_process = in_thread(BatchReader(dataset=opened("sour"), device=CPU, seed=0), iter(parts))
-    ahead = in_process(iter(parts), "sour")
-    (loader,) = [process.pid for process in ahead._results._workers]
-    for reads in (in_this_process, ahead):
-        reads.next(parts[0])
-        reads.next(parts[1])
-        with pytest.raises(Exception, match=r"^11$") as refused:
-            reads.next(parts[2])
-        assert (type(refused.value).__name__, refused.value.index) == ("SourError", 11)
-    in_this_process.close()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(loader, number)
-    for part in parts[3:6]:
-        ahead.next(part)
-    os.kill(loader, signal.SIGKILL)
-    with pytest.raises(RunFailed, match="a loader process is gone"):
-        list(map(ahead.next, parts[6:]))
+def test_an_error_arrives_as_it_was_raised() -> None:
+    parts = [MicroBatch(epoch=0, indices=[number]) for number in (4, 9, 11, 2)]
+    ahead = ReadAhead(BatchReader(dataset=opened(Sour), device=CPU, seed=0).read_for_later, iter(parts))
+    ahead.next(parts[0])
+    ahead.next(parts[1])
+    with pytest.raises(SourError, match=r"^11$"):
+        ahead.next(parts[2])
+    ahead.next(parts[3])
     ahead.close()
-
-
-def test_who_is_killed_while_looking_at_a_flag_keeps_nobody_waiting() -> None:
-    """Of four that do nothing else, most would hold a lock if there were one."""
-    context = multiprocessing.get_context("fork")  # nothing in them but this loop
-    flags, at_it = [[Flag() for _ in range(4)] for _ in range(2)]
-    code = "while True: flag.is_set(); at_it.set()"
-    looking = [
-        context.Process(target=exec, args=(code, {"flag": flag, "at_it": begun}), daemon=True)
-        for flag, begun in zip(flags, at_it, strict=True)
-    ]
-    for process in looking:
-        process.start()
-    while not all(begun.is_set() for begun in at_it):
-        assert all(process.is_alive() for process in looking)
-        time.sleep(0.01)
-    for process in looking:
-        process.kill()
-        process.join()
-    raising = threading.Thread(target=lambda: [flag.set() for flag in flags], daemon=True)
-    raising.start()
-    raising.join(timeout=PATIENCE_S)
-    assert not raising.is_alive()
-    assert all(flag.is_set() for flag in flags)

@@ -14,9 +14,8 @@ from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.streaming_sync import StreamingSync
-from hetopt.trainer.sync.synchroniser import OuterStep, Own
+from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Own
 
 from .thread_group import ThreadGroup
 

@@ -32,7 +32,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.paths import MissingFile, inside, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.comm.error_feedback import redistribute
+from hetopt.trainer.comm.compressor import redistribute
 from hetopt.trainer.packing import save_packed, save_tensors, unpack
 
 SUFFIX = ".safetensors"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.generators import Generators
+from hetopt.trainer.context import Generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,6 @@ class SharedState:
         learning_rate: the scale that follows the gradient noise, where it does.
         memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
         target_reached: nothing is left to do for a run that ends at its target.
-        settled: averages that a run under sync ``auto`` has settled for, as plain JSON; None: none.
         script: what a script has besides; None: it is no script's.
     """
 
@@ -52,7 +51,6 @@ class SharedState:
     learning_rate: Mapping[str, float] | None
     memory_bounds: tuple[int, ...]
     target_reached: bool
-    settled: Mapping[str, object] | None = None
     script: Mapping[str, Any] | None = None
 
     def snapshot(self) -> SharedState:
@@ -84,7 +82,7 @@ def run_digest(spec: RunSpec) -> str:
 
     Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
     """
-    identity = spec.model_dump_json(include={"task", "seed", "compression", "precision", "partition", "injection"})
+    identity = spec.model_dump_json(include={"task", "seed", "compression", "precision", "partition"})
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

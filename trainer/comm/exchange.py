@@ -2,7 +2,15 @@
 
 Its compression may change while the run goes on; the residual is kept through every change.
 
-Averages what workers have learned for themselves since their models were last alike, each by the samples it saw.
+In buckets: a gradient is summed part by part while the backward pass still makes the rest of it.
+
+In two levels: workers of a host sum densely among themselves, and one of them exchanges with others. Inside a machine
+bytes are cheap, between machines they are not: of all workers' gradients only one sum a host crosses the network. The
+residual of that is kept once a host, in units of the same weighted sum, by the worker that sent it: the host's leader,
+the one of lowest rank.
+
+Of parameters: averages what workers have learned for themselves since their models were last alike, each by the samples
+it saw.
 
 What travels is how far a worker has come, not where it is: workers that have not moved keep the very bits that they
 had, rounding is that of the small update and not of the parameter, and how far the workers have come apart can be told
@@ -16,23 +24,27 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.compressor import Residual, State
-from hetopt.trainer.comm.error_feedback import ALIKE, NoResidual, check_state
+from hetopt.trainer.comm.channel import Channel, Message, group_rank, group_size
+from hetopt.trainer.comm.compressor import ALIKE, NoResidual, Residual, Resumable, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
-from hetopt.trainer.comm.peers import Guard
+from hetopt.trainer.comm.peers import Guard, LostPeer
 from hetopt.trainer.comm.topk import Levels, kept_energies
 from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.packing import pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,13 +105,10 @@ _STEP = f"{ALIKE}step"
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
-_FORGETS = f"{ALIKE}forgets"
-_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL, _FORGETS)
+_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL)
 
-FORGOTTEN = "bf16"
-"""The compression whose rounding is not worth remembering."""
-
-_NOTHING = NoResidual()
+SENDS_ALL = ("identity", "bf16")
+"""Compressions after which no residual is worth sending: bf16 leaves a part in 10^5 of a gradient's energy."""
 
 
 class Exchange:
@@ -112,11 +121,6 @@ class Exchange:
     between two sparsified ones sends the whole residual, and leaves nothing behind. What a compression itself carries
     from step to step (PowerSGD's factors) ends with its use.
 
-    bf16 only begins so. Once its first step has sent the residual of others, its rounding is forgotten as it is where a
-    run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
-    What the residual still holds then, that step's rounding, waits for the next compression. Only where nobody has
-    asked for error feedback by name (``forgets``).
-
     Args:
         first: the compression to begin with; what it leaves open is filled in by `composition.combine`.
         numel: elements of the flat gradient.
@@ -128,11 +132,10 @@ class Exchange:
         store: that all workers can reach, to find out who is missing when an exchange times out.
         residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
-        forgets: whether bf16 among others does.
 
     Attributes:
         compression: in use now.
-        has_residual: whether there may be a residual; the same on all workers.
+        has_residual: whether there may be a residual worth sending; the same on all workers.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -151,7 +154,6 @@ class Exchange:
         store: Store | None = None,
         residual: Residual | None = None,
         first_step: int = 0,
-        forgets: bool = False,
     ) -> None:
         self._first = first
         self._numel = numel
@@ -161,11 +163,9 @@ class Exchange:
         self._shapes = shapes
         self._seed = seed
         self._store = store
-        self._forgets = forgets
         self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
         self._step = first_step
         self.has_residual = False
-        self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
         self._begin(first)
 
     def use(self, compression: Compression) -> None:
@@ -195,7 +195,7 @@ class Exchange:
         """
         if flat.numel() == 0:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-        residual = _NOTHING if self._forgetful and not look_at else self._residual
+        residual = self._residual
         with self._guard.watch():
             channel = Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
@@ -216,21 +216,8 @@ class Exchange:
             level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )
         self._step += 1
-        self.has_residual = self.compression.name != "identity"
-        self._forgetful = self._forgets and self.compression.name == FORGOTTEN
+        self.has_residual = self.compression.name not in SENDS_ALL
         return stats
-
-    def lend(self) -> State:
-        """The residual, for an exchange that keeps it from here on, until it is `returned`."""
-        state = self._residual.state()
-        self._residual.load_state({key: torch.zeros_like(value) for key, value in state.items()})
-        self.has_residual = False
-        return state
-
-    def returned(self, state: State) -> None:
-        """Go on with the residual of somebody else."""
-        self._residual.load_state(state)
-        self.has_residual = True
 
     def state(self) -> State:
         """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
@@ -241,7 +228,6 @@ class Exchange:
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
             _HAS_RESIDUAL: torch.tensor(self.has_residual),
-            _FORGETS: torch.tensor(self._forgetful),
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -260,7 +246,6 @@ class Exchange:
         self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
         self._chain.load_state(carried)
         self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
-        self._forgetful = bool(state.get(_FORGETS, torch.tensor(False)))
 
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self._numel, self._shapes
@@ -277,7 +262,6 @@ class Exchange:
             store=self._store,
         )
         self.compression = compression
-        self._forgetful = False
 
     def _carried(self) -> State:
         """What the compression in use carries from step to step, the same on all workers."""
@@ -407,3 +391,401 @@ def average_parameters(
     own.copy_(base)
     norm = math.sqrt(energy(base))
     return math.sqrt(spread) / norm if norm > 0 else math.sqrt(spread)
+
+
+Span = tuple[int, int]
+"""Where a parameter begins in the flat gradient, and where it ends."""
+
+
+class BucketSum(Resumable, Protocol):
+    """Sums buckets over all workers, in the order in which they come; that order is the same on all workers."""
+
+    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
+        """Begin to replace a bucket by its sum over all workers (see `BucketExchange.sum_bucket`)."""
+
+    def wait(self) -> ExchangeStats | None:
+        """Return what the buckets cost once all that have begun are summed; None where they are summed as they are."""
+
+
+class DenseBuckets(NoResidual):
+    """Sums buckets as they are.
+
+    Args:
+        guard: names who is lost when the workers do not all come.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._sent: list[dist.Work] = []
+
+    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
+        """Begin to sum a bucket (see `BucketSum`)."""
+        work = dist.all_reduce(buffer, async_op=True)
+        assert work is not None  # as for every asynchronous collective of a member of the group
+        self._sent.append(work)
+
+    def wait(self) -> None:
+        """Return when all buckets are summed (see `BucketSum`)."""
+        sent, self._sent = self._sent, []
+        with self._guard.watch():
+            for work in sent:
+                work.wait()
+
+
+class BucketExchange:
+    """Compresses and sums buckets of a gradient as they come, in a thread of its own, one after the other.
+
+    The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
+    the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
+    gradient's residual has, with the parameters in their order.
+
+    All workers must bring the same buckets in the same order, as DistributedDataParallel sees to.
+
+    Args:
+        compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
+        parameters: of the model, in the order of the flat gradient.
+        group: of workers; absent: the default group, or this process alone. Its collectives come from this thread
+            while a backward pass runs, and must come from no other meanwhile.
+        clock: seconds.
+        seed: of all randomness, the same on every worker.
+        store: for a roll call when an exchange times out.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        parameters: Sequence[nn.Parameter],
+        *,
+        group: dist.ProcessGroup | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: int = 0,
+        store: Store | None = None,
+    ) -> None:
+        chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
+        if chosen.method.by_shape:
+            raise BadInput(
+                f"{chosen.name} needs the whole gradient and cannot work on buckets of it.",
+                hint="exchange the whole gradient after the backward pass",
+            )
+        self._compression = compression
+        self._group = group
+        self._clock = clock
+        self._seed = seed
+        self._store = store
+        self._starts: dict[int, int] = {}
+        numel = 0
+        for parameter in parameters:
+            self._starts[id(parameter)] = numel
+            numel += parameter.numel()
+        device = parameters[0].device
+        self._whole: State = make_residual(compression, numel, device=device, group=group).state()
+        links = make_chain(compression, numel, seed=seed, device=device, group=group)
+        if links.state():
+            raise BadInput(
+                f"{chosen.name} by {chosen.collective} carries more from step to step than buckets can.",
+                hint="exchange the whole gradient after the backward pass, or name the collective",
+            )
+        self._random = links.counts_steps
+        self._buckets: dict[tuple[Span, ...], _Bucket] = {}
+        self._stats: list[ExchangeStats] = []
+        self._sent: list[torch.futures.Future[Tensor]] = []
+        self._step = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-exchange")
+
+    def sum_bucket(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> torch.futures.Future[Tensor]:
+        """Begin to replace a bucket by its sum over all workers; the future holds the same buffer.
+
+        Args:
+            parameters: of the bucket, in the order of its elements.
+            buffer: 1-D fp32, their gradients weighted by this worker's share of the batch.
+            last: whether the step has no further bucket.
+        """
+        promise: torch.futures.Future[Tensor] = torch.futures.Future()
+
+        def keep(done: Future[Tensor]) -> None:
+            error = done.exception()
+            if error is None:
+                promise.set_result(done.result())
+            else:
+                promise.set_exception(error)  # type: ignore[arg-type]  # torch declares a result where it takes an error
+
+        spans = tuple(self._span(parameter) for parameter in parameters)
+        self._thread.submit(self._exchange, spans, buffer, last).add_done_callback(keep)
+        return promise
+
+    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
+        """Begin to compress and sum a bucket (see `sum_bucket`)."""
+        self._sent.append(self.sum_bucket(parameters, buffer, last=last))
+
+    def wait(self) -> ExchangeStats:
+        """Return what the buckets cost, once all are summed (see `BucketSum`)."""
+        sent, self._sent = self._sent, []
+        for promise in sent:
+            promise.wait()
+        return self.take_stats()
+
+    def take_stats(self) -> ExchangeStats:
+        """The sum over all buckets since the last call. Not while a backward pass runs."""
+        taken, self._stats = self._stats, []
+        return summed(taken)
+
+    def state(self) -> State:
+        """What a checkpoint needs: a copy of the residual, in the order of the parameters. Not while backward runs."""
+        self._put_together(list(self._buckets))
+        state = {key: value.clone() for key, value in self._whole.items()}
+        return {**state, _STEP: torch.tensor(self._step)} if self._random else state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Remember what `state` gave.
+
+        Raises:
+            BadInput: the state belongs to another residual or to another model.
+        """
+        check_state(state, self.state())
+        self._buckets.clear()
+        self._step = int(state.get(_STEP, torch.tensor(0)))
+        for key, value in self._whole.items():
+            value.copy_(state[key])
+
+    def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> Tensor:
+        bucket = self._buckets.get(spans) or self._new_bucket(spans, buffer)
+        self._stats.append(bucket.exchange.run(buffer))
+        if last:
+            self._step += 1
+        return buffer
+
+    def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> _Bucket:
+        """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
+        self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
+        numel, device = buffer.numel(), buffer.device
+        residual = make_residual(self._compression, numel, device=device, group=self._group)
+        residual.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
+        exchange = Exchange(
+            self._compression,
+            numel,
+            device=device,
+            group=self._group,
+            clock=self._clock,
+            seed=self._seed + spans[0][0],
+            store=self._store,
+            residual=residual,
+            first_step=self._step,
+        )
+        self._buckets[spans] = bucket = _Bucket(residual=residual, exchange=exchange)
+        return bucket
+
+    def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
+        """Copy what buckets remember to where the parameters have it."""
+        for spans in keys:
+            state = self._buckets[spans].residual.state()
+            for key, value in state.items():
+                for (start, stop), part in zip(spans, torch.split(value, [j - i for i, j in spans]), strict=True):
+                    self._whole[key][start:stop] = part
+            if forget:
+                del self._buckets[spans]
+
+    def _span(self, parameter: Tensor) -> Span:
+        start = self._starts[id(parameter)]
+        return start, start + parameter.numel()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Bucket:
+    """A part of the gradient with its residual."""
+
+    residual: Residual
+    exchange: Exchange
+
+
+class HostGroups:
+    """The process groups of a hierarchy, as one worker sees them. All workers must make theirs at the same time.
+
+    Args:
+        hosts: of all workers, in rank order.
+        timeout_s: of their operations; absent: the backend's own.
+
+    Raises:
+        ValueError: not every worker has a host.
+
+    Attributes:
+        hosts: of all workers.
+        own: this worker's host.
+        inside: the workers of this worker's host; None: the worker is alone.
+        between: the leaders of all hosts, one each; None where this worker leads none, or is alone.
+        leads: whether this worker is its host's leader.
+    """
+
+    def __init__(self, hosts: Sequence[str], *, timeout_s: float | None = None) -> None:
+        if len(hosts) != group_size(None):
+            raise ValueError(f"{len(hosts)} hosts were named for {group_size(None)} workers")
+        self.hosts = tuple(hosts)
+        rank = group_rank(None)
+        self.own = hosts[rank]
+        by_host: dict[str, list[int]] = {}
+        for other, host in enumerate(hosts):
+            by_host.setdefault(host, []).append(other)
+        leaders = [ranks[0] for ranks in by_host.values()]
+        self.leads = rank in leaders
+        self.inside: dist.ProcessGroup | None = None
+        self.between: dist.ProcessGroup | None = None
+        if not dist.is_initialized():
+            return
+        timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+        for ranks in (*by_host.values(), leaders):
+            group = cast("dist.ProcessGroup", dist.new_group(ranks, timeout=timeout))  # torch: or 0
+            if ranks is leaders:
+                self.between = group if self.leads else None
+            elif rank in ranks:
+                self.inside = group
+
+
+class HierarchicalExchange:
+    """Stands in for a `Exchange` where several workers share a host.
+
+    Replicas are bit-identical: leaders hold the same bits, and hand them on. A host of one worker has nothing to sum
+    or to hand on; with only such hosts this is the exchange of all workers.
+
+    Of a worker that leads no host, stats say that it held nothing and sent nothing; what a leader sent are its bytes
+    to other hosts. The operations inside are among the messages, with the scope "host".
+
+    Args:
+        first: the compression to begin with.
+        numel: elements of the flat gradient.
+        groups: of all workers.
+        device, clock, shapes, seed, store: as of `Exchange`.
+
+    Attributes:
+        compression: in use between hosts now.
+        has_residual: whether there may be a residual; the same on all workers.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together. Only leaders notice.
+    """
+
+    def __init__(
+        self,
+        first: Compression,
+        numel: int,
+        *,
+        groups: HostGroups,
+        device: torch.device | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        shapes: Shapes | None = None,
+        seed: int = 0,
+        store: Store | None = None,
+    ) -> None:
+        self._first = first
+        self.compression = first
+        self.has_residual = False
+        self._clock = clock
+        self._device = device if device is not None else torch.device("cpu")
+        self._groups = groups
+        self._between: Exchange | None = None
+        if groups.leads:
+            # Who is missing is found out by all workers together: no store for the leaders alone.
+            self._between = Exchange(
+                first,
+                numel,
+                device=device,
+                group=groups.between,
+                clock=clock,
+                shapes=shapes,
+                seed=seed,
+            )
+        description = f"{first.model_dump_json()} between hosts ({numel} elements; {' '.join(groups.hosts)})"
+        self._guard = Guard(description, store=store)
+
+    def use(self, compression: Compression) -> None:
+        """Exchange like this from the next step on; all workers must decide the same.
+
+        Raises:
+            BadInput: it does not go with the residual. Only leaders notice.
+        """
+        if self._between is not None:
+            self._between.use(compression)
+        self.compression = with_memory(compression, self._first)
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`).
+
+        ``look_at`` is about what hosts send, whose leaders tell. Raises what `Guard.watch` does.
+        """
+        with self._guard.watch():
+            try:
+                return self._run(flat, look_at)
+            except (LostPeer, RunFailed) as error:
+                # The exchange between hosts knows of no others than leaders, and numbers them from 0.
+                if isinstance(error.__cause__, RuntimeError):
+                    raise error.__cause__ from None
+                raise
+
+    def state(self) -> State:
+        """The leader's state; the other workers of its host have the same keys, with a residual of zeros.
+
+        All that a checkpoint needs; as `load_state`, for all workers of a host together.
+
+        So residuals may be handed on to any other workers, of a hierarchy or not (see `error_feedback.redistribute`).
+        """
+        channel = self._inside(self._device)
+        if self._between is None:
+            size = torch.zeros(1, dtype=torch.int64)
+            channel.broadcast(size, 0)
+            message = torch.empty(int(size), dtype=torch.uint8)
+            channel.broadcast(message, 0)
+            handed: State = unpack(message.numpy().tobytes())
+            return handed
+        state = self._between.state()
+        if channel.workers > 1:
+            # A zero of any size takes as little room in the message as a single one.
+            emptied = {
+                key: value.cpu() if key.startswith(ALIKE) else value.new_zeros((), device="cpu").expand(value.shape)
+                for key, value in state.items()
+            }
+            message = torch.frombuffer(bytearray(pack(emptied)), dtype=torch.uint8)
+            channel.broadcast(torch.tensor([message.numel()]), 0)
+            channel.broadcast(message, 0)
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Hand what any worker of the host holds back to the leader: its host may have been another one before."""
+        channel = self._inside(self._device)
+        handed: State = {}
+        for key in sorted(state):
+            handed[key] = state[key].to("cpu", copy=True)
+            if not key.startswith(ALIKE):
+                channel.all_reduce(handed[key])
+        self.compression = compression_in(state) or self.compression
+        self.has_residual = True
+        if self._between is not None:
+            self._between.load_state(handed)
+
+    def _run(self, flat: Tensor, look_at: Sequence[float]) -> ExchangeStats:
+        channel = self._inside(flat.device)
+        if channel.workers > 1:
+            channel.all_reduce(flat)
+        if self._between is not None:
+            stats = self._between.run(flat, look_at)
+        else:
+            stats = ExchangeStats(
+                sent_bytes=0,
+                compress_s=0.0,
+                sync_s=0.0,
+                energy=0.0,
+                kept_energy=0.0,
+                look_energies=tuple(0.0 for _ in look_at),
+            )
+        if channel.workers > 1:
+            channel.broadcast(flat, 0)
+        self.has_residual = self.compression.name not in SENDS_ALL
+        before, after = channel.messages[:1], channel.messages[1:]
+        return replace(
+            stats,
+            sync_s=stats.sync_s + sum(message.time_s for message in channel.messages),
+            messages=(*before, *stats.messages, *after),
+        )
+
+    def _inside(self, device: torch.device) -> Channel:
+        return Channel(self._groups.inside, clock=self._clock, on=device, scope="host")

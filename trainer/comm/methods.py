@@ -19,7 +19,6 @@ from hetopt.core.comm import composition
 from hetopt.core.comm.composition import (
     AR_TOPK,
     GATHER,
-    MAJORITY,
     NONE,
     PACKED,
     PACKED_BF16,
@@ -36,14 +35,17 @@ from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
 from hetopt.trainer.comm.compressor import (
+    DEFAULT_MOMENTUM,
     AllReduce,
     Chain,
     Collective,
     Compressor,
+    ErrorFeedback,
     Identity,
     IndexChoice,
+    MomentumCorrection,
+    NoResidual,
     Residual,
-    chain,
 )
 from hetopt.trainer.comm.elements import (
     AllGather,
@@ -58,18 +60,13 @@ from hetopt.trainer.comm.elements import (
     StarOrVar,
     Var,
 )
-from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, ErrorFeedback, MomentumCorrection, NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
-    MajorityVote,
-    MaxNorm,
-    MultiScale,
     Packed,
     PackedAllGather,
     Quantised,
     Sign,
-    TernGrad,
 )
 from hetopt.trainer.comm.topk import (
     Dgc,
@@ -80,7 +77,6 @@ from hetopt.trainer.comm.topk import (
     RedSync,
     Selection,
     SharedValues,
-    Sidco,
     TopK,
 )
 
@@ -108,11 +104,6 @@ class Asked:
     device: torch.device | None = None
 
     @property
-    def sizes(self) -> list[int]:
-        """Elements of the layers; one layer where they are not known."""
-        return [self.numel] if self.shapes is None else [math.prod(shape) for shape in self.shapes]
-
-    @property
     def ratio(self) -> float:
         """Fraction of the elements to send."""
         return self.compression.ratio
@@ -133,19 +124,16 @@ def _random(asked: Asked) -> Compressor[Any]:
     return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
 
 
-def _quantised(quantiser: Callable[[Asked], MaxNorm], levels: int | None = None) -> Callable[[Asked], Compressor[Any]]:
+def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
-        bits, most = asked.compression.bits, levels or asked.compression.levels
-        at_random = asked.chosen.memory == NONE
-        if asked.chosen.collective != GATHER:
-            summed_bits(asked.workers, bits=bits, levels=most)  # refuses what cannot be, before the first step
-            return Quantised(quantiser(asked), bits=bits, levels=most, at_random=at_random)
-        width, fitting = gathered_bits(bits=bits, levels=most)
-        sizes = asked.sizes if asked.chosen.method.by_shape else [asked.numel]
-        name = asked.chosen.name
-        return Packed(name, quantiser(asked), sizes=sizes, bits=width, levels=fitting, at_random=at_random)
+        bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
+        if asked.chosen.collective == GATHER:
+            width, fitting = gathered_bits(bits=bits, levels=levels)
+            return Packed(bits=width, levels=fitting, at_random=at_random)
+        summed_bits(asked.workers, bits=bits, levels=levels)  # refuses what cannot be, before the first step
+        return Quantised(scales=scales, bits=bits, levels=levels, at_random=at_random)
 
     return make
 
@@ -160,14 +148,12 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "mstopk": _nested(MsTopK),
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
-    "sidco": _nested(Sidco),
     "randomk": _random,
-    "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
-    "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
-    "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
-    "global_randomk_maxnorm": _quantised(lambda asked: MaxNorm()),
-    "global_randomk_two_scale": _quantised(lambda asked: MultiScale(2)),
-    "terngrad": _quantised(lambda asked: TernGrad(asked.sizes), levels=1),
+    "qsgd_maxnorm": _quantised(1),
+    "qsgd_two_scale": _quantised(2),
+    "qsgd_multi_scale": _quantised(3),
+    "global_randomk_maxnorm": _quantised(1),
+    "global_randomk_two_scale": _quantised(2),
     "sign": lambda asked: Sign(),
     "powersgd": lambda asked: LowRank(
         asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device
@@ -287,21 +273,19 @@ def make_chain(
     if chosen.collective in _SHARED:
         choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
         if coding.values == torch.float32:
-            return chain(choice, Identity(), AllReduce(), seed=seed)
-        return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)
+            return Chain(Identity(), AllReduce(), choice=choice, seed=seed)
+        return Chain(LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), choice=choice, seed=seed)
     if chosen.name in _CHOICES:
         # Without a residual values are scaled up, which makes them unbiased.
         scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
-        return chain(_CHOICES[chosen.name](ratio), compressor, AllReduce(), scale=scale, seed=seed)
+        return Chain(compressor, AllReduce(), choice=_CHOICES[chosen.name](ratio), scale=scale, seed=seed)
     if coding.values != torch.float32:
         compressor = LowPrecisionValues(compressor, coding.values)
-    return chain(compressor, _collective(chosen, compressor, coding), seed=seed)
+    return Chain(compressor, _collective(chosen, compressor, coding), seed=seed)
 
 
 def _collective(chosen: Combination, compressor: Compressor[Any], coding: ElementCoding) -> Collective:
     """The last link."""
-    if chosen.collective == MAJORITY:
-        return MajorityVote()
     if chosen.collective == GATHER:
         is_packed = isinstance(compressor, Packed | Sign)
         return PackedAllGather() if is_packed else AllGather(coding, same_size=chosen.method.same_size)

@@ -31,8 +31,7 @@ from hetopt.core.comm.payload_bytes import Shapes, hierarchical_operations, kept
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.hierarchical import HostGroups
+from hetopt.trainer.comm.exchange import Exchange, HostGroups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Exact Top-k: the elements of largest magnitude, found without sorting all of them, and the energy that they hold.
 
-Selection by a threshold: sampled (DGC), bisected (RedSync, MSTopk) or fitted (SIDCo).
+Selection by a threshold: sampled (DGC) or bisected (RedSync, MSTopk).
 
 What a step sends, decided by what it would keep: a selection, the floor that it was selected from, or everything.
 
@@ -40,7 +40,7 @@ from hetopt.trainer.comm.compressor import (
     State,
     Turn,
 )
-from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks, energy, excess, largest_magnitude
+from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks, energy, largest_magnitude, mean_magnitude
 
 SAMPLE_SIZE = 65_536
 
@@ -224,12 +224,6 @@ def count_not_below(flat: Tensor, threshold: float) -> int:
     return flat.numel() - below
 
 
-def mean_and_largest(flat: Tensor) -> tuple[float, float] | None:
-    """Return the mean and the largest magnitude; None where no threshold between them tells elements apart."""
-    mean, largest = excess(flat, 0.0) / flat.numel(), largest_magnitude(flat)
-    return (mean, largest) if math.isfinite(largest) and largest > mean * (1 + 1e-6) else None
-
-
 def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[Survivors | None, float | None]:
     """Bisect r until k to ``most`` elements are not below ``mean + r (max - mean)``.
 
@@ -237,10 +231,9 @@ def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[Survivors | No
         These elements, and None. Where no such r is found in so many rounds: the fewest elements that were more (None:
         k elements are more than lie above the mean), and a threshold that fewer than k pass.
     """
-    scale = mean_and_largest(flat)
-    if scale is None:
-        return None, None
-    mean, largest = scale
+    mean, largest = mean_magnitude(flat), largest_magnitude(flat)
+    if not (math.isfinite(largest) and largest > mean * (1 + 1e-6)):
+        return None, None  # no threshold between them tells elements apart
     low, high, upper, search = 0.0, 1.0, math.inf, ThresholdSearch(flat)
     for _ in range(rounds):
         r = (low + high) / 2
@@ -309,39 +302,6 @@ class RedSync(ThresholdSelection):
         """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
         found, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
         return None if found is None or upper is not None else found.indices
-
-
-STAGE = 0.25
-"""What a stage leaves, so that the next one is fitted to the tail alone."""
-MOST_STAGES = 12
-"""Down to a few elements of the longest gradient there can be."""
-
-
-class Sidco(ThresholdSelection):
-    """Sends what is not below a threshold that about k elements should pass.
-
-    Magnitudes are taken to be exponential with mean mu, so that a part d of them exceeds ``mu ln(1 / d)``. Gradients
-    have heavier tails, hence stages: each fits the excess over the threshold of the one before, where an exponential
-    is a better likeness, and aims at k of those that have really passed, or at a quarter of them if that is more.
-    Nothing is sorted. Stages end with at most 2 k elements; with fewer than k / 2, Top-k decides. (After Abdelmoniem et
-    al., arXiv 2101.10761, who let the number of stages follow from earlier steps instead of from what has passed.)
-    """
-
-    name = "sidco"
-
-    def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
-        scale = mean_and_largest(flat)
-        if scale is None:
-            return None
-        threshold, beyond, passing = 0.0, scale[0], flat.numel()
-        for _ in range(MOST_STAGES):
-            if passing <= 2 * k or beyond <= 0:
-                break
-            threshold += beyond * math.log(1 / max(k / passing, STAGE))
-            passing = count_not_below(flat, threshold)
-            beyond = excess(flat, threshold) / max(1, passing)
-        return Survivors.of(flat, threshold).indices if k / 2 <= passing <= 2 * k else None
 
 
 MSTOPK_ROUNDS = 25

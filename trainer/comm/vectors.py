@@ -111,10 +111,10 @@ def largest_magnitude(flat: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def excess(flat: Tensor, threshold: float) -> float:
-    """Return the sum of ``max(0, |x| - threshold)`` over 1-D fp32; block sums are added in double precision."""
-    sums = [flat[block].abs().sub_(threshold).clamp_(min=0).sum() for block in blocks(flat.numel(), flat.device)]
-    return float(torch.stack(sums).double().sum())
+def mean_magnitude(flat: Tensor) -> float:
+    """Return the mean of ``|x|`` of 1-D fp32, not empty; block sums are added in double precision."""
+    sums = [flat[block].abs().sum() for block in blocks(flat.numel(), flat.device)]
+    return float(torch.stack(sums).double().sum()) / flat.numel()
 
 
 # Multiplying eight bytes of 0 or 1 (the first is the lowest) by this collects them in the top byte, first bit lowest.

@@ -7,13 +7,16 @@ nor the number of workers: both may change between any two steps, and every samp
 A step may span the end of an epoch. Cutting the last batch short instead would give that step another batch size
 (other gradient noise, another learning rate, other compute times for the controllers) and dropping it would lose
 samples; taking the rest from the next permutation keeps every step at exactly B samples.
+
+And how one worker's slice of a step is cut into what is computed together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -153,3 +156,134 @@ def permutation(size: int, seed: int, epoch: int) -> Indices:
     order = np.argsort(words, kind="stable").astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
+
+
+class Passes:
+    """One worker's samples, pass after pass.
+
+    Args:
+        order: the samples of a pass, by the number of the pass; never empty.
+
+    Attributes:
+        drawn: samples that were taken or skipped.
+    """
+
+    def __init__(self, order: Callable[[int], Indices]) -> None:
+        self._read = order
+        self._turn = 0
+        self._offset = 0
+        self._order: Indices | None = None
+        self.drawn = 0
+
+    def skip(self, count: int) -> None:
+        """Go on as if so many had been drawn."""
+        left = count
+        while left >= (rest := len(self._present) - self._offset):
+            left -= rest
+            self._next_turn()
+        self._offset += left
+        self.drawn += count
+
+    def take(self, count: int) -> tuple[Indices, Indices]:
+        """The next samples, and the pass that each belongs to."""
+        found: list[Indices] = []
+        turns: list[Indices] = []
+        left = count
+        while left:
+            piece = self._present[self._offset : self._offset + left]
+            found.append(piece)
+            turns.append(np.full(len(piece), self._turn, dtype=np.int64))
+            left -= len(piece)
+            self._offset += len(piece)
+            if self._offset == len(self._present):
+                self._next_turn()
+        self.drawn += count
+        empty = [np.empty(0, dtype=np.int64)]
+        return np.concatenate(found or empty), np.concatenate(turns or empty)
+
+    @property
+    def _present(self) -> Indices:
+        if self._order is None:
+            self._order = self._read(self._turn)
+        return self._order
+
+    def _next_turn(self) -> None:
+        self._turn, self._offset, self._order = self._turn + 1, 0, None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch."""
+
+    epoch: int
+    indices: Sequence[int] | Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """The rules of cutting.
+
+    Attributes:
+        epoch_size: samples of an epoch, where samples of different epochs must not be mixed (augmentation); None: they
+            may be.
+        unit: samples of a micro-batch, exactly, but for what is left over; None: as many as fit.
+        max_samples: the most that fit into memory; None: any number.
+    """
+
+    epoch_size: int | None = None
+    unit: int | None = None
+    max_samples: int | None = None
+
+    def parts(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
+        """The micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow."""
+        # A copy: the reader of a data set may do with its indices what it likes, the permutation is everybody's.
+        indices = batch.slice(rank).copy()
+        if self.epoch_size is None:
+            return [MicroBatch(epoch=batch.epoch, indices=part) for part in self._cut(indices)]
+        if batch.epochs is not None:
+            first = batch.offset(rank)
+            pieces = _by_own_epoch(indices, batch.epochs[first : first + len(indices)])
+        else:
+            pieces = _by_epoch(indices, batch.position + batch.offset(rank), self.epoch_size)
+        return [MicroBatch(epoch=epoch, indices=part) for epoch, piece in pieces for part in self._cut(piece)]
+
+    def _cut(self, indices: Indices) -> list[Indices]:
+        if self.unit is None or len(indices) <= self.unit:
+            return _evenly(indices, self.max_samples)
+        units = [indices[first : first + self.unit] for first in range(0, len(indices), self.unit)]
+        return [part for unit in units for part in _evenly(unit, self.max_samples)]
+
+
+def _by_epoch(indices: Indices, position: int, epoch_size: int) -> list[tuple[int, Indices]]:
+    pieces: list[tuple[int, Indices]] = []
+    while len(indices):
+        epoch, offset = divmod(position, epoch_size)
+        taken = min(len(indices), epoch_size - offset)
+        pieces.append((epoch, indices[:taken]))
+        indices, position = indices[taken:], position + taken
+    return pieces
+
+
+def _by_own_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
+    """Cut where the epoch changes."""
+    edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
+    return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
+
+
+def _evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
+    if len(indices) == 0:
+        return []
+    if max_samples is None or len(indices) <= max_samples:
+        return [indices]
+    count = -(-len(indices) // max_samples)
+    edges = [len(indices) * i // count for i in range(count + 1)]
+    return [indices[first:last] for first, last in pairwise(edges)]
+
+
+def upcoming(cursor: Cursor, shares: Sequence[int], cutting: Cutting, rank: int) -> Iterator[MicroBatch]:
+    """The micro-batches of one rank in all steps to come, as long as shares stay; moves the cursor."""
+    while shares[rank]:
+        yield from cutting.parts(cursor.take(shares), rank)

@@ -84,14 +84,6 @@ def pinned(batch: Batch) -> Batch:
     return each_tensor(batch, Tensor.pin_memory)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return batches of one nesting, one after the other, as one."""
-    if len(batches) == 1:
-        return batches[0]
-    columns = zip(*([leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)] for batch in batches), strict=True)
-    return each_tensor(batches[0], lambda _: torch.cat(next(columns)))
-
-
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """Return the same nesting with something else in the place of every tensor, in the order of `leaves_of`."""
     if isinstance(batch, Tensor):

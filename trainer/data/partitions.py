@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Partition, PartitionName
-from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, count_of, permutation
+from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, Passes, count_of, permutation
 
 NAMES: dict[PartitionName, str] = {
     "global": "one shuffled order for all, each sample once an epoch, whoever takes it",
@@ -220,7 +221,7 @@ class PartitionedCursor(Cursor):
         super().__init__(dataset_size)
         self._parts = parts
         self._weights = tuple(weights)
-        self._streams = [_Stream(parts, worker) for worker in range(parts.workers)]
+        self._streams = [Passes(partial(parts.order, worker)) for worker in range(parts.workers)]
         for stream, position in zip(self._streams, positions or (), strict=positions is not None):
             stream.skip(position)
 
@@ -260,50 +261,3 @@ class PartitionedCursor(Cursor):
         else:
             drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
         return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)
-
-
-class _Stream:
-    """One worker's samples, pass after pass."""
-
-    def __init__(self, parts: Parts, worker: int) -> None:
-        self._parts = parts
-        self._worker = worker
-        self._turn = 0
-        self._offset = 0
-        self._order: Indices | None = None
-        self.drawn = 0
-
-    def skip(self, count: int) -> None:
-        """Go on as if so many had been drawn."""
-        left = count
-        while left >= (rest := len(self._present) - self._offset):
-            left -= rest
-            self._next_turn()
-        self._offset += left
-        self.drawn += count
-
-    def take(self, count: int) -> tuple[Indices, Indices]:
-        """The next samples, and the pass that each belongs to."""
-        found: list[Indices] = []
-        turns: list[Indices] = []
-        left = count
-        while left:
-            piece = self._present[self._offset : self._offset + left]
-            found.append(piece)
-            turns.append(np.full(len(piece), self._turn, dtype=np.int64))
-            left -= len(piece)
-            self._offset += len(piece)
-            if self._offset == len(self._present):
-                self._next_turn()
-        self.drawn += count
-        empty = [np.empty(0, dtype=np.int64)]
-        return np.concatenate(found or empty), np.concatenate(turns or empty)
-
-    @property
-    def _present(self) -> Indices:
-        if self._order is None:
-            self._order = self._parts.order(self._worker, self._turn)
-        return self._order
-
-    def _next_turn(self) -> None:
-        self._turn, self._offset, self._order = self._turn + 1, 0, None

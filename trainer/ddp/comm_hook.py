@@ -24,14 +24,12 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.exchange import BucketExchange, ExchangeStats
 from hetopt.trainer.normalisation import normalises_apart
 from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan
-from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
 from hetopt.trainer.steps.fused_step import all_finite
-from hetopt.trainer.steps.step_config import ExchangeConfig
 
 SUM = "sum"
 _FLOAT32 = torch.float32
@@ -96,14 +94,9 @@ class CommState:
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
-        self.exchange: ExchangeConfig = ExchangeMaker(
-            spec=spec,
-            compression=spec.compression,
-            shapes=[tuple(one.shape) for one in self._parameters],
-            device=device,
-            store=None,
-        ).make()
-        by_bucket = self.exchange.steering is None and METHODS[spec.compression.name].by_bucket
+        shapes = [tuple(one.shape) for one in self._parameters]
+        self.exchange: ExchangeConfig = make_exchange(spec, spec.compression, shapes, device)
+        by_bucket = self.exchange.steering is None and not METHODS[spec.compression.name].by_shape
         is_float32 = all(parameter.dtype == _FLOAT32 for parameter in self._parameters)
         self._by_bucket = (
             BucketExchange(spec.compression, self._parameters, seed=spec.seed)

@@ -42,17 +42,17 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model
 from hetopt.trainer.checkpoints.state import parameters_sha256
+from hetopt.trainer.context import Generators
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
-from hetopt.trainer.generators import Generators
-from hetopt.trainer.host.stores import group_store
+from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
 from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.script.registry import REGISTRY, Stopped
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.slowdown import FORWARD
-from hetopt.trainer.steps.step_config import ExchangeConfig
 
 
 class DdpRun:

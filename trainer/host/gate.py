@@ -8,11 +8,15 @@ other host a relay listens on loopback, and connects through the gate whatever c
 
 Neither side sends the secret: each sends an HMAC of random bytes that the other has chosen. What follows is not
 encrypted: it holds addresses and counters, no data of the user's.
+
+The one place where a store is opened, too. torch's TCPStore listens on every interface, whatever address it is given,
+and has no password; here it is handed a socket that is bound already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hmac
 import os
 import secrets
@@ -20,11 +24,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hetopt.core.errors import RunFailed
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, is_loopback
 
 _GREETING = b"hetopt gate 1\n"
@@ -340,3 +346,63 @@ def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
     except OSError:
         return False
     return True
+
+
+_TIMEOUT = datetime.timedelta(seconds=300)
+
+
+def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedelta = _TIMEOUT) -> TCPStore:
+    """Return a store that is reached at one address alone, and lives as long as the object.
+
+    On loopback it is open to processes of the same user (see `open_door`). The process that holds it must not ask for
+    `list_keys` or `queue_len`: torch keeps the interpreter locked meanwhile, so that the door cannot answer.
+
+    Raises:
+        RunFailed: nothing can listen there (see `listening_socket`).
+    """
+    listener = listening_socket(address, port)
+    taken = listener.getsockname()[1]
+    if is_loopback(address):
+        listener = open_door(listener)
+    return TCPStore(
+        address, taken, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
+
+
+def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.timedelta = _TIMEOUT) -> Store:
+    """The store through which the workers of a run meet, as torchrun's environment says where it is.
+
+    torchrun's agent holds it, or rank 0 opens it, on the address that the others know it by and on no other. Workers
+    that were started again do not see what the last ones left.
+
+    Raises:
+        BadInput: the variables are missing, or name no address that rank 0 could be reached by.
+    """
+    try:
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    except (KeyError, ValueError):
+        raise BadInput(
+            "MASTER_ADDR and MASTER_PORT must say where rank 0 is.", hint="start the script with torchrun"
+        ) from None
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or rank != 0:
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
+    else:
+        _check_reachable(environment, address)
+        try:
+            store = open_store(address, port, timeout)
+        except RunFailed as refused:
+            raise BadInput(
+                f"MASTER_ADDR is {address}, but {refused.message}",
+                hint="set MASTER_ADDR to the address, in the workers' network, of the machine that has rank 0",
+            ) from None
+    return PrefixStore(f"attempt/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _check_reachable(environment: Mapping[str, str], address: str) -> None:
+    """A host's name often means its loopback address on that host itself, where no other can reach it."""
+    workers, here = environment.get("WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE")
+    if here is not None and here != workers and is_loopback(address):
+        raise BadInput(
+            f"MASTER_ADDR is {address}, which other machines cannot reach: here it means this machine alone.",
+            hint="set MASTER_ADDR to the address, in the workers' network, of the machine that has rank 0",
+        )

@@ -21,8 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hetopt.core.listening import LOOPBACK
-from hetopt.trainer.host.gate import open_gate, open_relay
-from hetopt.trainer.host.stores import open_store
+from hetopt.trainer.host.gate import open_gate, open_relay, open_store
 
 BACKEND = "hetopt"
 MEETING_PATIENCE_S = 600.0

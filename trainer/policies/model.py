@@ -9,10 +9,6 @@ Here each worker has a line (`hetopt.trainer.policies.model`) and the shares sol
 exactly (`hetopt.core.batch_partition`). From equal shares this takes one adjustment where there is no overhead and two
 where there is: the first makes every worker show a second point of its line.
 
-**Workers help each other.** What one worker has not shown at two shares, others may have. The overhead of a step is
-much the same work on every device, so the overhead in samples, ``h = a / c``, of the workers that know theirs is what
-the others are expected to have, give or take `KINSHIP` of their time. A worker's own evidence outweighs it.
-
 **When to act.** The expected gain is ``g = 1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
 Around the optimum T answers to worker j's speed with the weight ``w_j = (1 / c_j) / sum_k (1 / c_k)``. With relative
 errors s_j of the times at the present shares, and m the slowest worker,
@@ -43,10 +39,7 @@ alone cannot carry a sum beyond `ALARM`; two bad ones in a row do, and so does a
 worker's speed has changed, and the line is scaled through the present observation, overhead and slope alike: a slower
 machine is slower at everything, so the ratio a : c, which took two shares to learn, is kept.
 
-**Errors.** r comes from the spread of the steps within periods. Where whole periods differ by more than that explains
-(another process, a busy host), `unrest` learns by how much and widens r. It is read off the differences between one
-period and the next of the same share (von Neumann 1941), so that a speed that has changed counts once, and not for as
-long as the line has not followed it: otherwise the evidence of a change would excuse itself.
+**Errors.** r comes from the spread of the steps within periods.
 
 The filter is of our own: two numbers in closed form, in a record that goes into checkpoints; no dependency has one.
 """
@@ -58,7 +51,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import Shares, WorkerTime, solve_shares
@@ -82,9 +75,6 @@ _LEAST_SLOPE = 0.02
 
 _SPREAD_MEMORY = 16
 """Periods over which the spread of a step is averaged."""
-
-_UNREST_WEIGHT, _UNREST_CLIP = 0.1, 4.0
-"""What one squared difference between periods counts for in the unrest, and the most that it may be."""
 
 
 class WorkerLine(Record):
@@ -114,7 +104,6 @@ class WorkerLine(Record):
     covariance: float
     per_sample_variance: NonNegativeFloat
     step_variance: NonNegativeFloat
-    unrest: float = Field(default=1.0, ge=1)
     periods: PositiveInt = 1
     since_change: NonNegativeInt | None = None
     slower: NonNegativeFloat = 0.0
@@ -167,29 +156,23 @@ class WorkerLine(Record):
             if before.time_s(samples) < 0.5 * possible.time_s(samples):
                 before = possible  # never expect a time near 0 or below: every error is relative to it
         expected_s = before.time_s(samples)
-        own_error = relative_error * math.sqrt(self.unrest)
-        sd_s = expected_s * math.hypot(before.relative_sd(samples), own_error)
+        sd_s = expected_s * math.hypot(before.relative_sd(samples), relative_error)
         error = (time_s - expected_s) / sd_s
         said = min(max(error, -_LOUDEST), _LOUDEST)
         slower, faster = _gathered(self.slower, said), _gathered(self.faster, -said)
         if max(slower, faster) <= ALARM:
             believed_s = expected_s + min(max(error, -CLIP), CLIP) * sd_s
-            line = before.conditioned((1.0, samples), believed_s, (own_error * expected_s) ** 2)
+            line = before.conditioned(samples, believed_s, (relative_error * expected_s) ** 2)
             since_change = None if self.since_change is None else self.since_change + 1
         else:
-            line = before._scaled(time_s / expected_s, relative_sd=own_error)
+            line = before._scaled(time_s / expected_s, relative_sd=relative_error)
             slower, faster, since_change = 0.0, 0.0, 0
-        unrest = self.unrest
-        if samples == self.samples:
-            difference = math.log(time_s / self.last_s) / own_error
-            unrest *= 1 + _UNREST_WEIGHT * (min(difference * difference / 2, _UNREST_CLIP) - 1)
         weight = 1 / min(self.periods + 2, _SPREAD_MEMORY)
         return line.model_copy(
             update={
                 "samples": samples,
                 "step_variance": (1 - weight) * self.step_variance + weight * step_variance,
                 "last_s": time_s,
-                "unrest": max(1.0, unrest),
                 "periods": self.periods + 1,
                 "since_change": since_change,
                 "slower": slower,
@@ -197,13 +180,13 @@ class WorkerLine(Record):
             }
         )
 
-    def conditioned(self, on: tuple[float, float], value: float, variance: float) -> WorkerLine:
-        """The line once ``on[0] a + on[1] c`` was seen to be ``value`` with that variance: the Kalman update."""
-        row_fixed = on[0] * self.fixed_variance + on[1] * self.covariance
-        row_sample = on[0] * self.covariance + on[1] * self.per_sample_variance
-        total = on[0] * row_fixed + on[1] * row_sample + variance
+    def conditioned(self, samples: int, time_s: float, variance: float) -> WorkerLine:
+        """Return the line once ``a + c samples`` was seen to be a time with that variance: the Kalman update."""
+        row_fixed = self.fixed_variance + samples * self.covariance
+        row_sample = self.covariance + samples * self.per_sample_variance
+        total = row_fixed + samples * row_sample + variance
         gain_fixed, gain_sample = row_fixed / total, row_sample / total
-        error = value - on[0] * self.fixed_s - on[1] * self.per_sample_s
+        error = time_s - self.fixed_s - samples * self.per_sample_s
         return self.model_copy(
             update={
                 "fixed_s": self.fixed_s + gain_fixed * error,
@@ -259,17 +242,8 @@ def _gathered(evidence: float, said: float) -> float:
     return max(0.0, (evidence if said > 0 else evidence / 2) + said - SLACK)
 
 
-KINSHIP = 0.3
-"""How far workers' overheads differ, as a part of a step's time. One that is known better than this can tell others."""
-
 LEAST_ERROR = 0.01
 """Relative error of a period's median that no number of quiet steps undercuts."""
-
-FIRST_LOOK = 0.03
-"""Relative error of the very first period on top of that: a run that has just begun is not yet itself."""
-
-SETTLING = 2.0
-"""Errors are so many times larger in the first period of new shares: caches and allocators adapt."""
 
 UNKNOWN_NOISE = 0.03
 """Relative standard deviation of a step's time before any spread was seen."""
@@ -315,30 +289,18 @@ class ModelShares:
         """
         shares = observation.local_batch_sizes
         state = _learned(state, observation)
-        lines = believed(state)
+        lines = [line.possible() for line in state.lines]
         best = solve_shares([self._worker(line) for line in lines], sum(shares))
         decision = BatchDecision(local_batch_sizes=shares)
         if best.local_batch_sizes != shares and (min(shares) < self.minimum or self._is_worth(state, lines, best)):
-            reason = self._reason(state, lines, best)
+            reason = self._reason(lines, best)
             decision = BatchDecision(local_batch_sizes=best.local_batch_sizes, reason=reason)
         return state, decision
-
-    def overhead_bound(self, state: ModelState, shares: Sequence[int]) -> tuple[int, ...]:
-        """The ranks whose overhead alone outlasts the others' whole steps: they get the minimum, and should leave."""
-        lines = believed(state)
-        times_s = [line.time_s(share) for line, share in zip(lines, shares, strict=True)]
-        return tuple(
-            rank
-            for rank, line in enumerate(lines)
-            if shares[rank] <= self.minimum
-            and line.fixed_s >= max((t for other, t in enumerate(times_s) if other != rank), default=math.inf)
-        )
 
     def _worker(self, line: WorkerLine) -> WorkerTime:
         return WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum)
 
     def _is_worth(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> bool:
-        least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
         times_s = [line.time_s(line.samples) for line in lines]
         slowest = times_s.index(max(times_s))
         # Workers at their minimum do not move with the level.
@@ -351,41 +313,16 @@ class ModelShares:
         sd = math.hypot(*(w * line.relative_sd(line.samples) for w, line in zip(weights, lines, strict=True)))
         ratio = best.compute_s / times_s[slowest]
         z = math.sqrt(self.confidence**2 + 2 * math.log(len(lines)))
+        least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
         return 1 - ratio > max(least, z * ratio * sd)
 
-    def _reason(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> str:
+    def _reason(self, lines: Sequence[WorkerLine], best: Shares) -> str:
         now_s = max(line.time_s(line.samples) for line in lines)
         parts = [
             f"compute of the slowest worker {now_s:.3g} s, expected {best.compute_s:.3g} s with new local batch sizes"
         ]
         parts += [f"worker {rank} has changed its speed" for rank, line in enumerate(lines) if line.since_change == 0]
-        parts += [
-            f"worker {rank} is bound by its overhead of {lines[rank].fixed_s:.3g} s a step"
-            for rank in self.overhead_bound(state, best.local_batch_sizes)
-        ]
         return "; ".join(parts)
-
-
-def believed(state: ModelState) -> tuple[WorkerLine, ...]:
-    """The likeliest lines that can be, given what the workers know of each other."""
-    weights, overheads = [], []
-    for line in state.lines:
-        possible = line.possible()
-        sd = math.sqrt(line.fixed_variance) / line.time_s(line.samples)
-        if sd < KINSHIP:
-            weights.append(1 / (sd**2 + KINSHIP**2))
-            overheads.append(possible.fixed_s / possible.per_sample_s)
-    if not weights:
-        return tuple(line.possible() for line in state.lines)
-    usual = sum(w * overhead for w, overhead in zip(weights, overheads, strict=True)) / sum(weights)
-    return tuple(_like_others(line, usual).possible() for line in state.lines)
-
-
-def _like_others(line: WorkerLine, overhead_samples: float) -> WorkerLine:
-    """The line once its overhead is expected to be worth so many samples: a is then a known part of ``a + c b``."""
-    part = overhead_samples / (overhead_samples + line.samples)
-    sd_s = KINSHIP * line.time_s(line.samples)
-    return line.conditioned((1 - part, -part * line.samples), 0.0, sd_s**2)
 
 
 def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
@@ -407,7 +344,7 @@ def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
         WorkerLine.through(
             share,
             time_s,
-            relative_error=math.hypot(FIRST_LOOK, _median_error(own, pooled, 1, observation.steps)),
+            relative_error=_median_error(own, pooled, 1, observation.steps),
             step_variance=own,
         )
         for share, time_s, own in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
@@ -418,12 +355,11 @@ def _next_lines(lines: Sequence[WorkerLine], observation: BatchObservation) -> t
     shares = observation.local_batch_sizes
     noise = [line.step_variance for line in lines]
     pooled = sum(noise) / len(noise)
-    settling = SETTLING if any(line.samples != share for line, share in zip(lines, shares, strict=True)) else 1.0
     return tuple(
         line.seen(
             share,
             time_s,
-            relative_error=settling * _median_error(line.step_variance, pooled, line.periods, observation.steps),
+            relative_error=_median_error(line.step_variance, pooled, line.periods, observation.steps),
             step_variance=min(variance, max(4 * line.step_variance, UNKNOWN_NOISE**2)),
         )
         for line, share, time_s, variance in zip(

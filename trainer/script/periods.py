@@ -19,13 +19,12 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import make_worker_pace
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Engine
+from hetopt.trainer.engine import Engine, announce
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import KeepShares
@@ -33,9 +32,9 @@ from hetopt.trainer.script.audit import Audits
 from hetopt.trainer.script.batches import Place, Shares, ShareTable
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.statistics import Period
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 

@@ -22,9 +22,9 @@ from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Store, meet_devices, meet_one_version
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
+from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
-from hetopt.trainer.host.stores import group_store
+from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import SessionPlan, make_plan
 from hetopt.trainer.session.guards import inspect_model, inspect_optimizers

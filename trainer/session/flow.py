@@ -32,8 +32,8 @@ from hetopt.trainer.agreement import Store, sum_numbers
 from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.context import Generators
 from hetopt.trainer.evaluation import average_buffers, has_averages
-from hetopt.trainer.generators import Generators
 from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods
@@ -53,9 +53,8 @@ from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import parameters_of
-from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
+from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, make_exchange
 from hetopt.trainer.steps.slowdown import FORWARD
-from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.sync.synchroniser import Synchronizer
@@ -355,9 +354,7 @@ class Flow:
 
     def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
         spec = self._plan.spec
-        return ExchangeMaker(
-            spec=spec, compression=spec.compression, shapes=list(shapes), device=self.device, store=self._store
-        ).make()
+        return make_exchange(spec, spec.compression, shapes, self.device, store=self._store)
 
     def ask(self, is_first: bool) -> None:
         """The script waits for a batch: the step before is over, and computing one begins with reading it.

@@ -34,15 +34,14 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
 from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange
+from hetopt.trainer.comm.exchange import Exchange, HierarchicalExchange
 from hetopt.trainer.script.random_state import States
 from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
 from hetopt.trainer.session.turns import MOST_TOLD, Disagreement
-from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.synchroniser import ModelVector
 
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from torch import Tensor
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.cross_entropy import cross_entropy_weight
+from hetopt.trainer.task import cross_entropy_weight
 
 Weight: TypeAlias = "float | Tensor | Literal['sum']"
 """What a loss is a mean over on this worker, or ``"sum"``."""

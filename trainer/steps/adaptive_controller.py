@@ -20,7 +20,7 @@ from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, GravacSettings,
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.accordion import Accordion
-from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Averages, Outlook, StepTimes
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
 from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
 from hetopt.trainer.policies.ratio.scan import ScanRatio
@@ -63,7 +63,6 @@ class AdaptiveController:
         candidates: what there is to choose from.
         candidate: in use in the next steps.
         network: as measured at the start; None: nothing here asks for it.
-        promise: of averages that the run should settle for now, with nothing held back; None: it should not.
 
     Raises:
         BadInput: the ratio policy cannot steer the compressor.
@@ -89,15 +88,12 @@ class AdaptiveController:
             coefficient=spec.slowdown_coefficient,
             most_lost=MOST_LOST,
             # Samples have to be drawn ahead, and gradients must not need scaling.
-            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
+            tries_twins=tries_twins and spec.stream is None and spec.precision != "fp16",
         )
         self._state: Record = self._policy.initial()
         self._times = StepTimes()
         self._used: str | None = None
         self._verdict: Verdict | None = None
-        self._may_settle = spec.sync.may_settle
-        self._promised: Averages | None = None
-        self.promise: Averages | None = None
         self._decision = self._first(spec)
         self.candidate = self._candidate_of(self._decision)
 
@@ -143,15 +139,10 @@ class AdaptiveController:
     @property
     def slowdown_coefficient(self) -> float | None:
         """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
-        outlook = self._outlook
-        return None if outlook is None else outlook.coefficient
-
-    @property
-    def _outlook(self) -> Outlook | None:
         policy, state, network = self._policy, self._state, self.network
         if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
             return None
-        return Outlook(policy, state, network)
+        return Outlook(policy, state, network).coefficient
 
     def judge(
         self,
@@ -173,9 +164,6 @@ class AdaptiveController:
             steps_left: until the run ends by its own rules; absent: that is not known.
             loss: mean over the samples of the period; absent: nobody asks.
         """
-        if self._promised is not None:  # with this period all that was held back has gone
-            self.promise = self._promised
-            return None
         if not _tells(traffic):
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
@@ -211,7 +199,6 @@ class AdaptiveController:
             )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
-        self._weigh_averages(before.option)
         self.candidate = self._candidate_of(self._decision)
         if self.candidate.option.key == before.option.key and self.candidate.compression == before.compression:
             return None
@@ -220,30 +207,6 @@ class AdaptiveController:
             "after": self.candidate.option.key,
             "reason": self._decision.reason or self._reason or "",
         }
-
-    def _weigh_averages(self, used: Option) -> None:
-        """Whether the run had better settle for them: then what is held back is sent first, with one whole gradient.
-
-        That is rounded as averages will be, which may leave a part in thousands of it behind: over slow links a whole
-        gradient takes as long as many steps.
-        """
-        outlook = self._outlook
-        if not self._may_settle or outlook is None or self._decision.try_ratio is not None:
-            return
-        promise = outlook.averages()
-        if promise is None:
-            return
-        if used.gain is not None and used.gain >= (promise.rounding.gain or 1.0):
-            self.promise = promise
-            self._decision = RatioDecision(ratio=used.ratio, option=used.key)
-            return
-        self._promised = promise
-        self._decision = RatioDecision(
-            ratio=promise.rounding.ratio,
-            option=promise.rounding.key,
-            reason=f"{promise.rounding.key} once, for all that is held back: from then on parameters are averaged",
-            look_after_steps=1,
-        )
 
     def _candidate_of(self, decision: RatioDecision) -> Candidate:
         """The candidate that a decision means; of several collectives the quickest."""

@@ -1,4 +1,4 @@
-"""Puts an exchange of gradients together: what sums them over all workers, and who steers that.
+"""How gradients travel in a run, and who decides that: what sums them over all workers, made once.
 
 One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
 """
@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
 
-from hetopt.core.comm.composition import AUTO, METHODS
-from hetopt.core.comm.options import SELECTOR, Candidates
+from hetopt.core.comm.composition import METHODS
+from hetopt.core.comm.options import IDENTITY, SELECTOR, Candidate, Candidates, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.exchange import Exchange, HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.network import (
     Hosts,
     Network,
@@ -30,10 +31,98 @@ from hetopt.trainer.comm.network import (
     timed_candidates,
 )
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
-from hetopt.trainer.steps.step_config import ExchangeConfig
+from hetopt.trainer.steps.traffic import GroupTraffic
 
 USUAL_RATIO = 0.01
 """That hosts are imagined to exchange at by a run which has not decided yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """How gradients travel, and who decides that.
+
+    Attributes:
+        compression: of the run.
+        dense_bytes: of the gradient.
+        exchange: sums whole gradients; None: nothing does, or only buckets are summed.
+        steering: None: what is exchanged stays as it is.
+        use: exchanges in another way from the next step on; None: nothing is steered.
+        timings: of the network's collectives, where it was measured.
+        measured_s: how long that took, and timing compressors.
+        by_hosts: whether workers of a host sum first, and only hosts exchange.
+    """
+
+    compression: Compression
+    dense_bytes: int
+    exchange: Exchange | HierarchicalExchange | None = None
+    steering: AdaptiveController | None = None
+    use: Callable[[Candidate], None] | None = None
+    timings: tuple[Timed, ...] = ()
+    measured_s: float = 0.0
+    by_hosts: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether everything is summed as it is, always."""
+        return self.steering is None and self.compression.name == IDENTITY
+
+    @property
+    def in_use(self) -> Compression:
+        """The present compression."""
+        return self.compression if self.steering is None else self.steering.candidate.compression
+
+    @property
+    def way(self) -> str:
+        """Name of the present way to exchange."""
+        return self._settled_way if self.steering is None else self.steering.candidate.option.key
+
+    @cached_property
+    def _settled_way(self) -> str:
+        return way_name(self.compression)
+
+    def follow(self) -> None:
+        """Exchange as the steering says from the next step on."""
+        assert self.steering is not None
+        assert self.use is not None
+        self.use(self.steering.candidate)
+
+    def resume(self, state: Mapping[str, object] | None) -> None:
+        """Go on with what a checkpoint holds, whose residual the step has already."""
+        if self.steering is None:
+            return
+        if state is not None:
+            self.steering.resume(state)
+        self.follow()
+
+    def event(self, traffic: GroupTraffic) -> Event:
+        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
+        steering = self.steering
+        if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
+            return {}
+        if steering is None:
+            way, name, ratio = way_name(self.compression), self.compression.name, self.compression.ratio
+            collective = settled_collective(self.compression)
+        else:
+            option = steering.candidate.option
+            way, name, ratio, collective = option.key, option.compressor, option.ratio, option.collective
+        looked: Event = {}
+        if steering is not None and steering.slowdown_coefficient is not None:
+            looked["slowdown_coefficient"] = round(steering.slowdown_coefficient, 4)
+        return {
+            "exchange": {
+                "way": way,
+                "compressor": name,
+                "ratio": ratio,
+                "collective": collective,
+                "gain": round(traffic.gain, 6),
+                "sent_bytes": traffic.sent_bytes,
+                "dense_bytes": self.dense_bytes,
+                "compress_s": round(traffic.compress_s, 7),
+                "sync_s": round(traffic.sync_s, 7),
+                "exchanges": traffic.exchanges,
+                **looked,
+            }
+        }
 
 
 def is_steered(spec: RunSpec, compression: Compression) -> bool:
@@ -52,146 +141,79 @@ def can_overlap(device: torch.device, world_size: int) -> bool:
     return all(row == [1.0, rows[0][1]] for row in rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeMaker:
-    """Everything that exchanges of whole gradients are made of.
+def make_exchange(
+    spec: RunSpec,
+    compression: Compression,
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+    *,
+    store: Store | None = None,
+    hosts: Sequence[str] = (),
+    clock: Callable[[], float] = time.perf_counter,
+    buckets: int = 1,
+    bf16_in_buckets: bool = False,
+    tries_twins: bool = False,
+) -> ExchangeConfig:
+    """Return the exchange of a run's whole gradients; where anything is left to decide, the network is measured first.
 
-    Attributes:
-        spec: of the run: who decides how much is sent, and how it travels.
+    Args:
+        spec: who decides how much is sent, and how it travels.
         compression: of the run, with what it leaves open filled in.
         shapes: of the parameters, in the order in which they lie in the gradient.
         device: where they are.
         store: that the workers met through.
-        hosts: of the workers, where those of one might exchange as one.
+        hosts: of the workers, in rank order, where those of one might exchange as one.
         clock: seconds.
+        buckets: in which sums can be made under backward, where workers exchange one by one.
+        bf16_in_buckets: whether those can be rounded to bf16 as well.
+        tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
+
+    Raises:
+        BadInput: things do not go together.
     """
-
-    spec: RunSpec
-    compression: Compression
-    shapes: list[tuple[int, ...]]
-    device: torch.device
-    store: Store | None
-    hosts: Hosts = field(default_factory=lambda: Hosts(names=()))
-    clock: Callable[[], float] = time.perf_counter
-
-    @property
-    def numel(self) -> int:
-        """Elements of the gradient."""
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    @property
-    def dense_bytes(self) -> int:
-        """Of the gradient."""
-        return VALUE_BYTES * self.numel
-
-    def make(self) -> ExchangeConfig:
-        """The exchange of this run; where anything is left to decide, the network is measured first.
-
-        Raises:
-            BadInput: things do not go together.
-        """
-        return self.steered() if is_steered(self.spec, self.compression) else self.settled()
-
-    def settled(self) -> ExchangeConfig:
-        """An exchange that stays as it is."""
-        begun_s = time.perf_counter()
-        timings = self._timings(measured=False)
-        groups = self._as_one(self.compression, timings)
-        measured_s = time.perf_counter() - begun_s
-        return ExchangeConfig(
-            compression=self.compression,
-            dense_bytes=self.dense_bytes,
-            exchange=self._whole(self.compression, groups),
-            timings=timings,
-            measured_s=measured_s,
-            by_hosts=groups is not None,
-        )
-
-    def steered(
-        self,
-        *,
-        buckets: int = 1,
-        bf16_in_buckets: bool = False,
-        tries_twins: bool = False,
-    ) -> ExchangeConfig:
-        """An exchange that is decided between control periods.
-
-        Args:
-            buckets: in which sums can be made under backward, where workers exchange one by one.
-            bf16_in_buckets: whether those can be rounded to bf16 as well.
-            tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
-        """
-        spec, asked = self.spec, self.compression
-        begun_s = time.perf_counter()
-        policies_ask = spec.weighs_ways or spec.collective_policy == "cheapest"
-        timings = self._timings(measured=policies_ask)
-        network = Network.of(timings) if timings and policies_ask else None
-        typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
-        groups = self._as_one(typical, timings)
-        measured_s = time.perf_counter() - begun_s
+    steered, shapes = is_steered(spec, compression), list(shapes)
+    numel = sum(map(math.prod, shapes))
+    dense_bytes = VALUE_BYTES * numel
+    levels = Hosts(names=tuple(hosts))
+    policies_ask = steered and (spec.weighs_ways or spec.collective_policy == "cheapest")
+    begun_s = time.perf_counter()
+    timings = measure_network(dense_bytes, device=device) if policies_ask or levels.are_levels else ()
+    typical = compression
+    if steered and not METHODS[compression.name].by_ratio:
+        typical = Compression(name=SELECTOR, ratio=USUAL_RATIO)
+    groups: HostGroups | None = None
+    if levels.are_levels:
+        groups = HostGroups(hosts, timeout_s=spec.exchange_timeout_s)
+        network = Network.of((*timings, *measure_inside(levels, groups, dense_bytes, device=device)))
+        groups = groups if exchange_as_one(typical, numel, levels, network, shapes=shapes) else None
+    steering: AdaptiveController | None = None
+    if steered:
         candidates = Candidates(
-            asked=asked,
+            asked=compression,
             chooses_collective=spec.collective_policy == "cheapest",
-            numel=self.numel,
-            workers=len(spec.workers) if groups is None else self.hosts.count,
-            shapes=self.shapes,
+            numel=numel,
+            workers=len(spec.workers) if groups is None else levels.count,
+            shapes=shapes,
             buckets=buckets if groups is None else 1,
         )
-        begun_s = time.perf_counter()
-        if network is not None and spec.weighs_ways:
-            candidates = timed_candidates(candidates, network, device=self.device, seed=spec.seed)
+        seen = Network.of(timings) if timings and policies_ask else None
+        if seen is not None and spec.weighs_ways:
+            candidates = timed_candidates(candidates, seen, device=device, seed=spec.seed)
             candidates = replace(candidates, bf16_in_buckets=bf16_in_buckets)
-        measured_s += time.perf_counter() - begun_s
-        steering = AdaptiveController(spec, candidates, network, tries_twins=tries_twins)
-        exchange = self._whole(steering.candidate.compression, groups)
-        return ExchangeConfig(
-            compression=asked,
-            dense_bytes=self.dense_bytes,
-            exchange=exchange,
-            steering=steering,
-            use=lambda candidate: exchange.use(candidate.compression),
-            timings=timings,
-            measured_s=measured_s,
-            by_hosts=groups is not None,
-        )
-
-    def _timings(self, *, measured: bool) -> tuple[Timed, ...]:
-        """The network as it is now, where somebody asks: the policies, or who has several workers on a host."""
-        if not measured and not self.hosts.are_levels:
-            return ()
-        return measure_network(self.dense_bytes, device=self.device)
-
-    def _as_one(self, typical: Compression, timings: tuple[Timed, ...]) -> HostGroups | None:
-        """The groups of hosts that exchange as one, where there are such hosts and that is the quicker way."""
-        if not timings or not self.hosts.are_levels:
-            return None
-        groups = HostGroups(self.hosts.names, timeout_s=self.spec.exchange_timeout_s)
-        inside = measure_inside(self.hosts, groups, self.dense_bytes, device=self.device)
-        network = Network.of((*timings, *inside))
-        shorter = exchange_as_one(typical, self.numel, self.hosts, network, shapes=self.shapes)
-        return groups if shorter else None
-
-    def _whole(self, first: Compression, groups: HostGroups | None) -> Exchange | HierarchicalExchange:
-        """The exchange of whole gradients, of workers or of hosts."""
-        if groups is None:
-            return Exchange(
-                first,
-                self.numel,
-                device=self.device,
-                clock=self.clock,
-                shapes=self.shapes,
-                seed=self.spec.seed,
-                store=self.store,
-                forgets=self.compression.memory == AUTO,
-            )
-        return HierarchicalExchange(
-            first,
-            self.numel,
-            groups=groups,
-            device=self.device,
-            clock=self.clock,
-            shapes=self.shapes,
-            seed=self.spec.seed,
-            store=self.store,
-            forgets=self.compression.memory == AUTO,
-        )
+        steering = AdaptiveController(spec, candidates, seen, tries_twins=tries_twins)
+    measured_s = time.perf_counter() - begun_s
+    make: Callable[..., Exchange | HierarchicalExchange] = Exchange
+    if groups is not None:
+        make = partial(HierarchicalExchange, groups=groups)
+    first = compression if steering is None else steering.candidate.compression
+    exchange = make(first, numel, device=device, clock=clock, shapes=shapes, seed=spec.seed, store=store)
+    return ExchangeConfig(
+        compression=compression,
+        dense_bytes=dense_bytes,
+        exchange=exchange,
+        steering=steering,
+        use=None if steering is None else lambda candidate: exchange.use(candidate.compression),
+        timings=timings,
+        measured_s=measured_s,
+        by_hosts=groups is not None,
+    )

@@ -3,8 +3,6 @@
 At once what needs the whole gradient (Top-k, residuals in true units under loss scaling), what is so small that nothing
 can be sent under backward, and what a single worker computes.
 
-The step of a run that changes how it exchanges: under backward while everything is sent, at once while it is not.
-
 Forward and backward over one worker's micro-batches, and what happens when one of them does not fit into memory.
 
 A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward pass changes
@@ -15,7 +13,7 @@ micro-batches as if the larger one had never been tried. No sample is lost and n
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,18 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetopt.core.comm.options import BF16, Candidate
+from hetopt.core.comm.options import Candidate
 from hetopt.core.errors import RunFailed
-from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets
-from hetopt.trainer.comm.compressor import Resumable
-from hetopt.trainer.comm.error_feedback import NoResidual
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange
+from hetopt.trainer.comm.compressor import NoResidual, Resumable
+from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats, HierarchicalExchange
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.context import Generators
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.generators import Generators
 from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import (
@@ -100,11 +94,10 @@ class LocalGradient:
     """Accumulates a worker's part of the gradient in ``parameter.grad``.
 
     Args:
-        model: whose gradient it is.
-        forward: the mean loss of a batch; its backward pass accumulates the gradient.
+        module: the model with its loss, the mean over a batch; it tells what the last loss was a mean over.
         reader: of the samples.
         device: where all of it happens.
-        counting: tells what the last loss was a mean over; None: over samples.
+        counts: whether what the loss is a mean over stands for samples, where it is something else.
 
     Attributes:
         counted: what the losses of the last run were means over in all, a double on the device; None: over samples.
@@ -114,18 +107,16 @@ class LocalGradient:
 
     def __init__(
         self,
-        *,
-        model: nn.Module,
-        forward: Callable[[Batch], Tensor],
+        module: LossModule,
         reader: Reader,
         device: torch.device,
-        counting: LossModule | None = None,
+        *,
+        counts: bool = True,
     ) -> None:
-        self._model = model
-        self._forward = forward
+        self._module = module
+        self._counts = counts
         self._reader = reader
         self._device = device
-        self._counting = counting
         self.counted: Tensor | None = None
         self.part_counted: Tensor | None = None
         self._weights: dict[float, Tensor] = {}
@@ -139,7 +130,7 @@ class LocalGradient:
         Raises:
             DoesNotFit: memory ran out.
         """
-        before = Before.now(self._model, self._device)
+        before = Before.now(self._module.model, self._device)
         self._compute([part], 1.0, None, before)
         before.restore()
 
@@ -163,7 +154,7 @@ class LocalGradient:
                 micro-batch larger than ``proven``.
         """
         largest = max(map(len, parts), default=0)
-        before = Before.now(self._model, self._device) if largest > self.proven else None
+        before = Before.now(self._module.model, self._device) if largest > self.proven else None
         loss_sum = self._compute(parts, factor, after, before)
         self._runs += 1
         if self._runs > _RUNS_WITH_LESS:
@@ -196,7 +187,7 @@ class LocalGradient:
     ) -> Tensor:
         loss_sum: Tensor | None = None
         self.counted = self.part_counted = None
-        if self._counting is not None and self._counting.is_counted:
+        if self._counts and self._module.is_counted:
             self.counted = torch.zeros((), dtype=torch.float64, device=self._device)
         for part in parts:
             self._part = part
@@ -212,12 +203,12 @@ class LocalGradient:
         return torch.zeros((), dtype=torch.float64, device=self._device) if loss_sum is None else loss_sum
 
     def _add(self, part: MicroBatch, factor: float) -> Tensor:
-        loss = self._forward(self._reader.read(part))
+        loss: Tensor = self._module(self._reader.read(part))
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
-        if self.counted is None or self._counting is None:
+        if self.counted is None:
             weight = self._weight(len(part) * factor)
         else:
-            self.part_counted = self._counting.count
+            self.part_counted = self._module.count
             assert self.part_counted is not None
             weight = (self.part_counted * factor).to(loss.dtype)
         torch.autograd.backward(loss, weight)
@@ -264,6 +255,45 @@ class NoExchange(NoResidual):
 _NO_EXCHANGE = NoExchange()
 
 
+class Switch:
+    """Says in each step whether gradients are summed at once or in buckets, and by which of them.
+
+    Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
+    so is every step that looks at gains.
+
+    Args:
+        exchange: of whole gradients, whose compression changes.
+        buckets: by compressor, what sums buckets under backward.
+        first: candidate to begin with.
+    """
+
+    def __init__(
+        self, exchange: Exchange | HierarchicalExchange, buckets: Mapping[str, BucketSum], first: Candidate
+    ) -> None:
+        self._exchange = exchange
+        self._buckets = buckets
+        self.use(first)
+
+    def use(self, candidate: Candidate) -> None:
+        """Exchange in this way from the next step on; all workers must decide the same.
+
+        Raises:
+            BadInput: it does not go with the residual.
+        """
+        self._exchange.use(candidate.compression)
+        self._candidate = candidate
+
+    def now(self, *, looks: bool) -> tuple[BucketSum | None, str]:
+        """Return what sums buckets in the next step, if anything does, and the name of the way whose times it has."""
+        candidate = self._candidate
+        if not candidate.in_buckets:
+            return None, candidate.option.key
+        if looks or self._exchange.has_residual:
+            # Whole gradients are exceptions: nobody should compare their times with those of the others.
+            return None, ""
+        return self._buckets[candidate.compression.name], candidate.option.key
+
+
 class FusedStep:
     """Computes a gradient in one flat fp32 buffer, and sums it at once or in buckets under backward.
 
@@ -289,6 +319,7 @@ class FusedStep:
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
             up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
         in_buckets: sums buckets in the place of ``exchange``.
+        switch: changes how gradients travel while training goes on; None: that stays as it is.
 
     Attributes:
         way: as above; it may change between steps, on all workers alike.
@@ -309,6 +340,7 @@ class FusedStep:
         norms: bool = False,
         counts: Literal["all", "alone", "unused"] = "all",
         in_buckets: BucketSum | None = None,
+        switch: Switch | None = None,
     ) -> None:
         self._module = module
         self._parameters = parameters = trainable_parameters(module.model)
@@ -316,9 +348,9 @@ class FusedStep:
         self.way = way
         self.in_buckets = in_buckets
         self._norms = norms
-        counting = None if counts == "unused" else module
-        self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device, counting=counting)
-        self._is_alone, self._adds_counts = counts == "alone", counts == "all"
+        self._switch = switch
+        self._local = LocalGradient(module, reader, device, counts=counts != "unused")
+        self._is_alone = counts == "alone"
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
@@ -336,7 +368,7 @@ class FusedStep:
     @property
     def residual(self) -> Resumable:
         """The residual state of the exchange."""
-        return self._exchange if self.in_buckets is None else self.in_buckets
+        return self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch (see `Step`)."""
@@ -351,6 +383,8 @@ class FusedStep:
         look_at: Sequence[float] = (),
     ) -> StepTrace:
         """Compute and exchange (see `Step`)."""
+        if self._switch is not None:
+            self.in_buckets, self.way = self._switch.now(looks=bool(look_at))
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
         global_batch_size = max(1, samples) if self._is_alone else global_batch_size
@@ -454,7 +488,7 @@ class FusedStep:
     def _count_all(self, counted: Tensor) -> float:
         """What the losses of the step are means over, of all workers; never 0."""
         total = counted.to("cpu")
-        if self._adds_counts and dist.is_initialized():
+        if not self._is_alone and dist.is_initialized():
             dist.all_reduce(total)
         return float(total) or 1.0
 
@@ -477,86 +511,3 @@ def all_finite(flat: Tensor) -> bool:
     if dist.is_initialized():
         dist.all_reduce(finite, op=dist.ReduceOp.MIN)
     return bool(finite)
-
-
-class SwitchingStep:
-    """Sums at once or in buckets as it is told.
-
-    Buckets that are summed as they are remember nothing. So after a thin exchange the first dense step is summed at
-    once, which sends all that was held back, and so is every step that looks at gains. Buckets in bf16 go on with what
-    was held back, and hand on their own.
-
-    Args:
-        fused: exchanges whole gradients by ``exchange``.
-        exchange: whose compression changes.
-        dense: sums buckets under backward; None: the workers cannot, or gain nothing by it.
-        first: candidate to begin with.
-        bf16: sums buckets in bf16; None: they are only summed as they are.
-    """
-
-    def __init__(
-        self,
-        *,
-        fused: FusedStep,
-        exchange: Exchange | HierarchicalExchange,
-        dense: DenseBuckets | None,
-        first: Candidate,
-        bf16: BucketExchange | None = None,
-    ) -> None:
-        self._fused = fused
-        self._exchange = exchange
-        self._dense = dense
-        self._bf16 = bf16
-        self._uses_bf16 = self._bf16_has_residual = False
-        self.use(first)
-
-    @property
-    def residual(self) -> Resumable:
-        """The residual state, of whichever way is in use."""
-        self._take_back()
-        return self._exchange
-
-    def use(self, candidate: Candidate) -> None:
-        """Exchange in this way from the next step on; all workers must decide the same.
-
-        Raises:
-            BadInput: it does not go with the residual.
-        """
-        self._exchange.use(candidate.compression)
-        self._candidate = candidate
-        self._uses_bf16 = candidate.in_buckets and candidate.compression.name == BF16
-
-    def warm_up(self, part: MicroBatch) -> None:
-        """Compute a micro-batch (see `Step`)."""
-        self._fused.warm_up(part)
-
-    def run(
-        self,
-        parts: Sequence[MicroBatch],
-        global_batch_size: int,
-        loss_scale: float | None,
-        look_at: Sequence[float] = (),
-    ) -> StepTrace:
-        """Compute and exchange (see `Step`)."""
-        if not self._uses_bf16 or look_at:
-            self._take_back()
-        may_bucket = self._uses_bf16 or not self._exchange.has_residual
-        in_buckets = self._candidate.in_buckets and may_bucket and not look_at
-        if in_buckets and self._uses_bf16:
-            self._hand_over()
-        self._fused.in_buckets = None if not in_buckets else self._bf16 if self._uses_bf16 else self._dense
-        # With buckets, whole gradients are exceptions: nobody should compare their times with those of the others.
-        self._fused.way = "" if self._candidate.in_buckets and not in_buckets else self._candidate.option.key
-        return self._fused.run(parts, global_batch_size, loss_scale, look_at)
-
-    def _hand_over(self) -> None:
-        """Buckets keep from here on what is held back."""
-        if self._bf16 is not None and not self._bf16_has_residual and isinstance(self._exchange, Exchange):
-            self._bf16.load_state(self._exchange.lend())
-            self._bf16_has_residual = True
-
-    def _take_back(self) -> None:
-        """The whole gradient's exchange keeps it again."""
-        if self._bf16 is not None and self._bf16_has_residual and isinstance(self._exchange, Exchange):
-            self._exchange.returned(self._bf16.state())
-            self._bf16_has_residual = False

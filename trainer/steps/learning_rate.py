@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
@@ -20,13 +20,11 @@ class LearningRate:
         task: for its schedule.
         base: rates of the parameter groups, as a fresh optimizer came with them.
         stretch: epochs that the schedule takes for one of the task's.
-        task_epoch: which of the task's epochs one of the run's counts as, before that; absent: it is the same.
     """
 
     task: Task
     base: tuple[float, ...]
     stretch: float = 1.0
-    task_epoch: Callable[[float], float] | None = None
 
     @classmethod
     def of(cls, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> LearningRate:
@@ -35,8 +33,7 @@ class LearningRate:
 
     def apply(self, optimizer: Optimizer, epoch: float, scale: float) -> None:
         """Set the rates for the step that begins after ``epoch`` epochs."""
-        reached = epoch if self.task_epoch is None else self.task_epoch(epoch)
-        factor = scale * self.task.schedule(reached / self.stretch)
+        factor = scale * self.task.schedule(epoch / self.stretch)
         for group, rate in zip(optimizer.param_groups, self.base, strict=True):
             group["lr"] = rate * factor
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeAlias
 
 import torch
 
-from hetopt.core.events.log import Event
-from hetopt.trainer.data.cursor import Cursor, GlobalBatch
-from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, joined, pinned, set_epoch, to_device
-from hetopt.trainer.data.injection import Injector, every_nth
-from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
+from hetopt.trainer.data.cursor import Cursor, Cutting, GlobalBatch, MicroBatch, upcoming
+from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, pinned, set_epoch, to_device
 from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
 
 
@@ -61,10 +57,6 @@ class BatchReader:
         return fetch(self.dataset, part.indices)
 
 
-StartReadAhead: TypeAlias = Callable[[Iterator[MicroBatch]], ReadAhead]
-"""Begins to read these, in a thread or in processes."""
-
-
 class SampleFeed:
     """One worker's micro-batches, step after step, read ahead where that is worth it.
 
@@ -72,13 +64,11 @@ class SampleFeed:
         reader: of the training data.
         rank: whose slices.
         cursor: where the data stands; moved by `take` alone.
-        read_ahead: begins to read ahead; None: samples are read when they are needed.
+        reads_ahead: whether samples may be read before they are needed.
         watch: says when reading is slow enough to be done ahead; None: it is from `begin` on.
-        injector: mixes in samples of other workers; None: nobody hands any on.
 
     Attributes:
         cursor: where the data stands.
-        sizes: samples of the last step, of each worker.
         learned_bound: the largest micro-batch that fits, as far as this worker had to learn it; None: it had not.
     """
 
@@ -88,19 +78,15 @@ class SampleFeed:
         reader: BatchReader,
         rank: int,
         cursor: Cursor,
-        read_ahead: StartReadAhead | None = None,
+        reads_ahead: bool = False,
         watch: ReadingWatch | None = None,
-        injector: Injector | None = None,
     ) -> None:
         self._reader = reader
         self._cutting = reader.cutting
         self._rank = rank
         self.cursor = cursor
-        self._start_read_ahead = read_ahead
+        self._reads_ahead = reads_ahead
         self._watch = watch
-        self._injector = injector
-        self._mixed: Batch | None = None
-        self.sizes: tuple[int, ...] = ()
         self._ahead: ReadAhead | None = None
         self._followed: Sequence[int] = ()
         self._batch: GlobalBatch | None = None
@@ -113,14 +99,6 @@ class SampleFeed:
         """The largest micro-batch that is tried."""
         return self._cutting.max_samples
 
-    def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
-        """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
-        return tuple(shares) if self._injector is None else self._injector.drawn(shares)
-
-    def event(self) -> Event:
-        """What was handed on since this was last asked for."""
-        return {} if self._injector is None else self._injector.event()
-
     def first_part(self, samples: int) -> MicroBatch:
         """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
         limits = (self._cutting.unit, self._cutting.max_samples)
@@ -128,27 +106,18 @@ class SampleFeed:
 
     def begin(self, shares: Sequence[int]) -> None:
         """Training begins, with these shares: start to read ahead if that is known to be worth it."""
-        if self._start_read_ahead is not None and self._watch is None:
-            self._followed = self.drawn(shares)
-            self._ahead = self._start_read_ahead(self._from_here(self._followed))
+        if self._reads_ahead and self._watch is None:
+            self._start(shares)
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
         """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
-        drawn = self.drawn(shares)
         if self._ahead is None:
-            self._look_at_reading(drawn)
-        elif drawn != self._followed:
-            self._ahead.follow(self._from_here(drawn))
-            self._followed = drawn
-        self._batch = self.cursor.take(drawn)
-        parts = self._cutting.parts(self._batch, self._rank)
-        self.sizes = drawn
-        if self._injector is None:
-            return parts
-        plan = self._injector.plan(shares, self._batch.position)
-        own = joined([self._on_host(part) for part in parts])
-        self._mixed, self.sizes = self._injector.mix(own, plan), plan.held
-        return self._mixed_parts()
+            self._look_at_reading(shares)
+        elif shares != self._followed:
+            self._ahead.follow(self._from_here(shares))
+            self._followed = shares
+        self._batch = self.cursor.take(shares)
+        return self._cutting.parts(self._batch, self._rank)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
         """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
@@ -156,10 +125,6 @@ class SampleFeed:
         self.learned_bound = max_samples
         if self._batch is None:
             return []
-        if self._mixed is not None:
-            if self._ahead is not None:
-                self._ahead.follow(self._from_here(self._followed))
-            return self._mixed_parts()
         parts = self._cutting.parts(self._batch, self._rank)
         if self._ahead is not None:
             self._ahead.follow(chain(parts, self._from_here(self._followed)))
@@ -172,8 +137,6 @@ class SampleFeed:
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        if part.batch is not None:
-            return to_device(part.batch, self._reader.device)
         if self._ahead is not None:
             return to_device(self._ahead.next(part), self._reader.device)
         begun_s = time.perf_counter()
@@ -186,29 +149,8 @@ class SampleFeed:
         if self._ahead is not None:
             self._ahead.close()
 
-    def _on_host(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch where they can be sent from."""
-        if self._ahead is not None:
-            return self._ahead.next(part)
-        begun_s = time.perf_counter()
-        batch = self._reader.read_for_later(part)
-        self._read_s += time.perf_counter() - begun_s
-        return batch
-
-    def _mixed_parts(self) -> list[MicroBatch]:
-        """The mixed samples of this step, cut so that they fit; samples of all workers in each."""
-        assert self._batch is not None
-        assert self._mixed is not None
-        size, most = self.sizes[self._rank], self._cutting.max_samples
-        count = 1 if most is None else -(-size // most)
-        return [
-            MicroBatch(
-                epoch=self._batch.epoch,
-                indices=range(part, size, count),
-                batch=every_nth(self._mixed, count, part) if count > 1 else self._mixed,
-            )
-            for part in range(count)
-        ]
+    def _start(self, shares: Sequence[int]) -> None:
+        self._ahead, self._followed = ReadAhead(self._reader.read_for_later, self._from_here(shares)), shares
 
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
         cursor = self.cursor.at(self.cursor.state())
@@ -216,12 +158,11 @@ class SampleFeed:
 
     def _look_at_reading(self, shares: Sequence[int]) -> None:
         """Begin to read ahead as soon as reading turns out to be slow."""
-        if self._start_read_ahead is None or self._watch is None:
+        if not self._reads_ahead or self._watch is None:
             return
         now_s = time.perf_counter()
         if self._taken_s is not None:
             self._watch = self._watch.after(self._read_s, now_s - self._taken_s)
             if self._watch.is_slow:
-                self._ahead = self._start_read_ahead(self._from_here(shares))
-                self._followed = shares
+                self._start(shares)
         self._taken_s, self._read_s = now_s, 0.0

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.cross_entropy import cross_entropy_weight
+from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
-from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.stopwatch import Mark
-from hetopt.trainer.task import Loss, mean_of
+from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

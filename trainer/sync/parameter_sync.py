@@ -24,12 +24,12 @@ from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_para
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncPolicy
 from hetopt.trainer.policies.sync.selsync import GradientChange, SelSync
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.sync.synchroniser import Averaging, Own, Told
+from hetopt.trainer.sync.synchroniser import Own, Synchronizer, Told
 
 VOTE_BYTES = 8
 
 
-class ParameterSync(Averaging):
+class ParameterSync(Synchronizer):
     """One worker's end of local training (see `Synchronizer`)."""
 
     def __init__(self, own: Own, *, sync: Synchronization, policy: SyncPolicy[Any], compression: Compression) -> None:
@@ -121,7 +121,7 @@ class ParameterSync(Averaging):
             yield
 
     def event(self, step: int) -> Event:
-        """As of `Averaging`, and the threshold of votes where it is steered."""
+        """As of `Synchronizer`, and the threshold of votes where it is steered."""
         told = super().event(step)
         if told and isinstance(self._policy, SelSync) and self._sync.delta == "auto":
             threshold = self._policy.threshold(self._state)  # type: ignore[arg-type]  # its own state
@@ -129,7 +129,7 @@ class ParameterSync(Averaging):
         return told
 
     def state(self) -> dict[str, Any]:
-        """As of `Averaging`, with what this worker holds back, and its votes."""
+        """As of `Synchronizer`, with what this worker holds back, and its votes."""
         return {
             **super().state(),
             "held_back": {} if self._rounded is None else self._rounded.residual.state(),

@@ -28,8 +28,7 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.policies.sync.periodic import LocalSgd
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.sync.model_vector import ModelVector
-from hetopt.trainer.sync.synchroniser import Averaging, Own, Told
+from hetopt.trainer.sync.synchroniser import ModelVector, Own, Synchronizer, Told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ class Flight:
         return self.arrival.result().mean - self.snapshot
 
 
-class StreamingSync(Averaging):
+class StreamingSync(Synchronizer):
     """One worker's end (see `Synchronizer`).
 
     Args:
@@ -182,7 +181,7 @@ class StreamingSync(Averaging):
         return self._landed // len(self._fragments) - before // len(self._fragments)
 
     def state(self) -> dict[str, Any]:
-        """As of `Averaging`, with what this worker holds back and what is on its way."""
+        """As of `Synchronizer`, with what this worker holds back and what is on its way."""
         flight = None
         if self._flight is not None:
             arrival = self._flight.arrival.result()  # from here on, nobody changes what fragments remember

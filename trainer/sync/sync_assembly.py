@@ -1,7 +1,4 @@
-"""Who brings the models of a run's workers together, and what such a run cannot have besides.
-
-What a run under sync ``auto`` has settled for: averages of parameters, from some step on and to its end.
-"""
+"""Who brings the models of a run's workers together, and what such a run cannot have besides."""
 
 from __future__ import annotations
 
@@ -13,18 +10,14 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 from torch.optim import Optimizer
 
-from hetopt.core.artifact import Record
-from hetopt.core.batch_partition import first_shares
 from hetopt.core.errors import BadInput
-from hetopt.core.run_rules import steps_of_round, why_not_local, why_not_settling
-from hetopt.core.run_spec import Compression, RunSpec, StopRule
+from hetopt.core.run_rules import steps_of_round, why_not_local
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.data.injection import drawn_samples
 from hetopt.trainer.policies.sync.periodic import FedAvg, LocalSgd
 from hetopt.trainer.policies.sync.policy import SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync, votes_needed
@@ -34,60 +27,10 @@ from hetopt.trainer.sync.streaming_sync import StreamingSync
 from hetopt.trainer.sync.synchroniser import Own, Synchronizer
 
 
-class Settled(Record):
-    """Averages for the rest of a run; part of its checkpoints.
-
-    Attributes:
-        every_steps: from one average to the next, until the learning rate falls.
-        fragments: that the model is averaged in, one after the other, each under the step that follows.
-        compressor: that rounds them.
-        stretch: steps that are taken for one of what was left to do, and epochs of the schedule likewise.
-        step, epoch: when it began: steps done, and passes over the data with fractions.
-    """
-
-    every_steps: PositiveInt
-    fragments: PositiveInt = 1
-    compressor: str
-    stretch: PositiveFloat
-    step: NonNegativeInt
-    epoch: NonNegativeFloat
-
-    def run(self, spec: RunSpec) -> RunSpec:
-        """The run as it is from then on: with a synchronisation of its own, and more steps to its end."""
-        return spec.model_copy(
-            update={
-                "sync": Synchronization(
-                    name="local-sgd", every_steps=self.every_steps, fragments=self.fragments, rate_power=1.0
-                ),
-                "compression": Compression(name=self.compressor),
-                "ratio_policy": "fixed",
-                "collective_policy": "fixed",
-                "stop": self._stop(spec.stop),
-            }
-        )
-
-    def task_epoch(self, epoch: float) -> float:
-        """Where the task's schedule of the learning rate stands after so many passes."""
-        return epoch if epoch <= self.epoch else self.epoch + (epoch - self.epoch) / self.stretch
-
-    def _stop(self, stop: StopRule) -> StopRule:
-        """The end of the run, as far behind as what is left to do takes longer."""
-        steps, epochs = stop.max_steps, stop.max_epochs
-        return stop.model_copy(
-            update={
-                "max_steps": None if steps is None else max(steps, math.ceil(self._later(steps, self.step))),
-                "max_epochs": None if epochs is None else max(epochs, self._later(epochs, self.epoch)),
-            }
-        )
-
-    def _later(self, end: float, begun: float) -> float:
-        return begun + (end - begun) * self.stretch
-
-
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy[Any] | None:
-    """The policy that says when parameters are averaged; None: nobody asks (``bsp``, and ``auto`` before it settled).
+    """The policy that says when parameters are averaged; None: nobody asks (``bsp``).
 
     Args:
         sync: the choice.
@@ -143,11 +86,11 @@ def make_synchroniser(
     Raises:
         BadInput: the run wants something besides that needs gradients to be exchanged.
     """
-    reason = why_not_local(spec) if spec.is_local else why_not_settling(spec) if spec.sync.may_settle else None
-    if reason is not None:
-        raise BadInput(reason, hint="use sync bsp, or leave the other out")
     if not spec.is_local:
         return None
+    reason = why_not_local(spec)
+    if reason is not None:
+        raise BadInput(reason, hint="use sync bsp, or leave the other out")
     channel = partial(Channel, clock=clock, on=device)
     own = Own(model=model, optimizer=optimizer, channel=channel, stopwatch=stopwatch)
     if spec.sync.fragments > 1:
@@ -158,7 +101,7 @@ def make_synchroniser(
         workers=len(spec.workers),
         seed=spec.seed,
         dataset_size=dataset_size,
-        global_batch_size=samples_drawn(spec),
+        global_batch_size=spec.global_batch_size,
     )
     assert policy is not None
     return ParameterSync(own, sync=spec.sync, policy=policy, compression=spec.compression)
@@ -169,10 +112,3 @@ def _group_beside(timeout_s: float) -> dist.ProcessGroup | None:
     if not dist.is_initialized():
         return None
     return cast("dist.ProcessGroup", dist.new_group(timeout=timedelta(seconds=timeout_s)))  # torch: or 0
-
-
-def samples_drawn(spec: RunSpec) -> int:
-    """Samples that all workers together draw from the data in a step; they may hold copies of some besides."""
-    if spec.injection is None or len(spec.workers) == 1:
-        return spec.global_batch_size
-    return sum(drawn_samples(spec.injection, first_shares(spec)))

@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,7 +33,78 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.sync.model_vector import ModelVector
+
+
+class ModelVector:
+    """Reads a model into a flat fp32 vector, and writes it back.
+
+    Args:
+        model: parameters that are not trained, and counters, stay out of it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
+        self._tensors = [*self._parameters, *self._buffers]
+        self.parameters = sum(p.numel() for p in self._parameters)
+        """Elements that are parameters; the first ones."""
+        self._own: Tensor | None = None
+        self.elements = sum(tensor.numel() for tensor in self._tensors)
+
+    def read(self, begin: int = 0, end: int | None = None) -> Tensor:
+        """A copy of the elements from ``begin`` to ``end``; absent: all, [elements]."""
+        with torch.no_grad():
+            spans = self._spans(begin, self.elements if end is None else end)
+            return torch.cat([tensor.detach().reshape(-1)[span].float() for tensor, span in spans])
+
+    def write(self, flat: Tensor, *, begin: int = 0) -> None:
+        """Make the model what ``flat`` is, from its element ``begin`` on.
+
+        Args:
+            flat: 1-D, as long as what is to be changed.
+            begin: where in the model it begins.
+        """
+        spans = list(self._spans(begin, begin + flat.numel()))
+        with torch.no_grad():
+            parts = torch.split(flat, [span.stop - span.start for _, span in spans])
+            for (tensor, span), part in zip(spans, parts, strict=True):
+                if part.numel() == tensor.numel():
+                    tensor.copy_(part.view(tensor.shape))
+                elif tensor.is_contiguous():
+                    tensor.view(-1)[span].copy_(part)
+                else:
+                    whole = tensor.reshape(-1)
+                    whole[span] = part.to(whole)
+                    tensor.copy_(whole.view(tensor.shape))
+
+    @contextmanager
+    def replaced_by(self, flat: Tensor) -> Iterator[None]:
+        """The model is ``flat`` inside, and what it was again afterwards."""
+        self._own = self.read()
+        self.write(flat)
+        try:
+            yield
+        finally:
+            self.write(self._own)
+            self._own = None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether something else is in its place."""
+        return self._own is not None
+
+    def own(self) -> Tensor:
+        """The model itself, whatever is in its place, [elements]."""
+        return self.read() if self._own is None else self._own
+
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[Tensor, slice]]:
+        """Tensors that have elements between two places, and which of theirs."""
+        start = 0
+        for tensor in self._tensors:
+            low, high = max(begin - start, 0), min(end - start, tensor.numel())
+            if low < high:
+                yield tensor, slice(low, high)
+            start += tensor.numel()
 
 
 class OuterStep:
@@ -74,53 +146,6 @@ class OuterStep:
         self._velocity.copy_(velocity)
 
 
-class Synchronizer(Protocol):
-    """Asked after every step, on every rank, in the same order as everything else that workers do together."""
-
-    def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """This worker's optimizer has done step number ``step``: bring the models together, if it is time to.
-
-        Args:
-            step: from 1.
-            trace: of the step.
-            samples: of the step, of each worker, in rank order.
-
-        Returns:
-            The trace, with what was sent and how long that took.
-        """
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """The model is the average of all workers' inside, and this worker's again afterwards. May be nested."""
-
-    def event(self, step: int) -> Event:
-        """What to write of the steps up to this one that were not told of yet."""
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this worker: tensors and plain values."""
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue with what `state` gave.
-
-        Raises:
-            BadInput: it is damaged, or of another model.
-        """
-
-
-@contextmanager
-def own_state() -> Iterator[None]:
-    """What a checkpoint kept of this worker is read inside.
-
-    Raises:
-        BadInput: it is damaged, or of another model.
-    """
-    try:
-        yield
-    except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(
-            "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
-        ) from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """One step, for the event log. ``divergence``: None where nothing was averaged in it."""
@@ -147,8 +172,10 @@ class Own:
     stopwatch: Stopwatch
 
 
-class Averaging:
-    """One worker's end of averages of parameters: its model and optimizer, and what everyone knows.
+class Synchronizer:
+    """Brings the models together of workers that train for themselves: one worker's end of averages of parameters.
+
+    Asked after every step, on every rank, in the same order as everything else that workers do together.
 
     Args:
         own: of this worker.
@@ -174,6 +201,23 @@ class Averaging:
         self._samples: tuple[int, ...] = (0,) * self._workers
         self._told: deque[Told] = deque()
 
+    def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
+        """Bring the models together if it is time to, after this worker's optimizer has done a step.
+
+        Args:
+            step: its number, from 1.
+            trace: of the step.
+            samples: of the step, of each worker, in rank order.
+
+        Returns:
+            The trace, with what was sent and how long that took.
+        """
+        raise NotImplementedError
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Make the model the average of all workers' inside, and this worker's again afterwards. May be nested."""
+        raise NotImplementedError
+
     def _count(self, samples: Sequence[int]) -> None:
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
 
@@ -185,7 +229,7 @@ class Averaging:
         return decision
 
     def event(self, step: int) -> Event:
-        """How many steps averaged, what was sent, and how far workers had come apart (see `Synchronizer`)."""
+        """Return how many steps averaged, what was sent, and how far workers had come apart, since the last call."""
         told: list[Told] = []
         while self._told and self._told[0].step <= step:
             told.append(self._told.popleft())
@@ -208,7 +252,7 @@ class Averaging:
         return steps
 
     def state(self) -> dict[str, Any]:
-        """This worker's model and optimizer, and what everyone knows (see `Synchronizer`)."""
+        """Return what a checkpoint keeps: this worker's model and optimizer, and what everyone knows."""
         return {
             "policy": self._name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -220,11 +264,15 @@ class Averaging:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on as this worker; with another policy, from the average (see `Synchronizer`)."""
+        """Go on with what `state` gave; with another policy, from the average.
+
+        Raises:
+            BadInput: it is damaged, or of another model.
+        """
         self._base = self._vector.read()
         if state.get("policy") != self._name:
             return
-        with own_state():
+        try:
             self._state = type(self._policy.initial()).model_validate(state["policy_state"])
             self._vector.write(state["own"].to(self._base))
             self._base = state["base"].to(self._base)
@@ -232,6 +280,10 @@ class Averaging:
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             self._go_on(state)
+        except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+            raise BadInput(
+                "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
+            ) from None
 
     def _go_on(self, state: Mapping[str, Any]) -> None:
         """Take over the rest of what `state` gave."""

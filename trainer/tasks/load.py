@@ -79,10 +79,10 @@ def user_code(place: str, run: Callable[[], T]) -> T:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        line = _line_in(place, error)
+        line = line_in(place, error)
         where = f"{place}, line {line}," if line else place
         raise BadInput(
-            f"{where} failed: {type(error).__name__}: {_first_line(error)}",
+            f"{where} failed: {type(error).__name__}: {first_line(error)}",
             hint="Fix that file; try it alone with `python -c 'import ...'` or `python FILE`.",
         ) from error
 
@@ -137,13 +137,15 @@ def _candidates(module: ModuleType) -> list[str]:
     ]
 
 
-def _line_in(place: str, error: BaseException) -> int | None:
+def line_in(place: str, error: BaseException) -> int | None:
+    """The last line of the user's own file that an error came through; None: it came through none."""
     if isinstance(error, SyntaxError) and error.filename == place:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
     return lines[-1] if lines else None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in a line."""
     lines = str(error).splitlines()
     return lines[0] if lines else "(no message)"

@@ -19,7 +19,6 @@ AUTO = "auto"
 DENSE = "all_reduce"
 GATHER = "all_gather"
 STAR, VAR, AR_TOPK = "ar_topk_star", "ar_topk_var", "ar_topk"
-MAJORITY = "majority"
 
 PLAIN, PACKED, PACKED_BF16 = "plain", "packed", "packed_bf16"
 
@@ -32,7 +31,6 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
         AR_TOPK: "one worker's choice of elements is shared, then their values are summed; who chooses, is chosen",
         STAR: "the same, workers choose in turn",
         VAR: "the same, the worker chooses whose choice holds most energy",
-        MAJORITY: "signs are gathered, and the majority's is taken",
     }
 )
 
@@ -67,8 +65,7 @@ class Method:
         by_ratio: ``ratio`` decides how much is sent.
         same_size: every worker's payload has the same size, known beforehand.
         nested: selecting from a selection gives what selecting at once would (up to how exact the selection is).
-        by_shape: needs the shapes of the parameters.
-        by_bucket: may work on one bucket of the gradient at a time.
+        by_shape: needs the shapes of the parameters, and so the whole gradient at once.
         options: further fields of `Compression` that mean something to it.
         wire_bytes: that a worker contributes for so many elements at a ratio; None: `payload_bytes.operations` knows.
     """
@@ -80,7 +77,6 @@ class Method:
     same_size: bool = True
     nested: bool = False
     by_shape: bool = False
-    by_bucket: bool = True
     options: tuple[str, ...] = ()
     wire_bytes: Callable[[int, float], int] | None = None
 
@@ -130,7 +126,6 @@ _METHODS: dict[str, Method] = {
         memories=(CORRECTION, FEEDBACK),
     ),
     "redsync": replace(_THRESHOLD, about="magnitudes above a threshold between mean and maximum"),
-    "sidco": replace(_THRESHOLD, about="magnitudes above a threshold of fitted exponentials"),
     "randomk": Method(
         about="random elements, the same on every worker",
         collectives=(DENSE,),
@@ -150,20 +145,12 @@ _METHODS: dict[str, Method] = {
         _ROTATION, about="elements in rotation, rounded to levels of the largest magnitude"
     ),
     "global_randomk_two_scale": replace(_ROTATION, about="elements in rotation, rounded on two scales"),
-    "terngrad": Method(
-        about="-1, 0 or 1 times the largest magnitude of each layer",
-        collectives=(DENSE, GATHER),
-        memories=(NONE, FEEDBACK),
-        by_shape=True,
-        by_bucket=False,
-    ),
-    "sign": Method(about="signs, and the mean magnitude", collectives=(MAJORITY, GATHER), memories=(NONE, FEEDBACK)),
+    "sign": Method(about="signs, and the mean magnitude", collectives=(GATHER,), memories=(FEEDBACK,)),
     "powersgd": Method(
         about="a factor pair of low rank for each matrix",
         collectives=(DENSE,),
         memories=(FEEDBACK,),
         by_shape=True,
-        by_bucket=False,
         options=("rank",),
     ),
 }
@@ -229,14 +216,6 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
     method = METHODS[name]
     if collective not in method.collectives:
         return _why_not_collective(name, method, collective)
-    if name == "sign":
-        if collective == MAJORITY and memory != NONE:
-            return (
-                "A majority of signs is not the sum of what the workers sent, so none of them can know what is left "
-                "to remember."
-            )
-        if collective == GATHER and memory == NONE:
-            return "Summed signs have a bias that only error feedback repairs."
     if memory not in method.memories:
         return _why_not_memory(name, method, memory)
     return None
@@ -275,8 +254,6 @@ def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
 
 
 def _why_not_collective(name: str, method: Method, collective: str) -> str:
-    if collective == MAJORITY:
-        return f"A majority is taken of signs, and {name} sends values."
     if collective in (AR_TOPK, STAR, VAR):
         if name == "powersgd":
             return "PowerSGD sends factors, which have no elements that workers could share the choice of."

@@ -13,7 +13,6 @@ from hetopt.core.comm.composition import (
     AUTO,
     DENSE,
     GATHER,
-    MAJORITY,
     METHODS,
     NONE,
     PACKED_BF16,
@@ -386,15 +385,13 @@ def operations_of(
 def whole_ways() -> tuple[Compression, ...]:
     """Return every way of the registry to send something of all elements in fewer bytes, as a run would be told of it.
 
-    Once by each collective, and of factors at each rank of `RANKS`. Not a majority of signs: it is the sum of nothing
-    that anybody sent, and no law tells what it costs.
+    Once by each collective, and of factors at each rank of `RANKS`.
     """
     return tuple(
         Compression(name=name, rank=rank, collective=AUTO if collective == method.collectives[0] else collective)
         for name, method in METHODS.items()
         if name != IDENTITY and not method.by_ratio
         for collective in method.collectives
-        if collective != MAJORITY
         for rank in (RANKS if "rank" in method.options else (None,))
     )
 

@@ -129,12 +129,11 @@ def operations(
     if own_bytes is not None:
         primitive: cost.Primitive = "all_gather" if chosen == GATHER else "all_reduce"
         return (Operation(primitive=primitive, payload_bytes=own_bytes(numel, ratio), members=workers),)
-    sizes = [math.prod(shape) for shape in shapes] if shapes is not None else [numel]
 
-    def quantised(count: int, *, scales: int = 1, segments: int = 1, levels: int | None = levels) -> list[_Part]:
+    def quantised(count: int, *, scales: int = 1) -> list[_Part]:
         width, _ = summed_bits(workers, bits=bits, levels=levels)
         masks: list[_Part] = [("all_reduce", (scales - 1) * math.ceil(count / 8))] if scales > 1 else []
-        return [("all_reduce", VALUE_BYTES * segments), *masks, ("all_reduce", summed_code_bytes(count, width))]
+        return [("all_reduce", VALUE_BYTES), *masks, ("all_reduce", summed_code_bytes(count, width))]
 
     match name:
         case "identity":
@@ -143,18 +142,15 @@ def operations(
             parts = [("sliced", sliced_bytes(name, numel, workers))]
         case "randomk":
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
-        case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:
-            width, _ = gathered_bits(bits=bits, levels=1 if name == "terngrad" else levels)
-            segments = sizes if name == "terngrad" else [numel]
-            parts = [("all_gather", sum(VALUE_BYTES + gathered_code_bytes(size, width) for size in segments))]
+        case "qsgd_maxnorm" if chosen == GATHER:
+            width, _ = gathered_bits(bits=bits, levels=levels)
+            parts = [("all_gather", VALUE_BYTES + gathered_code_bytes(numel, width))]
         case "qsgd_maxnorm":
             parts = quantised(numel)
         case "qsgd_two_scale":
             parts = quantised(numel, scales=2)
         case "qsgd_multi_scale":
             parts = quantised(numel, scales=3)
-        case "terngrad":
-            parts = quantised(numel, segments=len(sizes), levels=1)
         case "global_randomk_maxnorm":
             parts = quantised(kept_elements(numel, ratio))
         case "global_randomk_two_scale":

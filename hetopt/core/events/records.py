@@ -127,15 +127,6 @@ class SyncTold:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class InjectionTold:
-    """Samples that workers handed to each other."""
-
-    samples: Count
-    sent_bytes: Bytes = 0.0
-    time_s: Seconds = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
     """What the workers' streams were like, in rank order; a rate that is not known yet is -1."""
 
@@ -143,7 +134,6 @@ class StreamTold:
     buffered: tuple[Count, ...] = ()
     wait_s: tuple[Seconds, ...] = ()
     dropped: tuple[Count, ...] = ()
-    repeated: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -170,7 +160,6 @@ class RunStarted(Happened):
     collective_policy: Name = ""
     sync: dict[str, Any] | None = None
     partition: dict[str, Any] | None = None
-    injection: dict[str, Any] | None = None
     resumed_step: Count | None = None
 
 
@@ -203,7 +192,6 @@ class StepsLogged(Happened):
     learning_rate_scale: Factor = 1.0
     exchange: ExchangeTold | None = None
     sync: SyncTold | None = None
-    injection: InjectionTold | None = None
     stream: StreamTold | None = None
 
     def __post_init__(self) -> None:
@@ -308,21 +296,6 @@ class AuditDiffers(Happened):
     event: Literal["audit_differs"]
     step: Count
     reason: Sentence
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class SyncSettled(Happened):
-    """Parameters are averaged from here on to the end."""
-
-    event: Literal["sync_settled"]
-    step: Count
-    every_steps: Count
-    fragments: Count = 1
-    compressor: Name
-    stretch: Factor = 1.0
-    stop: dict[str, Any] = Field(default_factory=dict)
-    reason: Sentence = ""
-    took_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -499,7 +472,6 @@ LogEvent = Annotated[
     | ExchangeChanged
     | Audited
     | AuditDiffers
-    | SyncSettled
     | PairedTrialEnded
     | NetworkMeasured
     | MemoryBoundLearned

@@ -1,8 +1,7 @@
 """Runs scripts in forks of a process that has torch: ``python -m tests.trainer.cases.server FOLDER GROUP [CASE...]``.
 
-Each script runs plain, with a session of one worker, on two workers that share every batch 3:1, and on three workers
-with audits. What each optimizer step finds in ``.grad``, what the audits found, and how the script ended, is written to
-the folder.
+Each script runs plain and on three workers with audits; those of the group "scripts" also with a session of one worker.
+What each optimizer step finds in ``.grad``, what the audits found, and how the script ended, is written to the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hetopt.core.comm import cost
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.script.audit import LEAST_WORKERS, ROUNDING, AuditRecord, Found
+from hetopt.trainer.script.audit import ROUNDING, AuditRecord, Found
 from hetopt.trainer.session import session
 
 from . import meetings, memories, scripts, strangers
@@ -50,12 +49,8 @@ GROUPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "memories": (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand),
 }  # fmt: skip
 
-RUNS = (
-    ("plain", 0, 1),
-    ("alone", 0, 1),
-    *((f"two-{rank}", rank, 2) for rank in range(2)),
-    *((f"three-{rank}", rank, 3) for rank in range(3)),
-)
+ALONE = ("alone", 0, 1)
+RUNS = (("plain", 0, 1), *((f"three-{rank}", rank, 3) for rank in range(3)))
 """Label, rank and number of workers of each process."""
 
 
@@ -95,13 +90,12 @@ class Plain:
         return float(value)
 
 
-SHARES = {2: (3, 1), 3: (1, 3, 1)}
-"""Of so many workers."""
-
-
-def shares(workers: int) -> RunSpec:
-    told = (WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate(SHARES[workers]))
-    return RunSpec(task="session", workers=tuple(told), batch_policy="static", stop=StopRule(max_steps=1))
+SPEC = RunSpec(
+    task="session",
+    workers=tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate((1, 3, 1))),
+    batch_policy="static",
+    stop=StopRule(max_steps=1),
+)
 
 
 def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: Path) -> None:
@@ -117,7 +111,7 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
             flat.append(torch.view_as_real(gradient + 0j).double().flatten())
         gradients.setdefault(optimizer, []).append(torch.cat(flat))
 
-    said, result, audits = "", None, list[Found]()
+    said, audits = "", list[Found]()
     register_optimizer_step_post_hook(keep)
     add = AuditRecord.add
 
@@ -135,15 +129,14 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
             dist.init_process_group("gloo", store=dist.FileStore(str(store), workers), rank=rank, world_size=workers)
             dist.barrier()  # a script that is refused at once would be gone before the others are connected
         alone = Plain if out.name.startswith("plain") else session
-        audit = "warn" if workers > LEAST_WORKERS - 1 else "off"
-        result = run(partial(session, spec=shares(workers), audit=audit) if workers > 1 else alone)
+        run(partial(session, spec=SPEC, audit="warn") if workers > 1 else alone)
     except HetoptError as error:
         said = str(error)
     except Exception as error:
         said = "".join(traceback.format_exception(error))
     differs = [found.differs(ROUNDING) for found in audits]
     told = {"audits": [found.distance for found in audits], "differs": differs}
-    torch.save({"steps": list(gradients.values()), "said": said, "result": result, **told}, out)
+    torch.save({"steps": list(gradients.values()), "said": said, **told}, out)
     os._exit(0)
 
 
@@ -174,7 +167,7 @@ def main() -> None:
         living = {}
         place = folder / name
         place.mkdir(exist_ok=True)
-        for label, rank, workers in RUNS:
+        for label, rank, workers in (*RUNS, ALONE) if sys.argv[2] == "scripts" else RUNS:
             pid = os.fork()
             if pid == 0:
                 child(cases[name], place / f"{label}.pt", rank, workers, place / f"store-{workers}")

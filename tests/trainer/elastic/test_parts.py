@@ -29,7 +29,7 @@ from hetopt.trainer.elastic.stores import (
     where_to_meet,
 )
 from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
-from hetopt.trainer.host import stores
+from hetopt.trainer.host import gate
 from hetopt.trainer.host.gate import listening_socket
 from hetopt.trainer.packing import pack, unpack
 from hetopt.trainer.worker import KnownPresence, life_of
@@ -98,7 +98,7 @@ def test_only_newer_connections_break_and_listeners_stay() -> None:
 
 
 def open_store() -> tuple[Any, str]:
-    store = stores.open_store()
+    store = gate.open_store()
     return store, f"127.0.0.1:{store.port}"
 
 

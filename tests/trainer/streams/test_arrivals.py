@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all, first_kept, held
-from hetopt.trainer.data.stream.source import RateMeter
+from hetopt.trainer.data.replay import RateMeter, Replay, every_nth_of_all, first_kept, held
 from tests.trainer.virtual_time import VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
@@ -90,7 +89,7 @@ def test_every_sample_that_arrived_is_taken_or_dropped_or_waits(
     replay.begin()
     taken = dropped = 0
     for step_s in steps:
-        taken += len(replay.take(7).names)
+        taken += len(replay.take(7)[0])
         clock.sleep(step_s)
         flow = replay.flow()
         dropped += flow.dropped
@@ -111,10 +110,10 @@ def test_workers_of_a_replay_see_the_data_once_an_epoch() -> None:
         replay = replay_of(clock, rank=rank)
         replay.begin()
         own = len(every_nth_of_all(SIZE, 0, rank, 3)(0))
-        taken = replay.take(own)
-        assert set(taken.epochs.tolist()) == {0}
-        seen += taken.names.tolist()
-        assert set(replay.take(1).epochs.tolist()) == {1}
+        names, epochs = replay.take(own)
+        assert set(epochs.tolist()) == {0}
+        seen += names.tolist()
+        assert set(replay.take(1)[1].tolist()) == {1}
     assert sorted(seen) == list(range(SIZE))
 
 
@@ -122,14 +121,14 @@ def test_a_resumed_replay_goes_on_behind_its_last_sample() -> None:
     clock = VirtualClock()
     whole, first = replay_of(clock), replay_of(clock)
     whole.begin(), first.begin()
-    expected = [whole.take(9).names.tolist() for _ in range(6)]
-    found = [first.take(9).names.tolist() for _ in range(3)]
+    expected = [whole.take(9)[0].tolist() for _ in range(6)]
+    found = [first.take(9)[0].tolist() for _ in range(3)]
     place = dict(first.place())
     clock.sleep(1000.0)  # away: what would have arrived meanwhile did not
     second = replay_of(clock)
     second.go_to(place)
     second.begin()
-    found += [second.take(9).names.tolist() for _ in range(3)]
+    found += [second.take(9)[0].tolist() for _ in range(3)]
     assert found == expected
     assert second.flow().buffered == 0
 

@@ -1,10 +1,7 @@
-"""The whole loop on streams: a replay, and a broker that is killed with its run."""
+"""The whole loop on a stream."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,6 @@ import pytest
 
 from benchmarks._in_process import train_here
 from hetopt.core.run_spec import RunSpec
-from tests.disturbance import PATIENCE_S
-from tests.trainer.streams.redis_server import MISSING, PROGRAM
-
-HOUSE = Path(__file__).resolve().parents[3]
 
 
 def trained(run_dir: Path, **fields: Any) -> list[dict[str, Any]]:
@@ -60,22 +53,3 @@ def test_a_resumed_replay_goes_on_with_other_samples(tmp_path: Path) -> None:
     assert len(again) > len(first)
     assert seen == sorted(seen)
     assert [event["resumed_step"] for event in again if event["event"] == "run_started"] == [0, 5]
-
-
-@pytest.mark.slow  # test_redis.py kills a broker, and a run, each by itself
-@pytest.mark.skipif(PROGRAM is None, reason=MISSING)
-def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
-    pytest.importorskip("redis", reason="needs redis-py: pip install -e '.[streams]'")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.streams.killed_run", str(tmp_path), "3"],
-        cwd=HOUSE,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["lost"] == result["trained_twice"] == result["not_whole"] == 0
-    assert result["trained"] > 0
-    assert result["redelivered"] > 0

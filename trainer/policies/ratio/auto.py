@@ -1,7 +1,7 @@
 """hetopt's own policy: tries what promises most for a few whole steps, and commits to the best.
 
-An arm is an option (compressor, collective, ratio; dense among them), or averages of parameters in place of all that.
-What an arm is worth is J, the time of one dense step's progress:
+An arm is an option (compressor, collective, ratio; dense among them). What an arm is worth is J, the time of one dense
+step's progress:
 
     J = step_time / (1 / slowdown(gain) - what is held back more at the end / steps left)
 
@@ -25,11 +25,6 @@ and that by the law cost at most `most_lost` more steps. Where the loss rises fa
 before, twice in a row, while something is held back, everything is sent from then on: error feedback bears smaller
 learning rates than dense training does.
 
-**Averages** (sync ``auto``) are weighed once twins cannot tell more, and there is no way back: whoever has averaged
-holds a schedule that is stretched. They cost `MORE_STEPS` for each step between two of them (seen of a ResNet, a VGG
-and an LSTM), the less, the less the task minds what comes late.
-
-What each rule is worth is measured on simulated runs (`benchmarks.auto`).
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.core.comm.options import AVERAGED, Option
+from hetopt.core.comm.options import Option
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, LEAST_GAIN, MOST_LOST, backlog_after, distance
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, interpolated, percent
@@ -74,15 +69,6 @@ LEAST_DROP = 0.05
 
 HARMFUL = 3 * MOST_LOST
 """Part of what was learned, or of `LEAST_DROP`, that a twin is behind when it is clear that it will not catch up."""
-
-EVERY_STEPS, MOST_EVERY_STEPS, HARMLESS_EVERY_STEPS = 5, 8, 20
-"""Steps between averages, at least and at most, and at most for a task that does not mind what comes late."""
-
-MORE_STEPS = 0.1
-"""Of all steps, that a run takes more for each step between averages, to the same quality."""
-
-LEAST_SAVED_BY_AVERAGES = 0.15
-"""Of the time to the target: the choice is for good, and how many steps it costs is a measured mean."""
 
 _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
@@ -233,11 +219,6 @@ class AutoState(Record):
     trials: NonNegativeInt = 0
 
     @property
-    def is_harmless(self) -> bool:
-        """Whether twins have shown that late gradients do no harm."""
-        return self.verdict is not None and self.verdict.says == "harmless"
-
-    @property
     def sends_all(self) -> bool:
         """Whether nothing may be held back any more, for the loss had risen."""
         return self.rises > 1
@@ -259,36 +240,6 @@ class Judged:
     step_s: float
     per_progress_s: float
     hoped_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Averages:
-    """Averages of parameters that would reach the target sooner.
-
-    Attributes:
-        rounding: an exchange of everything, rounded as averages will be.
-        every_steps: from one to the next, and fragments of which one leaves in every step.
-        stretch: steps that are taken for one of what is left to do, and epochs of the schedule likewise.
-        step_s: of a step.
-        saving: part of the time to the target that they save.
-        instead: the exchange that they would replace.
-    """
-
-    rounding: Option
-    every_steps: int
-    stretch: float
-    step_s: float
-    saving: float
-    instead: Judged
-
-    @property
-    def reason(self) -> str:
-        """Why averaging is faster, as a phrase."""
-        return (
-            f"{1e3 * self.step_s:.3g} ms a step with an average every {self.every_steps} under it, instead of "
-            f"{1e3 * self.instead.step_s:.3g} ms with {self.instead.option.key}: {100 * self.saving:.0f} % less time "
-            f"to the target"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,7 +352,8 @@ class Outlook:
         state = self.state
         if option.gain is None and state.sends_all:
             return False
-        if state.verdict is not None and state.is_harmless and option.ratio >= state.verdict.ratio:
+        verdict = state.verdict
+        if verdict is not None and verdict.says == "harmless" and option.ratio >= verdict.ratio:
             return True
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
@@ -458,45 +410,12 @@ class Outlook:
         ]
         return min(hopeful, key=lambda one: one.hoped_s, default=None)
 
-    def averages(self) -> Averages | None:
-        """Averages that promise the target clearly sooner than any certain exchange; None: too early, or none do."""
-        policy, state = self.policy, self.state
-        is_open = state.verdict is not None and state.verdict.says == "undecided" and state.trials < 2
-        rounded = [option for option in policy.options if option.compressor in AVERAGED and option.buckets == 1]
-        if not rounded or len(state.times.timings) < 2 or (policy.tries_twins and is_open):
-            return None
-        # Some steps tell how much is lost in the next ones, and not in all of the run: thin gradients go by the law.
-        certain = replace(self, state=state.model_copy(update={"verdict": None}))
-        best = min(certain.usable(), key=_per_progress_s)
-        times = state.times
-        chosen = min(rounded, key=lambda option: times.step_s(option, self.network))
-        average_s = max(0.0, times.step_s(chosen, self.network) - times.compute_s)
-        most = HARMLESS_EVERY_STEPS if state.is_harmless else MOST_EVERY_STEPS
-        every_steps = steps_between(average_s, times.compute_s, most=most)
-        stretch = 1.0 if state.is_harmless else 1 + MORE_STEPS * every_steps
-        step_s = max(times.compute_s, average_s / every_steps)
-        saving = 1 - stretch * step_s / best.per_progress_s
-        if saving < LEAST_SAVED_BY_AVERAGES:
-            return None
-        return Averages(
-            rounding=chosen, every_steps=every_steps, stretch=stretch, step_s=step_s, saving=saving, instead=best
-        )
-
     def _steps_per_progress(self, gain: float, coefficient: float) -> float:
         """Steps for one dense step's progress over the steps that are left: what is held back at the end was none."""
         state, delivered = self.state, 1 / (1 + coefficient * distance(gain))
         if state.steps_left is not None:
             delivered -= (backlog_after(state.backlog, gain, state.steps_left) - state.backlog) / state.steps_left
         return 1 / max(_LEAST_DELIVERY, delivered)
-
-
-def steps_between(average_s: float, compute_s: float, *, most: int) -> int:
-    """Return the steps between averages that promise the target soonest: the least at which fragments come in time.
-
-    Every further step between averages takes more off a step than it adds to their number as long as a step waits for
-    its fragment, and nothing after that.
-    """
-    return most if average_s >= most * compute_s else max(EVERY_STEPS, math.ceil(average_s / compute_s))
 
 
 def is_dense(option: Option) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,10 +37,8 @@ class LocalSgd:
     every_steps: int
     rate_power: float = 0.0
 
-    @property
-    def votes(self) -> bool:
-        """False: the averaging period is fixed, so workers need no vote."""
-        return False
+    votes: ClassVar[bool] = False
+    """False: the averaging period is fixed, so workers need no vote."""
 
     def initial(self) -> LargestRate:
         """The state before the first step: no learning rate was observed."""
@@ -81,10 +80,8 @@ class FedAvg:
     workers: int
     seed: int
 
-    @property
-    def votes(self) -> bool:
-        """False: the averaging period is fixed, so workers need no vote."""
-        return False
+    votes: ClassVar[bool] = False
+    """False: the averaging period is fixed, so workers need no vote."""
 
     def initial(self) -> Rounds:
         """The state before the first round."""

@@ -7,7 +7,7 @@ after every step; the state is a small plain record, and travels in checkpoints.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from hetopt.core.artifact import Record
 
@@ -49,9 +49,8 @@ class SyncDecision:
 class SyncPolicy(Protocol, Generic[StateT]):
     """Decides after every step, with the same arguments on every rank."""
 
-    @property
-    def votes(self) -> bool:
-        """Whether it goes by how gradients change, which the workers then have to tell each other."""
+    votes: ClassVar[bool]
+    """Whether it goes by how gradients change, which the workers then have to tell each other."""
 
     def initial(self) -> StateT:
         """The state before the first step; its type reads a checkpoint's back (`Record.model_validate`)."""

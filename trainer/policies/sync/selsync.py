@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from hetopt.core.artifact import Record
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation
@@ -90,10 +91,8 @@ class SelSync:
     window: int
     max_local_steps: int | None = None
 
-    @property
-    def votes(self) -> bool:
-        """True: in every step the workers vote whether to synchronize."""
-        return True
+    votes: ClassVar[bool] = True
+    """True: in every step the workers vote whether to synchronize."""
 
     def initial(self) -> SelSyncState:
         """The state before the first vote."""

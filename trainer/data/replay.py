@@ -14,17 +14,66 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.trainer.data.cursor import Indices, permutation
-from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, Passes, count_of, permutation
 
 NOTICE_S = 5.0
 """A wait that is longer than this is told while it lasts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What one worker's stream was like since this was last asked for.
+
+    Attributes:
+        rate_per_s: samples a second that arrived, lately; -1: not watched for long enough.
+        buffered: most samples that waited at once.
+        wait_s: time that the worker waited for samples.
+        dropped: samples that were never trained on, by policy.
+    """
+
+    rate_per_s: float = -1.0
+    buffered: int = 0
+    wait_s: float = 0.0
+    dropped: int = 0
+
+
+class RateMeter:
+    """Samples a second over a sliding time.
+
+    Args:
+        window_s: length of the time that counts.
+        least_s: below this nothing is said.
+    """
+
+    def __init__(self, *, window_s: float, least_s: float) -> None:
+        self._window_s = window_s
+        self._least_s = least_s
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def see(self, now_s: float, arrived: int) -> None:
+        """So many samples had arrived by now, all in all."""
+        if not self._marks or now_s - self._marks[-1][0] >= self._window_s / 64:
+            self._marks.append((now_s, arrived))
+        # One mark before the window stays: the window's first is then known to be full.
+        while len(self._marks) > 2 and now_s - self._marks[1][0] >= self._window_s:
+            self._marks.popleft()
+
+    def rate_per_s(self, now_s: float, arrived: int) -> float:
+        """Over the window up to now; -1: not known yet."""
+        self.see(now_s, arrived)
+        begun_s, before = self._marks[0]
+        elapsed_s = now_s - begun_s
+        return (arrived - before) / elapsed_s if elapsed_s >= self._least_s else -1.0
+
 
 _ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
 
@@ -54,7 +103,7 @@ class Replay:
         self._stream = stream
         self._rank = rank
         self._rate_per_s = stream.rates[rank]
-        self._order = order
+        self._passes = Passes(order)
         self._clock, self._sleep = clock, sleep
         self._tell = tell
         self._meter = RateMeter(window_s=4 * stream.batch_interval_s, least_s=stream.batch_interval_s / 2)
@@ -65,16 +114,15 @@ class Replay:
         self._most_held = 0
         self._count = 1
         self._origin_s = 0.0
-        self._pass: tuple[int, int, Indices] | None = None
 
     def begin(self) -> None:
-        """Samples arrive from now on (see `Source`)."""
+        """Let samples arrive from now on; where a place was set, from there."""
         now_s = self._clock()
         self._origin_s = now_s - self._taken / self._rate_per_s
         self._meter.see(now_s, self._arrived(now_s))
 
-    def take(self, count: int) -> Taken:
-        """The next samples that the buffer still has (see `Source`).
+    def take(self, count: int) -> tuple[Indices, Indices]:
+        """Return the next samples that the buffer still has, and the pass that each belongs to; wait until they arrive.
 
         Raises:
             RunFailed: they would take longer than the run's patience.
@@ -90,25 +138,23 @@ class Replay:
         if arrived < last:
             self._wait(self._origin_s + last / self._rate_per_s - now_s, count)
         self._taken = last
-        return self._read(first, last)
+        self._passes.skip(first - self._passes.drawn)
+        return self._passes.take(count)
 
     def place(self) -> Mapping[str, int]:
-        """How far each worker's stream was taken (see `Source`)."""
+        """Return how far this worker's stream was taken, in samples; 0 for the streams of others."""
         return {f"taken_by_{rank}": self._taken * (rank == self._rank) for rank in range(len(self._stream.rates))}
 
     def go_to(self, place: Mapping[str, int]) -> None:
-        """Go on from there (see `Source`); in proportion where it was told for another number of workers."""
+        """Go on from a place, summed over all workers; in proportion where it is one of another number of workers."""
         own = [value for key, value in place.items() if key.startswith("taken_by_")]
         if len(own) == len(self._stream.rates):
             self._taken = place[f"taken_by_{self._rank}"]
         else:
             self._taken = int(sum(own) * self._rate_per_s / sum(self._stream.rates))
 
-    def committed(self, place: Mapping[str, int], *, is_last: bool = False) -> None:
-        """Nobody has to be told: the same samples can be read again at any time."""
-
     def flow(self) -> Flow:
-        """What it was like since the last call (see `Source`)."""
+        """Return what the stream was like since the last call."""
         now_s = self._clock()
         arrived = self._arrived(now_s)
         waiting = held(
@@ -122,9 +168,6 @@ class Replay:
         )
         self._wait_s, self._most_held, self._dropped_before = 0.0, 0, self._dropped
         return flow
-
-    def close(self) -> None:
-        """Do nothing: a replay holds no connection."""
 
     def _arrived(self, now_s: float) -> int:
         return math.floor((now_s - self._origin_s) * self._rate_per_s + _ROUNDING)
@@ -144,30 +187,6 @@ class Replay:
             self._tell(f"waits {wait_s:.3g} s for samples: its stream brings {self._rate_per_s:.4g} a second")
         self._wait_s += wait_s
         self._sleep(wait_s)
-
-    def _read(self, first: int, last: int) -> Taken:
-        """Samples by their numbers; passes may be of different lengths, so the one that is read is remembered."""
-        names: list[Indices] = []
-        epochs: list[Indices] = []
-        at = first
-        while at < last:
-            number, begins, order = self._pass_of(at)
-            piece = order[at - begins : last - begins]
-            names.append(piece)
-            epochs.append(np.full(len(piece), number, dtype=np.int64))
-            at += len(piece)
-        return Taken(names=np.concatenate(names), epochs=np.concatenate(epochs))
-
-    def _pass_of(self, position: int) -> tuple[int, int, Indices]:
-        """Number, first position and samples of the pass in which a position is."""
-        known = self._pass
-        if known is None or position < known[1]:
-            known = (0, 0, self._order(0))
-        while position >= known[1] + len(known[2]):
-            number = known[0] + 1
-            known = (number, known[1] + len(known[2]), self._order(number))
-        self._pass = known
-        return known
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
@@ -204,3 +223,51 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
 def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
     """Samples that wait, where batches have ``count``."""
     return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
+
+
+ELSEWHERE = -1
+"""Stands for a sample of another worker, whose number is not known here."""
+
+
+class StreamCursor(Cursor):
+    """A `Cursor` whose samples are those that arrive at this worker.
+
+    Args:
+        replay: this worker's stream.
+        dataset_size: so many samples are an epoch, whichever they were.
+        rank: of this worker.
+        workers: how many there are.
+    """
+
+    def __init__(self, replay: Replay, *, dataset_size: int, rank: int, workers: int) -> None:
+        super().__init__(dataset_size)
+        self.replay = replay
+        self._rank = rank
+        self._workers = workers
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """Return this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
+        total, share = count_of(shares, self._workers), shares[self._rank]
+        names = np.full(total, ELSEWHERE, dtype=np.int64)
+        epochs = np.zeros(total, dtype=np.int64)
+        batch = GlobalBatch(
+            epoch=self.epoch, position=self._position, samples=names, shares=tuple(shares), epochs=epochs
+        )
+        if share:
+            here = slice(batch.offset(self._rank), batch.offset(self._rank) + share)
+            names[here], epochs[here] = self.replay.take(share)
+        self._position += total
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """Return where every worker's stream stands. A collective: all workers ask at the same point of the program."""
+        place = self.replay.place()
+        rows = gather_numbers([float(value) for value in place.values()], self._workers)
+        places = {key: int(sum(column)) for key, column in zip(place, zip(*rows, strict=True), strict=True)}
+        return {**super().state(), **places}
+
+    def at(self, state: Mapping[str, int]) -> StreamCursor:
+        """Return this cursor, gone to where ``state`` was taken: a stream can be read in one place only."""
+        self._position = state["position"]
+        self.replay.go_to(state)
+        return self
