@@ -7,10 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import numpy as np
 import torch
 
+from hetopt.core.events.log import Event
 from hetopt.trainer.data.cursor import Cursor, Cutting, GlobalBatch, MicroBatch, upcoming
-from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, pinned, set_epoch, to_device
+from hetopt.trainer.data.fetch import (
+    Batch,
+    MapDataset,
+    changes_with_epoch,
+    each_tensor,
+    fetch,
+    pinned,
+    set_epoch,
+    to_device,
+)
+from hetopt.trainer.data.injection import Injector, drawn_samples
 from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
 
 
@@ -45,14 +57,15 @@ class BatchReader:
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        return to_device(self._fetch(part), self.device)
+        return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch on the host, ready to be moved to the device."""
-        batch = self._fetch(part)
+        batch = self.read_on_host(part)
         return pinned(batch) if self.device.type == "cuda" else batch
 
-    def _fetch(self, part: MicroBatch) -> Batch:
+    def read_on_host(self, part: MicroBatch) -> Batch:
+        """The samples of a micro-batch, on the host."""
         set_epoch(self.dataset, part.epoch, self.seed)
         return fetch(self.dataset, part.indices)
 
@@ -66,9 +79,11 @@ class SampleFeed:
         cursor: where the data stands; moved by `take` alone.
         reads_ahead: whether samples may be read before they are needed.
         watch: says when reading is slow enough to be done ahead; None: it is from `begin` on.
+        injector: mixes in samples of other workers; None: nobody hands any on.
 
     Attributes:
         cursor: where the data stands.
+        sizes: samples of the last step, of each worker.
         learned_bound: the largest micro-batch that fits, as far as this worker had to learn it; None: it had not.
     """
 
@@ -80,6 +95,7 @@ class SampleFeed:
         cursor: Cursor,
         reads_ahead: bool = False,
         watch: ReadingWatch | None = None,
+        injector: Injector | None = None,
     ) -> None:
         self._reader = reader
         self._cutting = reader.cutting
@@ -87,6 +103,9 @@ class SampleFeed:
         self.cursor = cursor
         self._reads_ahead = reads_ahead
         self._watch = watch
+        self._injector = injector
+        self._mixed: Batch | None = None
+        self.sizes: tuple[int, ...] = ()
         self._ahead: ReadAhead | None = None
         self._followed: Sequence[int] = ()
         self._batch: GlobalBatch | None = None
@@ -99,6 +118,14 @@ class SampleFeed:
         """The largest micro-batch that is tried."""
         return self._cutting.max_samples
 
+    def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
+        """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
+        return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
+
+    def event(self) -> Event:
+        """What was handed on since this was last asked for."""
+        return {} if self._injector is None else self._injector.event()
+
     def first_part(self, samples: int) -> MicroBatch:
         """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
         limits = (self._cutting.unit, self._cutting.max_samples)
@@ -107,17 +134,21 @@ class SampleFeed:
     def begin(self, shares: Sequence[int]) -> None:
         """Training begins, with these shares: start to read ahead if that is known to be worth it."""
         if self._reads_ahead and self._watch is None:
-            self._start(shares)
+            self._start(self.drawn(shares))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
         """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
+        drawn = self.drawn(shares)
         if self._ahead is None:
-            self._look_at_reading(shares)
-        elif shares != self._followed:
-            self._ahead.follow(self._from_here(shares))
-            self._followed = shares
-        self._batch = self.cursor.take(shares)
-        return self._cutting.parts(self._batch, self._rank)
+            self._look_at_reading(drawn)
+        elif drawn != self._followed:
+            self._ahead.follow(self._from_here(drawn))
+            self._followed = drawn
+        self._batch, self._mixed, self.sizes = self.cursor.take(drawn), None, drawn
+        if self._injector is not None:
+            own = [self._on_host(part) for part in self._parts(self._batch)]
+            self._mixed, self.sizes = self._injector.mix(own, drawn, self._batch.position)
+        return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
         """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
@@ -125,9 +156,10 @@ class SampleFeed:
         self.learned_bound = max_samples
         if self._batch is None:
             return []
-        parts = self._cutting.parts(self._batch, self._rank)
+        parts = self._parts(self._batch)
         if self._ahead is not None:
-            self._ahead.follow(chain(parts, self._from_here(self._followed)))
+            unread = parts if self._mixed is None else []
+            self._ahead.follow(chain(unread, self._from_here(self._followed)))
         return parts
 
     def recall_bound(self, max_samples: int) -> None:
@@ -137,17 +169,30 @@ class SampleFeed:
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        if self._ahead is not None:
-            return to_device(self._ahead.next(part), self._reader.device)
-        begun_s = time.perf_counter()
-        batch = self._reader.read(part)
-        self._read_s += time.perf_counter() - begun_s
-        return batch
+        return to_device(self._on_host(part), self._reader.device)
 
     def close(self) -> None:
         """Stop reading micro-batches ahead."""
         if self._ahead is not None:
             self._ahead.close()
+
+    def _on_host(self, part: MicroBatch) -> Batch:
+        if self._mixed is not None:
+            return each_tensor(self._mixed, lambda tensor: tensor[part.indices])
+        if self._ahead is not None:
+            return self._ahead.next(part)
+        begun_s = time.perf_counter()
+        batch = self._reader.read_on_host(part)
+        self._read_s += time.perf_counter() - begun_s
+        return batch
+
+    def _parts(self, batch: GlobalBatch) -> list[MicroBatch]:
+        """This worker's micro-batches; of mixed samples each has some of all workers."""
+        if self._mixed is None:
+            return self._cutting.parts(batch, self._rank)
+        size = self.sizes[self._rank]
+        count = -(-size // len(self.first_part(size)))
+        return [MicroBatch(epoch=batch.epoch, indices=np.arange(part, size, count)) for part in range(count)]
 
     def _start(self, shares: Sequence[int]) -> None:
         self._ahead, self._followed = ReadAhead(self._reader.read_for_later, self._from_here(shares)), shares

@@ -127,6 +127,15 @@ class SyncTold:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class InjectionTold:
+    """Samples that workers handed to each other."""
+
+    samples: Count
+    sent_bytes: Bytes = 0.0
+    time_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
     """What the workers' streams were like, in rank order; a rate that is not known yet is -1."""
 
@@ -192,6 +201,7 @@ class StepsLogged(Happened):
     learning_rate_scale: Factor = 1.0
     exchange: ExchangeTold | None = None
     sync: SyncTold | None = None
+    injection: InjectionTold | None = None
     stream: StreamTold | None = None
 
     def __post_init__(self) -> None:
