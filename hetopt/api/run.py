@@ -268,8 +268,7 @@ class Run:
         if (self.folder / ORDER_FILE).exists():
             from hetopt.backends.ec2.renter.fetching import fetch_model
 
-            fetched = fetch_model(Order.load(self.folder / ORDER_FILE), self.folder)
-            return fetched.path, fetched.url
+            return fetch_model(Order.load(self.folder / ORDER_FILE), self.folder)
         if self.model is None:
             raise BadInput(
                 f"{self.name} has no model yet.", hint=f"it is written at the end: `hetopt status {self.name}`"

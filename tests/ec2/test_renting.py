@@ -35,8 +35,10 @@ Make = Callable[..., Order]
 
 
 def rent(edge: object, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> Rented:
-    renter = Renter(edge=stack(edge, folder, patience), sleep=patience.sleep, tell=lambda _: None)  # type: ignore[arg-type]
-    return renter.rent(order, plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
+    renter = Renter(
+        edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
+    )
+    return renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
 
 
 def test_a_plan_is_rented_and_everything_is_removed(
@@ -57,13 +59,13 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert [one.step for one in promised] == [one.step for one in seen.seen]
     # Everybody knows who is who.
     placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    addresses = [placement["hosts"][machine.id]["address"] for machine in rented.assigned.values()]
+    addresses = [placement["hosts"][machine["InstanceId"]]["address"] for machine in rented.assigned.values()]
     assert placement["meeting"] == f"{min(addresses)}:29400"
-    by_host = {host: machine.address for host, machine in rented.assigned.items()}
+    by_host = {host: machine["PrivateIpAddress"] for host, machine in rented.assigned.items()}
     assert [by_host[worker.host] for worker in rented.spec.workers] == sorted(by_host.values())
     assert {worker.host for worker in plan.run.workers} == set(by_host)
     for host, machine in rented.assigned.items():
-        assert host.startswith(machine.instance_type)
+        assert host.startswith(machine["InstanceType"])
     entries = read_ledger(tmp_path / LEDGER_FILE)
     assert not unresolved(entries)
     made = {id_ for entry in entries for id_ in entry.ids}

@@ -215,20 +215,6 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
     anywhere = {"CidrIp": "0.0.0.0/0"}
     ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
     group = Reference(step=GROUP_STEP, key="GroupId")
-    lookup = Request(
-        step="find-group",
-        service="ec2",
-        operation="describe_security_groups",
-        parameters={
-            "Filters": [
-                {"Name": "group-name", "Values": [name]},
-                {"Name": "vpc-id", "Values": [zone.vpc_id]},
-                *filters(order.run_id),
-            ]
-        },
-        purpose="the group that an earlier attempt made",
-        result=("SecurityGroups", 0),
-    )
     return (
         Request(
             step=GROUP_STEP,
@@ -242,7 +228,6 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             },
             purpose="no way in: neither SSH nor the port that workers meet at is open to anybody else",
             makes="security-group",
-            if_exists=lookup,
         ),
         Request(
             step="group-ingress",
@@ -278,6 +263,12 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             passing=facts.NOT_KNOWN_YET,
         ),
     )
+
+
+def find_group_call(order: Order) -> Request:
+    """Look the security group of a run up that goes on, by its tags."""
+    purpose = "the group that was made for the run"
+    return read("ec2", "describe_security_groups", purpose, Filters=filters(order.run_id))
 
 
 def template_step(kind: str) -> str:
@@ -381,17 +372,6 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
         },
         purpose=f"how {kind} machines boot: with an encrypted disk, which goes when they shut down",
         makes="launch-template",
-        result=("LaunchTemplate",),
-        if_exists=Request(
-            step="find-template",
-            service="ec2",
-            operation="describe_launch_templates",
-            parameters={
-                "Filters": [{"Name": "launch-template-name", "Values": [name]}, *filters(order.run_id)],
-            },
-            purpose="the template that an earlier attempt made",
-            result=("LaunchTemplates", 0),
-        ),
         passing=facts.NOT_KNOWN_YET,
     )
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.paths import parse_json
@@ -349,7 +348,6 @@ class BotoEdge:
 ATTEMPTS = 6
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
-LISTED_WITHIN_S = 30.0
 PATIENCE_S = 300.0
 """For what goes away by itself: interfaces leave a group when their machines have ended, which takes minutes."""
 
@@ -379,10 +377,8 @@ class Retrying:
                 if refused.code in request.tolerates:
                     return {}
                 # Whatever it says: an attempt before it that nobody answered may have been carried out.
-                unanswered = unanswered or refused.reaction == "again" or _name_is_taken(refused.code)
+                unanswered = unanswered or refused.reaction == "again"
                 refused.may_be_done = unanswered
-                if request.if_exists is not None and _name_is_taken(refused.code):
-                    return _nested(request.result, self._found(request.if_exists, refused))
                 passing = refused.code in request.passing and waited_s < self.patience_s
                 again = refused.reaction == "again" and attempt < self.attempts
                 if not (passing or again):
@@ -391,37 +387,11 @@ class Retrying:
             self.sleep(wait_s)
             waited_s += wait_s
 
-    def _found(self, lookup: Request, refused: ApiRefused) -> Answer:
-        """What bears the name already, if it is of this run. Lists may not show for seconds what was just made."""
-        waited_s, attempt = 0.0, 0
-        while True:
-            attempt += 1
-            answer = self(lookup)
-            try:
-                return lookup.entity(answer)
-            except (KeyError, IndexError):
-                if waited_s >= LISTED_WITHIN_S:
-                    raise refused from None
-            wait_s = wait_before(attempt, self.random)
-            self.sleep(wait_s)
-            waited_s += wait_s
-
-
-def _nested(path: tuple[str | int, ...], entity: Answer) -> Answer:
-    """An answer in which the entity is where the call that makes it would have put it."""
-    for key in reversed(path):
-        entity = {str(key): entity}
-    return entity
-
 
 def wait_before(attempt: int, random: Random) -> float:
     """Seconds to wait after so many attempts: up to twice as long each time."""
     ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
     return random.uniform(ceiling / 2, ceiling)
-
-
-def _name_is_taken(code: str) -> bool:
-    return code in facts.NAME_TAKEN
 
 
 def connect(region: str) -> Edge:

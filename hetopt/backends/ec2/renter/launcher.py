@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,8 @@ from hetopt.backends.ec2.renter.cluster_state import (
     stopped_s,
     why_failed,
 )
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, Made, connect_run, made, read_ledger, recorded_ids
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order, Zone, places_of
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, connect_run, read_ledger, recorded_ids
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Zone, places_of
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
@@ -103,59 +102,53 @@ _MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(Renter):
     """Looks after one run: observes, records, decides by `reconcile`, acts.
 
     Attributes:
-        order: what was rented.
-        run_dir: the run's folder here.
-        clock: seconds since the epoch.
-        sleep: waits for so many seconds.
-        tell: says what goes on.
         patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
-        made: what the run's ledger knows to be there.
     """
 
-    edge: Edge
-    order: Order
-    run_dir: Path
-    clock: Callable[[], float]
-    sleep: Callable[[float], None] = time.sleep
-    tell: Tell = lambda _: None
     patience_s: float = _STOP_PATIENCE_S
-    made: Callable[[], Made] = Made
 
     def last(self) -> ClusterState:
         """The cluster as it was last observed; as it was ordered before the first look."""
         path = self.run_dir / SEEN_FILE
         return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
 
-    def begin(self, assigned: Mapping[str, Machine], zone: Zone, *, ends_outside: bool = True) -> ClusterState:
-        """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
-        before, outside_s = self.last(), self.order.outside_end_s() if ends_outside else None
-        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
+    def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
+        """Rent all machines, and write down what each costs an hour, beside those of earlier lives.
+
+        Args:
+            spec: the run.
+            contents: objects of the run, by name.
+            bundle: the code.
+
+        Raises:
+            CloudRefused: it cannot be had. Nothing is left.
+        """
+        before = self.last()
+        generation = before.generation + 1 if before.machines else 0
+        resume_from = latest_checkpoint(self.edge, self.order) if generation else None
+        rented = self.rent(spec, contents, bundle, generation=generation, resume_from=resume_from)
+        self.order.of_run(rented.spec).save(self.run_dir / ORDER_FILE)
+        write_spec(self.run_dir, rented.spec)
+        outside = {"ends_outside_s": self.order.outside_end_s() if rented.ends_outside else None}
+        granted = self.granted(rented.assigned, rented.zone, ClusterState(time_s=self.clock()))
         seen = ClusterState(
             time_s=self.clock(),
-            zone=zone.name,
-            generation=self.next_generation(),
-            machines=(
-                *before.machines,
-                *(one.model_copy(update={"ends_outside_s": outside_s}) for one in granted),
-            ),
-            ends_outside=ends_outside,
+            zone=rented.zone.name,
+            generation=generation,
+            machines=(*before.machines, *(machine.model_copy(update=outside) for machine in granted)),
+            ends_outside=rented.ends_outside,
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
         return seen
 
-    def next_generation(self) -> int:
-        """The generation of the next placement: 0 for a run that never had machines."""
-        before = self.last()
-        return before.generation + 1 if before.machines else 0
-
     def granted(
         self,
-        assigned: Mapping[str, Machine],
+        assigned: Mapping[str, Answer],
         zone: Zone,
         seen: ClusterState,
         *,
@@ -165,7 +158,7 @@ class Loop:
         """Machines that are on the bill from now on.
 
         Args:
-            assigned: the machines, by the host that each is or is to be.
+            assigned: what EC2 says of the machines, by the host that each is or is to be.
             zone: where they are.
             seen: the prices that are known.
             on_demand: all of them, whatever the order says.
@@ -173,20 +166,20 @@ class Loop:
         """
         now_s = self.clock()
 
-        def on_the_bill(host: str, machine: Machine) -> MachineState:
+        def on_the_bill(host: str, machine: Answer) -> MachineState:
             market = "on-demand" if on_demand else self.order.market_of(host)
             return MachineState(
-                id=machine.id,
+                id=machine["InstanceId"],
                 host=host,
-                instance_type=machine.instance_type,
+                instance_type=machine["InstanceType"],
                 state="pending",
                 since_s=now_s,
                 zone=zone.name,
-                usd_per_hour=seen.usd_per_hour(zone, machine.instance_type, market),
+                usd_per_hour=seen.usd_per_hour(zone, machine["InstanceType"], market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,
-                address=machine.address,
+                address=machine["PrivateIpAddress"],
                 life=self.order.life,
             )
 
@@ -449,14 +442,11 @@ class Loop:
         ]
         if not due or not self._ends_outside(state):
             return state
-        ends = self._renter().end_later(self.order, [one.id for one in due], outside_s)
+        ends = self.end_later([one.id for one in due], outside_s)
         state = state.with_machines([one.id for one in due], ends_outside_s=outside_s if ends else None)
         state = state.model_copy(update={"ends_outside": ends})
         self.save(state)
         return state
-
-    def _renter(self) -> Renter:
-        return Renter(edge=self.edge, sleep=self.sleep, tell=self.tell, clock=self.clock)
 
     def billed(self, state: ClusterState) -> ClusterState:
         """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
@@ -485,7 +475,7 @@ class Loop:
         if reason is not None:
             state = state.model_copy(update={"stop_reason": reason})
             self.save(state)
-        Remover(edge=self.edge, sleep=self.sleep, made=self.made()).remove_run(self.order.run_id)
+        Remover(edge=self.edge, sleep=self.sleep, made=self.made).remove_run(self.order.run_id)
         try:
             state = self.look()
         except (HetoptError, OSError, ValueError) as error:
@@ -508,7 +498,7 @@ class Loop:
         """Ask for machines. Before anything is rented: whatever ends this process, the next ask has other tokens."""
         state, zone = action.state, self.order.zone(action.zone)
         self.save(state)
-        granted, missing = self._renter().ask(self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
+        granted, missing = self.ask(action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
         if missing:
             self.tell(f"there is no capacity for {', '.join(missing)}; it is asked for again in {ASK_AGAIN_S:.0f} s")
         new = self.granted(granted, zone, state, on_demand=state.on_demand, duty="waits")
@@ -519,7 +509,7 @@ class Loop:
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
         """Tell the machines that serve who is who; answers the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
-        places = places_of(self._renter().machines(self.order, {host: ids[host] for host in host_names(spec)}))
+        places = places_of(self.machines_of({host: ids[host] for host in host_names(spec)}))
         ranked = ranked_spec(spec, places.values())
         body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))
@@ -636,30 +626,12 @@ class Ec2Launcher:
         order = Order.load(run_dir / ORDER_FILE).of_run(spec)
         order.save(run_dir / ORDER_FILE)
         loop = self._loop(order, run_dir)
-        edge, generation = loop.edge, loop.next_generation()
-        renter = Renter(
-            edge=edge,
-            sleep=self.sleep,
-            tell=self.tell,
-            accept=self.accept,
-            made=partial(self._made, run_dir),
-            clock=self.clock,
-        )
-        rented = renter.rent(
-            order,
-            spec,
-            # What other terminals need to look after the run.
-            {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()},
-            (run_dir / BUNDLE_FILE).read_bytes(),
-            generation=generation,
-            resume_from=latest_checkpoint(edge, order) if generation else None,
-        )
-        order.of_run(rented.spec).save(run_dir / ORDER_FILE)
-        write_spec(run_dir, rented.spec)
-        state = loop.begin(rented.assigned, rented.zone, ends_outside=rented.ends_outside)
+        # What other terminals need to look after the run.
+        objects = {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()}
+        state = loop.begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
         renewal = renewal_of(order, state, self.clock())
         try:
-            written = None if renewal is None else read_lease(edge, order)
+            written = None if renewal is None else read_lease(loop.edge, order)
             if written is not None and not written[0].wishes_end:
                 lease, tag = written  # from here on machines extend it, where nobody follows the run
                 tagged = state.model_copy(update={"lease_tag": tag})
@@ -786,21 +758,16 @@ class Ec2Launcher:
             state = loop.machines_now(state)
         return state
 
-    def _made(self, run_dir: Path) -> Made:
-        """What the ledger knows to be there."""
-        return made(read_ledger(run_dir / LEDGER_FILE), self.clock())
-
     def _loop(self, order: Order, run_dir: Path) -> Loop:
-        edge = connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock)
         return Loop(
-            edge=edge,
+            edge=connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock),
             order=order,
             run_dir=run_dir,
             clock=self.clock,
             sleep=self.sleep,
             tell=self.tell,
+            accept=self.accept,
             patience_s=self.patience_s,
-            made=partial(self._made, run_dir),
         )
 
 

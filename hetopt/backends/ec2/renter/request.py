@@ -46,9 +46,7 @@ class Request:
         parameters: may hold `Reference` anywhere, until they are resolved.
         purpose: why, for whoever reads the list before saying yes.
         makes: what exists afterwards that did not before.
-        result: where in the answer the thing is that references look into.
         tolerates: error codes that mean that it is so already.
-        if_exists: how to find the thing when the cloud says that its name is taken.
         passing: error codes that go away by themselves, and are waited for.
         usd_per_hour: what it costs from then on, at the prices of the moment.
         worst_usd_per_hour: what it can cost at most.
@@ -60,9 +58,7 @@ class Request:
     parameters: Mapping[str, Any]
     purpose: str
     makes: Kind | None = None
-    result: tuple[str | int, ...] = ()
     tolerates: frozenset[str] = frozenset()
-    if_exists: Request | None = None
     passing: frozenset[str] = frozenset()
     usd_per_hour: float = 0.0
     worst_usd_per_hour: float = 0.0
@@ -87,8 +83,7 @@ class Request:
         def value(found: object) -> object:
             return results[found.step][found.key] if isinstance(found, Reference) else found
 
-        existing = self.if_exists.resolved(results) if self.if_exists is not None else None
-        return replace(self, parameters=_mapped(self.parameters, value), if_exists=existing)
+        return replace(self, parameters=_mapped(self.parameters, value))
 
     def shown(self) -> dict[str, object]:
         """Its parameters as JSON for people: references and contents stand as what they are."""
@@ -100,14 +95,6 @@ class Request:
 
         shown: dict[str, object] = _mapped(self.parameters, value)
         return shown
-
-    def entity(self, answer: Answer) -> Answer:
-        """The thing that the answer is about."""
-        found: Any = answer
-        for key in self.result:
-            found = found[key]
-        entity: Answer = found
-        return entity
 
 
 def read(service: str, operation: str, purpose: str, **parameters: Any) -> Request:
