@@ -461,7 +461,7 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
                 "ending": machine.ending,
                 "reason": machine.reason,
                 "up_s": (machine.until_s or now_s) - machine.since_s,
-                "usd": machine.stay(minimum_s=seen.minimum_billed_s, free_within_s=seen.free_within_s).usd(now_s),
+                "usd": machine.usd(now_s),
                 "usd_is_estimate": machine.is_forgotten,
                 "heartbeat_s_ago": now_s - machine.heartbeat_s if machine.heartbeat_s is not None else None,
             }

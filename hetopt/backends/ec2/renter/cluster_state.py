@@ -10,6 +10,7 @@ kept for the next plan once the run is over.
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.backends.host.renewal import PRICES_EVERY_S, Stay, spent_usd
-from hetopt.core.artifact import Artifact, HostName, Record, Told
+from hetopt.core.artifact import Artifact, HostName, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
@@ -40,8 +41,8 @@ Duty = Literal["serves", "waits", "relieved"]
 """A machine is a host of the run; or is to be one, and is not placed yet; or has no place any more: another has it."""
 
 
-class MachineState(Record):
-    """One machine as EC2 told of it."""
+class MachineState(Stay):
+    """One machine as EC2 told of it, with its time on the bill."""
 
     id: str
     host: HostName
@@ -49,12 +50,8 @@ class MachineState(Record):
     state: Told = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
     reason: Told | None = None
     ending: Ending | None = None
-    since_s: NonNegativeFloat
-    until_s: NonNegativeFloat | None = None
     zone: str = ""
-    usd_per_hour: PositiveFloat = Field(description="what it costs now; of one that has ended, at last")
-    paid_usd: NonNegativeFloat = Field(default=0.0, description="what it had cost when its price last changed")
-    priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
+    minimum_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
     extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
     has_stepped: bool = Field(default=False, description="a step was done while it had its place")
@@ -86,28 +83,20 @@ class MachineState(Record):
         """Whether it is on the bill."""
         return self.until_s is None
 
-    def stay(self, *, minimum_s: float, free_within_s: float) -> Stay:
-        """Its time on the bill. What EC2 takes back within its first hour is free, but for disk and address."""
-        free = self.until_s is not None and is_free(
-            self.until_s - self.since_s, taken_back=self.ending == "interrupted", within_s=free_within_s
-        )
-        stay = Stay(
-            since_s=self.since_s, until_s=self.until_s, usd_per_hour=self.extras_usd_per_hour, minimum_s=minimum_s
-        )
-        if free:
-            return stay
-        return replace(stay, usd_per_hour=self.usd_per_hour, paid_usd=self.paid_usd, priced_s=self.priced_s)
+    def usd(self, now_s: float) -> float:
+        """USD until ``now_s``. What EC2 takes back within its first hour is free, but for disk and address."""
+        lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
+        if is_free(lasted_s, taken_back=self.ending == "interrupted", within_s=facts.FREE_IF_TAKEN_WITHIN_S):
+            beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
+            return Stay(since_s=self.since_s, until_s=self.until_s, **beside).usd(now_s)
+        return super().usd(now_s)
 
-    def repriced(self, usd_per_hour: float, now_s: float, *, minimum_s: float) -> Self:
+    def repriced(self, usd_per_hour: float, now_s: float) -> Self:
         """From then on at another price; who is on demand, had ended, or was never seen stays as it is."""
         had_ended = self.until_s is not None and self.until_s <= now_s
         if self.on_demand or had_ended or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
             return self
-        lived = self.model_copy(update={"until_s": None})
-        then = lived.stay(minimum_s=minimum_s, free_within_s=0.0).repriced(usd_per_hour, now_s)
-        return self.model_copy(
-            update={"usd_per_hour": then.usd_per_hour, "paid_usd": then.paid_usd, "priced_s": then.priced_s}
-        )
+        return super().repriced(usd_per_hour, now_s)
 
 
 class ClusterState(Artifact):
@@ -145,8 +134,6 @@ class ClusterState(Artifact):
         default=(), description="the first of the bucket's objects that are no files of a run, and were not fetched"
     )
     cleared: bool = Field(default=False, description="groups and templates are gone too")
-    minimum_billed_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
-    free_within_s: NonNegativeFloat = facts.FREE_IF_TAKEN_WITHIN_S
 
     @property
     def alive(self) -> list[MachineState]:
@@ -192,9 +179,7 @@ class ClusterState(Artifact):
             now_s: seconds since the epoch.
             machines: of the run; absent: all.
         """
-        paid = self.machines if machines is None else machines
-        stays = (one.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for one in paid)
-        return spent_usd(stays, now_s)
+        return spent_usd(self.machines if machines is None else machines, now_s)
 
 
 def ending_of(code: str) -> Ending:
@@ -260,7 +245,7 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
         then_s = min(max(change.at_s, from_s), now_s)
         for place, machine in enumerate(machines):
             if (machine.zone or seen.zone, machine.instance_type) == pool:
-                machines[place] = machine.repriced(usd, then_s, minimum_s=seen.minimum_billed_s)
+                machines[place] = machine.repriced(usd, then_s)
     return seen.model_copy(
         update={
             "machines": tuple(machines),
