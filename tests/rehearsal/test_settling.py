@@ -22,7 +22,7 @@ STEPS, BEFORE_THE_END = 80, 60
 
 def settling(hosts: str, *, steps: int = STEPS, declared: DeclaredTime | None = None) -> RunSpec:
     """Workers of a model of 1.3 MB. Samples are handed on, so no twins say that thin gradients do no harm."""
-    described = [one.host for one in parse_hosts(hosts)]
+    described = parse_hosts(hosts)
     return RunSpec(
         task=f"{TOY}:wide",
         workers=tuple(
