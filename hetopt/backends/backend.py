@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from hetopt.core.events.records import CheckpointSaved, LogEvent, ProbeEvent, StepsLogged, TrainingFinished
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
 
@@ -147,6 +148,21 @@ class Renting(Launcher, Protocol):
             BudgetStop: the budget does not pay for it.
         """
         ...
+
+
+def is_finished(events: Sequence[LogEvent]) -> bool:
+    """Return whether a run came to an end of its own, by its events: nothing is left to do."""
+    match events[-1] if events else None:
+        case TrainingFinished(reason=reason):
+            return reason != "stopped"
+        case ProbeEvent(event="probe_finished"):
+            return True
+    return False
+
+
+def advances(event: LogEvent) -> bool:
+    """Return whether an event tells that a run has come further: a machine that brings it is not given up."""
+    return isinstance(event, StepsLogged | CheckpointSaved | ProbeEvent)
 
 
 MOST_IDLE = 3

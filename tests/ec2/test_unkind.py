@@ -170,7 +170,7 @@ def test_forgotten_fleets_hide_nothing(
     renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
     fleets = tuple(one.id for one in leftovers(cloud) if one.kind == "fleet")
     remover = Remover(edge=cloud, sleep=patience.sleep, made=Made(ids=("fleet-old", *fleets, "fleet-older")))
-    found = remover.find()
+    found = remover.look().check()
     assert {one.id for one in found if one.kind == "fleet"} == set(fleets), "those that are known are told of"
     assert sum(one.kind == "instance" for one in found) == 4
     be_unkind(forget_fleets=True)

@@ -13,6 +13,7 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -27,7 +28,7 @@ from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.backends.host.renewal import PRICES_EVERY_S, Stay, spent_usd
 from hetopt.core.artifact import Artifact, HostName, Told
 from hetopt.core.errors import BadInput
-from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
+from hetopt.core.events.records import LogEvent, TrainingFinished
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 from hetopt.optimizer.cost.billing import is_free
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
@@ -63,7 +64,6 @@ class MachineState(Stay):
     ends_outside_s: NonNegativeFloat | None = Field(
         default=None, description="when the account ends it, as far as is known here"
     )
-    address: str = Field(default="", description="in the run's network, by which EC2 names its host")
     life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
 
     @property
@@ -130,9 +130,6 @@ class ClusterState(Artifact):
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
     paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
-    strange_objects: tuple[str, ...] = Field(
-        default=(), description="the first of the bucket's objects that are no files of a run, and were not fetched"
-    )
     cleared: bool = Field(default=False, description="groups and templates are gone too")
 
     @property
@@ -330,12 +327,11 @@ def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> 
     return [host for host in hosts if is_given_up(counts[host])]
 
 
-def last_words(run_dir: Path, machines: Sequence[MachineState]) -> str | None:
-    """The end of the newest boot log of these machines; where none is theirs by its name, of the newest there is."""
+def last_words(run_dir: Path) -> str | None:
+    """The end of the newest boot log."""
     folder = run_dir / BOOT_FOLDER
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
-    mine = [path for path in logs if any(_is_of(machine, path.stem) for machine in machines)]
-    for path in reversed(mine or logs):
+    for path in reversed(logs):
         lines = [line.strip()[:_LINE_CHARACTERS] for line in read_tail(path).splitlines() if line.strip()]
         if lines:
             return " | ".join(lines[-_LINES:])
@@ -354,15 +350,9 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
     if all(machine.heartbeat_s is not None for machine in machines):
         words, said = last_log_line(run_dir, machines[-1].host), f"EC2 says: {reason or 'nothing'}"
         return f"{named} ended before a step was done; {words or said}"
-    words = last_words(run_dir, machines)
-    told = f"its boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
+    words = last_words(run_dir)
+    told = f"the newest boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
     return f"{named} ended before it had booted; {told}"
-
-
-def _is_of(machine: MachineState, name: str) -> bool:
-    """Whether a log of that name is a machine's: EC2 calls hosts by their address, or by their id."""
-    dashed = machine.address.replace(".", "-")
-    return machine.id in name or (bool(dashed) and f"ip-{dashed}" == name.partition(".")[0])
 
 
 _LOSSES_SHOW_S = 180.0
@@ -381,25 +371,21 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
     return replace(status, reason=status.reason or seen.stop_reason)
 
 
-def known(run_dir: Path) -> RunStatus:
-    """How the run is by what its folder says; nobody is asked."""
-    path = run_dir / SEEN_FILE
-    return judged(run_dir, ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0))
+def last_seen(run_dir: Path) -> ClusterState:
+    """What was last seen of a run; nothing at the epoch before the first look.
 
-
-def readable(run_dir: Path) -> ClusterState | None:
-    """What was last seen of a run; None where nothing was, or it was cut off by whatever ended the process."""
+    Raises:
+        BadInput: it cannot be read, such as where it was cut off by whatever ended the process.
+    """
     path = run_dir / SEEN_FILE
-    try:
-        return ClusterState.load(path) if path.exists() else None
-    except BadInput:
-        return None
+    return ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
 
 
 def is_cleared(run_dir: Path) -> bool:
     """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
-    seen = readable(run_dir)
-    return seen is not None and seen.cleared
+    with suppress(BadInput):
+        return last_seen(run_dir).cleared
+    return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
@@ -408,16 +394,6 @@ def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
     # A failure before the run was resumed is what it was resumed from.
     in_this_life = since_s >= order.created_s
     return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
-
-
-def is_finished(events: Sequence[LogEvent]) -> bool:
-    """Whether machines end because there is nothing left to do."""
-    match events[-1] if events else None:
-        case TrainingFinished(reason=reason):
-            return reason != "stopped"
-        case ProbeEvent(event="probe_finished"):
-            return True
-    return False
 
 
 def stopped_s(events: Sequence[LogEvent]) -> float | None:

@@ -27,8 +27,6 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed, quota_of
 from hetopt.optimizer.plan import Plan
 
-LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S
-
 Verdict = Literal["good", "bad", "unknown"]
 
 
@@ -63,19 +61,18 @@ def examined(name: str, step: Callable[[], str], *, unread: Verdict = "bad") -> 
         return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
 
 
-def account_checks(edge: Edge, region: str, options: Ec2, offset_s: Callable[[], float | None]) -> Iterator[Check]:
-    """Check credentials, clock, region, bucket, role and permissions; end where nothing more can be asked.
+def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
+    """Check credentials, region, bucket, role and permissions; end where nothing more can be asked.
+
+    A clock that is wrong is refused by AWS with the credentials.
 
     Args:
         edge: carries out calls.
         region: to launch in.
         options: what is to be launched with.
-        offset_s: how far this machine's clock is ahead, in seconds, once AWS has answered.
     """
     credentials = examined("credentials", lambda: _caller(edge))
     yield credentials
-    if (ahead_s := offset_s()) is not None:
-        yield examined("clock", lambda: _clock(ahead_s))
     if credentials.verdict != "good":
         return
     account_id = ordering.identity(edge).account_id
@@ -104,15 +101,6 @@ def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
 def _caller(edge: Edge) -> str:
     caller = ordering.identity(edge)
     return f"{caller.arn} in account {caller.account_id}"
-
-
-def _clock(ahead_s: float) -> str:
-    if abs(ahead_s) > LARGEST_SKEW_S:
-        raise CloudRefused(
-            f"this machine's clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}.",
-            hint="set it: `timedatectl set-ntp true`",
-        )
-    return f"within {max(1.0, abs(ahead_s)):.0f} s of AWS's"
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ names of everything that may exist are known: the line before says what was abou
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import json
 import os
 import time
@@ -140,11 +139,6 @@ def unresolved(entries: Iterable[Entry]) -> list[Entry]:
         elif entry.event != "lost":
             open_.pop(entry.call, None)
     return list(open_.values())
-
-
-def recorded_ids(entries: Iterable[Entry], prefix: str) -> list[str]:
-    """Every id of one kind that the ledger knows, by its prefix such as 'fleet-'."""
-    return list(dict.fromkeys(name for entry in entries for name in entry.ids if name.startswith(prefix)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +273,6 @@ class BotoEdge:
         self._session_class = boto3.Session
         self._session: Any = None
         self._clients: dict[str, Any] = {}
-        self.clock_offset_s: float | None = None
-        """How far this machine's clock is ahead of AWS's, by the last answer."""
 
     def __call__(self, request: Request) -> Answer:
         """Make the call.
@@ -296,7 +288,6 @@ class BotoEdge:
             client = self._client(request.service, reads=request.reads_only)
             answer: dict[str, Any] = self._call(client, request)
         except ClientError as error:
-            self._see_clock(error.response.get("ResponseMetadata", {}))
             told = error.response.get("Error", {})
             raise ApiRefused(
                 request, str(told.get("Code", "Unknown")), str(told.get("Message", "")), endpoint=endpoint
@@ -305,7 +296,7 @@ class BotoEdge:
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
         except ValueError as error:  # an address that is none; parameters are refused by names of their own
             raise ApiRefused(request, ValueError.__name__, str(error), endpoint=endpoint) from None
-        self._see_clock(answer.pop("ResponseMetadata", {}))
+        answer.pop("ResponseMetadata", None)
         return answer
 
     def _call(self, client: Any, request: Request) -> dict[str, Any]:
@@ -338,11 +329,6 @@ class BotoEdge:
                 self._session = self._session_class(region_name=self.region)
             self._clients[name] = self._session.client(service, config=config)
         return self._clients[name]
-
-    def _see_clock(self, metadata: Mapping[str, Any]) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            there = email.utils.parsedate_to_datetime(metadata["HTTPHeaders"]["date"])
-            self.clock_offset_s = time.time() - there.timestamp()
 
 
 ATTEMPTS = 6

@@ -9,7 +9,6 @@ between, the next one reads what was meant and goes on with it: everything it mu
 from __future__ import annotations
 
 import datetime
-import errno
 import fcntl
 import math
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetopt.backends.backend import RunHandle
+from hetopt.backends.backend import RunHandle, advances, is_finished
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import (
@@ -33,9 +32,8 @@ from hetopt.backends.ec2.renter.cluster_state import (
     billed_from_s,
     ending_of,
     has_failed,
-    is_finished,
     judged,
-    known,
+    last_seen,
     price_request,
     rebilled,
     remember,
@@ -43,7 +41,7 @@ from hetopt.backends.ec2.renter.cluster_state import (
     stopped_s,
     why_failed,
 )
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, connect_run, read_ledger, recorded_ids
+from hetopt.backends.ec2.renter.edge import connect_run
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Zone, places_of
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
@@ -51,7 +49,6 @@ from hetopt.backends.ec2.renter.reconcile import (
     Clear,
     End,
     Extend,
-    Note,
     Observed,
     Pause,
     Place,
@@ -62,7 +59,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     reconcile,
     renewal_of,
 )
-from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.removal import Remover, until
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
 from hetopt.backends.host.placement import placement_json, ranked_spec
@@ -72,17 +69,18 @@ from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
-from hetopt.core.paths import inside, shown
+from hetopt.core.paths import inside
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
-from hetopt.core.run_status import RunState, RunStatus, last_events
+from hetopt.core.run_status import RunState, RunStatus, last_events, log_bytes
 
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
 
 FIRST_LOOK_S = 2.0
 SLOWEST_LOOK_S = HEARTBEAT_S
+STOP_LOOK_S = 5.0
+"""Between looks whether machines have ended that save their last checkpoint."""
 _SLOWER = 1.5
 _STOP_PATIENCE_S = 120.0
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
@@ -91,7 +89,6 @@ _ENDED_AT = re.compile(facts.ENDED_AT)
 UNLISTED_S = 900.0
 """A machine that no list has so long after it was granted has ended: lists lag by minutes."""
 
-_STRANGE_SHOWN = 8
 LARGEST_EVENTS_BYTES = 256 * 2**20
 """Machines send what a log has gained in seconds; what is larger is none of their parts."""
 
@@ -112,9 +109,8 @@ class Loop(Renter):
     patience_s: float = _STOP_PATIENCE_S
 
     def last(self) -> ClusterState:
-        """The cluster as it was last observed; as it was ordered before the first look."""
-        path = self.run_dir / SEEN_FILE
-        return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
+        """The cluster as it was last observed."""
+        return last_seen(self.run_dir)
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
         """Rent all machines, and write down what each costs an hour, beside those of earlier lives.
@@ -179,7 +175,6 @@ class Loop(Renter):
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,
-                address=machine["PrivateIpAddress"],
                 life=self.order.life,
             )
 
@@ -203,19 +198,15 @@ class Loop(Renter):
             beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
-            path, progress = self.run_dir / EVENTS_FILE, StepsLogged | CheckpointSaved | ProbeEvent
-            known = path.stat().st_size if path.exists() else 0
+            known = log_bytes(self.run_dir)
             # Events last: a run whose machines have ended has written all of them.
-            strange = [*self._fetch_events(), *self._fetch_logs(LOG_FOLDER), *self._fetch_logs(BOOT_FOLDER)]
-            stepped = any(isinstance(event, progress) for event in last_events(self.run_dir, since=known))
+            self._fetch_events()
+            self._fetch_logs(LOG_FOLDER)
+            self._fetch_logs(BOOT_FOLDER)
+            stepped = any(map(advances, last_events(self.run_dir, since=known)))
             served = {machine.id for machine in before.serving} if stepped else set()
-            seen = heard.model_copy(
-                update={
-                    "time_s": self.clock(),
-                    "machines": machines,
-                    "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
-                }
-            ).with_machines(served, has_stepped=True)
+            seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
+            seen = seen.with_machines(served, has_stepped=True)
             self.save(seen)
             return seen
 
@@ -250,40 +241,26 @@ class Loop(Renter):
             heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
         return before.model_copy(update=heard)
 
-    def _fetch_events(self) -> list[str]:
-        """Append what is new; each object is named by the place in the log where it begins.
-
-        Returns:
-            names of objects that are no part of a log.
-        """
-        strange: list[str] = []
-        path = self.run_dir / EVENTS_FILE
-        have = path.stat().st_size if path.exists() else 0
+    def _fetch_events(self) -> None:
+        """Append what is new; each object is named by the place in the log where it begins, and others are none."""
+        path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
         prefix = f"{self.order.prefix}/events/"
         for one in self._list(prefix, after=f"{prefix}{have - 1:015d}~" if have else None):
             name = one["Key"].removeprefix(prefix)
             match = _EVENTS_NAME.fullmatch(name)
-            if match is None or one["Size"] > LARGEST_EVENTS_BYTES:
-                strange.append(shown(f"events/{name}"))
-                continue
-            if int(match[1]) != have:
-                continue  # a part that is here already
+            if match is None or one["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
+                continue  # no part of a log, or one that is here already
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             with path.open("ab") as stream:
                 stream.write(body)
             have += len(body)
-        return strange
 
-    def _fetch_logs(self, folder: str) -> list[str]:
+    def _fetch_logs(self, folder: str) -> None:
         """Take whatever log has grown. The machines keep only the end of a long one.
 
         Args:
             folder: in the bucket, and in the run's folder.
-
-        Returns:
-            names of objects that cannot be files of the run here.
         """
-        strange: list[str] = []
         prefix = f"{self.order.prefix}/{folder}/"
         for one in self._list(prefix):
             name = one["Key"].removeprefix(prefix)
@@ -293,13 +270,11 @@ class Loop(Renter):
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir() or one["Size"] > 2 * LOG_TAIL_BYTES:
-                    raise OSError(errno.EISDIR, "it is a folder here, or larger than what machines send of a log")
+                    continue  # a folder here, or larger than what machines send of a log
             except (BadInput, OSError):
-                strange.append(shown(f"{folder}/{name}"))
-                continue
+                continue  # it cannot be a file of the run here
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
-        return strange
 
     def _list(self, prefix: str, after: str | None = None) -> list[Answer]:
         parameters: dict[str, Any] = {
@@ -366,7 +341,7 @@ class Loop(Renter):
         """
         state = action.state
         said = action.say
-        if isinstance(action, Note | Clear) and action.unbooted:
+        if action.unbooted:
             said = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
         if said is not None:
             self.tell(said)
@@ -451,14 +426,17 @@ class Loop(Renter):
     def billed(self, state: ClusterState) -> ClusterState:
         """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
 
-        Raises:
-            CloudRefused: nobody tells: they stay billed at the prices that were told last.
+        Where nobody tells, they stay billed at the prices that were told last.
         """
         order, now_s = self.order, self.clock()
         if not are_due(order, state, now_s):
             return state
-        history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
-        state = rebilled(order, state, history, now_s)
+        try:
+            history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
+            state = rebilled(order, state, history, now_s)
+        except CloudRefused as refused:
+            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
+            state = state.model_copy(update={"prices_asked_s": now_s})
         self.save(state)
         return state
 
@@ -483,10 +461,7 @@ class Loop(Renter):
             state = self.machines_now(state)
         state = state.model_copy(update={"cleared": not state.alive})
         self.save(state)
-        try:
-            state = self.billed(state)  # nobody looks at it again
-        except CloudRefused as refused:
-            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
+        state = self.billed(state)  # nobody looks at it again
         if state.cleared:
             try:
                 remember(state, self.order, self.run_dir)
@@ -581,7 +556,6 @@ class Polling:
     wait_s: float = FIRST_LOOK_S
     next_s: float = 0.0
     said: str = ""
-    said_of_prices: str = ""
 
     def after(self, now_s: float, *, news: bool) -> None:
         """Set when to look next: soon after news, ever later without."""
@@ -656,7 +630,7 @@ class Ec2Launcher:
                 self.tell(
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
-            return known(handle.run_dir)
+            return judged(handle.run_dir, last_seen(handle.run_dir))
 
     def look(self, handle: RunHandle) -> RunStatus:
         """The same, but whoever asks is told when the cloud does not answer.
@@ -671,9 +645,9 @@ class Ec2Launcher:
         state = loop.last()
         polling = self._polling.setdefault(run_dir, Polling())
         if not state.cleared and state.machines and self.clock() >= polling.next_s:
-            before = (state.machines, _size(run_dir / EVENTS_FILE))
-            state = loop.settle(self._priced(loop, loop.look(), polling))
-            polling.after(self.clock(), news=before != (state.machines, _size(run_dir / EVENTS_FILE)))
+            before = (state.machines, log_bytes(run_dir))
+            state = loop.settle(loop.billed(loop.look()))
+            polling.after(self.clock(), news=before != (state.machines, log_bytes(run_dir)))
         return judged(run_dir, state)
 
     def stop(self, handle: RunHandle) -> None:
@@ -697,7 +671,7 @@ class Ec2Launcher:
             try:
                 wished = {"stop_wished_s": self.clock(), "stop_reason": "stopped by hand"}
                 state = loop.act(Stop(state=state.model_copy(update=wished)))
-                state = self._until_ended(loop, loop.machines_now(state))
+                state = self._until_ended(loop, state)
             except CloudRefused as refused:
                 self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         loop.clear(state)
@@ -734,29 +708,16 @@ class Ec2Launcher:
     def _look_at_once(self, handle: RunHandle) -> None:
         self._polling.setdefault(handle.run_dir, Polling()).next_s = self.clock()
 
-    def _priced(self, loop: Loop, state: ClusterState, polling: Polling) -> ClusterState:
-        """Machines on spot are billed at the prices of now. Where nobody tells these, at those that were told last."""
-        try:
-            return loop.billed(state)
-        except CloudRefused as refused:
-            state = state.model_copy(update={"prices_asked_s": self.clock()})
-            if refused.message != polling.said_of_prices:
-                polling.said_of_prices = refused.message
-                self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
-        loop.save(state)
-        return state
-
     def _until_ended(self, loop: Loop, state: ClusterState) -> ClusterState:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""
-        began = any(machine.heartbeat_s is not None for machine in state.alive) or _size(loop.run_dir / EVENTS_FILE)
-        if not began:
-            return state
-        deadline_s, polling = self.clock() + loop.order.checkpoint_s + self.patience_s, Polling()
-        while state.alive and self.clock() < deadline_s:
-            self.sleep(polling.wait_s)
-            polling.after(self.clock(), news=False)
-            state = loop.machines_now(state)
-        return state
+        began = any(machine.heartbeat_s is not None for machine in state.alive) or log_bytes(loop.run_dir)
+        within_s = loop.order.checkpoint_s + self.patience_s if began else 0.0
+
+        def have_ended() -> bool:
+            return not loop.machines_now(loop.last()).alive
+
+        until(have_ended, self.sleep, every_s=STOP_LOOK_S, within_s=within_s)
+        return loop.last()
 
     def _loop(self, order: Order, run_dir: Path) -> Loop:
         return Loop(
@@ -769,12 +730,3 @@ class Ec2Launcher:
             accept=self.accept,
             patience_s=self.patience_s,
         )
-
-
-def fleets_of(run_dir: Path) -> list[str]:
-    """The fleets that a run's ledger knows."""
-    return recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -26,7 +27,7 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
-from hetopt.backends.ec2.renter.cluster_state import readable
+from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
 from hetopt.backends.ec2.renter.edge import (
     LEDGER_FILE,
     SETTLES_S,
@@ -82,8 +83,8 @@ class Survey:
     found: tuple[Found, ...]
     unseen: Mapping[Kind, CloudRefused]
 
-    def check(self) -> None:
-        """Do not take for an all-clear what is none.
+    def check(self) -> tuple[Found, ...]:
+        """What is there; nobody takes for an all-clear what is none.
 
         Raises:
             CloudRefused: something could not be looked at.
@@ -93,6 +94,7 @@ class Survey:
             raise CloudRefused(
                 f"the {kinds} were not looked at, so some may be left: {first.message.rstrip('.')}.", hint=first.hint
             )
+        return self.found
 
 
 def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
@@ -275,18 +277,8 @@ class Remover:
     sleep: Callable[[float], None]
     made: Made = field(default=Made())
 
-    def find(self, run_id: str | None = None) -> list[Found]:
-        """Everything of one run, or of any, that is still there.
-
-        Raises:
-            CloudRefused: not everything could be looked at.
-        """
-        survey = self.look(run_id)
-        survey.check()
-        return list(survey.found)
-
     def look(self, run_id: str | None = None) -> Survey:
-        """The same, with what could not be looked at."""
+        """Everything of one run, or of any, that is still there."""
         return surveyed(self.edge, run_id, self.made)
 
     def remove(self, found: Sequence[Found]) -> None:
@@ -497,7 +489,9 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
         entries = read_ledger(folder / LEDGER_FILE)
         if not entries and not (folder / ORDER_FILE).exists():
             continue
-        seen = readable(folder)
+        seen: ClusterState | None = None
+        with suppress(BadInput):
+            seen = last_seen(folder)
         runs[folder.name] = LocalRun(
             folder=folder,
             region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),
