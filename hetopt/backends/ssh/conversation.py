@@ -69,7 +69,6 @@ class Conversation:
         host: which.
         source: of the program.
         errors: the file that gets what it complains of, as far as that is read; None: none.
-        banner: what its shell printed of its own, if anything.
         asked_s: when the program was started here, seconds since the epoch.
         end_s: how long the program may take to end once it is let go.
     """
@@ -77,7 +76,6 @@ class Conversation:
     host: Host
     source: str
     errors: Path | None = None
-    banner: str = ""
     asked_s: float = 0.0
     end_s: float = 5.0
     _complaints: bytearray = field(default_factory=bytearray)
@@ -145,7 +143,6 @@ class Conversation:
             word = next(self._words, None)
         finally:
             timer.cancel()
-        self.banner = self.banner or " ".join(self._printed)[:200]
         if word is None:
             raise self._why_ended(is_late=late.is_set())
         self._printed.clear()

@@ -24,7 +24,7 @@ from hetopt.backends.options import Ec2
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed, quota_of
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed
 from hetopt.optimizer.plan import Plan
 
 Verdict = Literal["good", "bad", "unknown"]
@@ -175,15 +175,10 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
 
     yield examined("order", ordered)
     if "order" in kept:
-        yield from _order_checks(edge, orders.catalog, kept["order"])
+        yield from _order_checks(edge, kept["order"])
 
 
-def _order_checks(edge: Edge, catalog: Catalog, order: Order) -> Iterator[Check]:
-    spot = [role.model_copy(update={"market": "on-demand"}) for role in order.roles if role.market == "spot"]
-    for check in quota_checks(edge, catalog, spot) if order.move_usd else ():
-        if check.verdict != "good":
-            said = f"{check.said}: the run could not move to on-demand machines before its deadline"
-            yield replace(check, name=f"deadline, {check.name}", verdict="unknown", said=said)
+def _order_checks(edge: Edge, order: Order) -> Iterator[Check]:
     yield _bucket_policy(edge, order)
     for role, name in ((each, name) for each in order.roles for name in each.instance_types):
         market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
@@ -208,29 +203,11 @@ def _image(edge: Edge, kind: str, chosen: str | None) -> str:
 
 
 def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """Check the quotas that roles need beside what runs, one for each family and market."""
+    """Check the quotas that roles need, one for each family and market."""
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
-    try:
-        running = _running(edge, catalog)
-    except CloudRefused:
-        running = {}
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
-        used = running.get(quota.code, 0)
-        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus, u=used: _quota(edge, q, n, u), unread="unknown")  # type: ignore[misc]
-
-
-def _running(edge: Edge, catalog: Catalog) -> dict[str, int]:
-    """Return the vCPUs of the region's machines by the code of the quota that they count against."""
-    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES)}]
-    answer = edge(read("ec2", "describe_instances", "what counts against the quotas", Filters=states))
-    vcpus: dict[str, int] = {}
-    for machine in (machine for group in answer["Reservations"] for machine in group["Instances"]):
-        known = catalog.instance_types.get(machine["InstanceType"])
-        market: Literal["spot", "on-demand"] = "spot" if machine.get("InstanceLifecycle") == "spot" else "on-demand"
-        code = quota_of(machine["InstanceType"], market).code
-        vcpus[code] = vcpus.get(code, 0) + (0 if known is None else known.vcpus)
-    return vcpus
+        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus: _quota(edge, q, n), unread="unknown")  # type: ignore[misc]
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
@@ -255,19 +232,15 @@ def _granted(edge: Edge, code: str) -> float:
     return float(edge(replace(request, operation="get_aws_default_service_quota"))["Quota"]["Value"])
 
 
-def _quota(edge: Edge, quota: Quota, vcpus: int, running: int) -> str:
+def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
     granted = _granted(edge, quota.code)
-    beside = f"; machines that run use {running} of them" if running else ""
-    if granted - running < vcpus:
-        more = (
-            f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
-            f"--desired-value {vcpus + running}`"
-        )
+    if granted < vcpus:
         raise CloudRefused(
-            f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted{beside}.",
-            hint=f"`hetopt gc --on ec2` shows what runs, or ask for more: {more}" if running else more,
+            f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted.",
+            hint="`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+            f"{quota.code} --desired-value {vcpus}`",
         )
-    return f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed{beside}"
+    return f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed, beside what runs"
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
