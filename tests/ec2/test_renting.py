@@ -90,7 +90,7 @@ def test_an_image_that_was_chosen_boots_by_its_own_root_device(
     cloud: BotoEdge, order_for: Callable[..., Order]
 ) -> None:
     order = order_for(images={"x86_64-cpu": UBUNTU})
-    (template, *_) = calls.template_calls(order)
+    (template, *_) = calls.template_calls(order, "sg-1").values()
     (disk,) = template.parameters["LaunchTemplateData"]["BlockDeviceMappings"]
     assert disk["DeviceName"] == "/dev/sda1", "or it would get a second disk, and a root of 8 GB"
 
@@ -217,14 +217,15 @@ def test_machines_go_by_the_proxy_that_is_named(
     cloud: BotoEdge, hetopt: Callable[..., Said], order_for: Callable[..., Order], plan: Plan, tmp_path: Path
 ) -> None:
     order = order_for(proxy="http://proxy.corp:3128").of_run(plan.run)
-    template = calls.template_calls(order)[0].parameters["LaunchTemplateData"]
+    (made, *_) = calls.template_calls(order, "sg-1").values()
+    template = made.parameters["LaunchTemplateData"]
     script = base64.b64decode(template["UserData"]).decode()
     lines = script.splitlines()
     told = "export HTTP_PROXY=http://proxy.corp:3128 HTTPS_PROXY=http://proxy.corp:3128 NO_PROXY="
     [line] = [one for one in lines if one.startswith(told)]
     assert line.removeprefix(told).split(",") == ["169.254.169.254", "localhost", "127.0.0.1"]
     assert lines.index(line) < next(number for number, one in enumerate(lines) if "aws s3" in one)
-    [egress] = [one for one in calls.group_calls(order, order.zones[0]) if one.step == "group-egress"]
+    [egress] = [one for one in calls.rule_calls(order, "sg-1") if one.step == "group-egress"]
     ports = [rule["FromPort"] for rule in egress.parameters["IpPermissions"] if "FromPort" in rule]
     assert ports == [443, 3128], "and nowhere else"
     plan.save(tmp_path / "plan.json")

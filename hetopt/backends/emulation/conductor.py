@@ -116,7 +116,6 @@ class Conductor:
         self._starts = 0
         self._secret = new_secret()
         self._incarnations = [0] * len(self._hosts)
-        self._farewells: list[tuple[float, int]] = []
 
     def conduct(self) -> int:
         """Start the hosts and stay until the last has ended; the exit code is hetopt's."""
@@ -180,10 +179,6 @@ class Conductor:
             due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        while self._farewells and self._farewells[0][0] <= now_s:
-            _, place = self._farewells.pop(0)
-            if not self._hosts[place].alive:
-                self._network.take_down(place)
         if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
             self._end_agents()
 
@@ -251,18 +246,13 @@ class Conductor:
             self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
-        if self._comes_and_goes:
-            for place in places:
-                self._agents.pop(place, None)
-            self._announce_presence()
-            # Others may die at the same moment: nobody waits here.
-            self._farewells += [(self._clock() + _FAREWELL_S, place) for place in places]
-            return
-        took_part = [place for place in places if self._starts_again and self._agents.pop(place, None) is not None]
+        goes_on = self._comes_and_goes or self._starts_again
+        took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
+        self._announce_presence()
         self._sleep(_FAREWELL_S)
         for place in places:
             self._network.take_down(place)
-        if took_part and self._agents and not self._run.has_ended:
+        if self._starts_again and took_part and self._agents and not self._run.has_ended:
             self._start_together()
 
     def _take_back(self, places: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.bucket_doctor import denial_of
-from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
+from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
 from hetopt.backends.ec2.renter.policies import statements
@@ -192,8 +192,7 @@ def _order_checks(edge: Edge, order: Order) -> Iterator[Check]:
         }
         yield try_only(edge, "run_instances", parameters, of=name)
     for role in order.roles:
-        no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE}}
-        fleet = fleet_call(order, role, order.zones[0], attempt=0).resolved(no_template)
+        fleet = fleet_call(order, role, order.zones[0], facts.NO_TEMPLATE, attempt=0)
         yield try_only(edge, "create_fleet", fleet.parameters, of=role.instance_types[0])
 
 

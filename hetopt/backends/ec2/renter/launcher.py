@@ -77,11 +77,10 @@ from hetopt.core.run_status import RunState, RunStatus, last_events, log_bytes
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
 
-FIRST_LOOK_S = 2.0
-SLOWEST_LOOK_S = HEARTBEAT_S
+LOOK_EVERY_S = HEARTBEAT_S
+"""Machines write so often what they have to tell."""
 STOP_LOOK_S = 5.0
 """Between looks whether machines have ended that save their last checkpoint."""
-_SLOWER = 1.5
 _STOP_PATIENCE_S = 120.0
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT)
@@ -108,10 +107,6 @@ class Loop(Renter):
 
     patience_s: float = _STOP_PATIENCE_S
 
-    def last(self) -> ClusterState:
-        """The cluster as it was last observed."""
-        return last_seen(self.run_dir)
-
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
         """Rent all machines, and write down what each costs an hour, beside those of earlier lives.
 
@@ -123,7 +118,7 @@ class Loop(Renter):
         Raises:
             CloudRefused: it cannot be had. Nothing is left.
         """
-        before = self.last()
+        before = last_seen(self.run_dir)
         generation = before.generation + 1 if before.machines else 0
         resume_from = latest_checkpoint(self.edge, self.order) if generation else None
         rented = self.rent(spec, contents, bundle, generation=generation, resume_from=resume_from)
@@ -191,7 +186,7 @@ class Loop(Renter):
             CloudRefused: the cloud does not answer.
         """
         with self._alone() as alone:
-            before = self.last()
+            before = last_seen(self.run_dir)
             if not alone:
                 return before
             objects = self._list(f"{self.order.prefix}/state/")
@@ -549,20 +544,6 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
     return None if latest is None else latest.checkpoint
 
 
-@dataclass(kw_only=True)
-class Polling:
-    """When to look again: often while there is news, ever less often while there is none."""
-
-    wait_s: float = FIRST_LOOK_S
-    next_s: float = 0.0
-    said: str = ""
-
-    def after(self, now_s: float, *, news: bool) -> None:
-        """Set when to look next: soon after news, ever later without."""
-        self.wait_s = FIRST_LOOK_S if news else min(SLOWEST_LOOK_S, self.wait_s * _SLOWER)
-        self.next_s = now_s + self.wait_s
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ec2Launcher:
     """Rents, watches and gives back.
@@ -584,7 +565,8 @@ class Ec2Launcher:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     patience_s: float = _STOP_PATIENCE_S
-    _polling: dict[Path, Polling] = field(default_factory=dict, repr=False, compare=False)
+    _next_look_s: dict[Path, float] = field(default_factory=dict, repr=False, compare=False)
+    _said: dict[Path, str] = field(default_factory=dict, repr=False, compare=False)
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Rent what the folder's order says, and tell the machines to begin.
@@ -615,18 +597,16 @@ class Ec2Launcher:
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """How the run is. Asks the cloud as often as is worth it, and answers from the folder in between.
+        """How the run is. Asks the cloud as often as machines write, and answers from the folder in between.
 
         A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
         ends, and what was seen last is answered.
         """
-        polling = self._polling.setdefault(handle.run_dir, Polling())
         try:
             return self.look(handle)
         except CloudRefused as refused:
-            polling.after(self.clock(), news=False)
-            if refused.message != polling.said:
-                polling.said = refused.message
+            if refused.message != self._said.get(handle.run_dir):
+                self._said[handle.run_dir] = refused.message
                 self.tell(
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
@@ -642,12 +622,10 @@ class Ec2Launcher:
         if not (run_dir / ORDER_FILE).exists():
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
         loop = self._opened(handle)
-        state = loop.last()
-        polling = self._polling.setdefault(run_dir, Polling())
-        if not state.cleared and state.machines and self.clock() >= polling.next_s:
-            before = (state.machines, log_bytes(run_dir))
+        state = last_seen(loop.run_dir)
+        if not state.cleared and state.machines and self.clock() >= self._next_look_s.get(run_dir, 0.0):
+            self._next_look_s[run_dir] = self.clock() + LOOK_EVERY_S
             state = loop.settle(loop.billed(loop.look()))
-            polling.after(self.clock(), news=before != (state.machines, log_bytes(run_dir)))
         return judged(run_dir, state)
 
     def stop(self, handle: RunHandle) -> None:
@@ -661,7 +639,7 @@ class Ec2Launcher:
         loop = self._opened(handle)
         order = loop.order
         try:
-            state = loop.last()
+            state = last_seen(loop.run_dir)
         except BadInput as damaged:
             self.tell(f"{damaged.message} Whatever carries the name of {order.run_id} is removed.")
             state = ClusterState(time_s=self.clock())
@@ -684,7 +662,7 @@ class Ec2Launcher:
             CloudRefused: the cloud does not answer.
         """
         loop = self._opened(handle)
-        state = loop.last()
+        state = last_seen(loop.run_dir)
         ids = [machine.id for machine in state.alive if machine.host == host]
         if not ids or state.stop_wished_s is not None:
             raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
@@ -699,14 +677,14 @@ class Ec2Launcher:
             BudgetStop: the budget does not pay for that.
         """
         loop = self._opened(handle)
-        loop.save(moved(loop.order, loop.last(), needed_s, self.clock()))
+        loop.save(moved(loop.order, last_seen(loop.run_dir), needed_s, self.clock()))
         self._look_at_once(handle)
 
     def _opened(self, handle: RunHandle) -> Loop:
         return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)
 
     def _look_at_once(self, handle: RunHandle) -> None:
-        self._polling.setdefault(handle.run_dir, Polling()).next_s = self.clock()
+        self._next_look_s[handle.run_dir] = self.clock()
 
     def _until_ended(self, loop: Loop, state: ClusterState) -> ClusterState:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""
@@ -714,10 +692,10 @@ class Ec2Launcher:
         within_s = loop.order.checkpoint_s + self.patience_s if began else 0.0
 
         def have_ended() -> bool:
-            return not loop.machines_now(loop.last()).alive
+            return not loop.machines_now(last_seen(loop.run_dir)).alive
 
         until(have_ended, self.sleep, every_s=STOP_LOOK_S, within_s=within_s)
-        return loop.last()
+        return last_seen(loop.run_dir)
 
     def _loop(self, order: Order, run_dir: Path) -> Loop:
         return Loop(

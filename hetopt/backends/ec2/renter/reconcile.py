@@ -197,11 +197,6 @@ class Rent(Action):
     roles: tuple[Role, ...]
     zone: str
 
-    @property
-    def hosts(self) -> list[str]:
-        """Who is asked for."""
-        return [host for role in self.roles for host in role.hosts]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pause(Action):

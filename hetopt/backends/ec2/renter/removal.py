@@ -97,34 +97,6 @@ class Survey:
         return self.found
 
 
-def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
-    """Look at every list, each by itself: one that cannot be had hides nothing of the others.
-
-    Args:
-        edge: carries out calls.
-        run_id: of the run whose things are wanted; absent: of any.
-        made: what a ledger knows; instant fleets are in no list unless they are named.
-    """
-
-    def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
-        answer = ask(edge, operation, {"Filters": order.filters(run_id)}, f"the {kind}s that are left")
-        return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
-
-    found, unseen = list[Found](), dict[Kind, CloudRefused]()
-    lists: dict[Kind, Callable[[], list[Found]]] = {
-        "instance": partial(_instances, edge, run_id),
-        "schedule-group": partial(_schedule_groups, edge, run_id),
-        "fleet": partial(_fleets, edge, run_id, made),
-        **{kind: partial(tagged, kind, operation, key, id_) for kind, operation, key, id_ in _LISTED},
-    }
-    for kind, list_ in lists.items():
-        try:
-            found += list_()
-        except CloudRefused as refused:
-            unseen[kind] = refused
-    return Survey(found=tuple(found), unseen=unseen)
-
-
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
     answer = ask(edge, "describe_instances", {"Filters": order.filters(run_id)}, "the machines that are left")
     return [
@@ -278,8 +250,29 @@ class Remover:
     made: Made = field(default=Made())
 
     def look(self, run_id: str | None = None) -> Survey:
-        """Everything of one run, or of any, that is still there."""
-        return surveyed(self.edge, run_id, self.made)
+        """Look at every list, each by itself: one that cannot be had hides nothing of the others.
+
+        Args:
+            run_id: of the run whose things are wanted; absent: of any.
+        """
+
+        def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
+            answer = ask(self.edge, operation, {"Filters": order.filters(run_id)}, f"the {kind}s that are left")
+            return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
+
+        found, unseen = list[Found](), dict[Kind, CloudRefused]()
+        lists: dict[Kind, Callable[[], list[Found]]] = {
+            "instance": partial(_instances, self.edge, run_id),
+            "schedule-group": partial(_schedule_groups, self.edge, run_id),
+            "fleet": partial(_fleets, self.edge, run_id, self.made),
+            **{kind: partial(tagged, kind, operation, key, id_) for kind, operation, key, id_ in _LISTED},
+        }
+        for kind, list_ in lists.items():
+            try:
+                found += list_()
+            except CloudRefused as refused:
+                unseen[kind] = refused
+        return Survey(found=tuple(found), unseen=unseen)
 
     def remove(self, found: Sequence[Found]) -> None:
         """Remove all of it, machines first. What cannot be removed does not keep the rest from going.
@@ -309,8 +302,8 @@ class Remover:
         if refused:
             raise refused[0]
 
-    def remove_run(self, run_id: str) -> list[Found]:
-        """Remove everything of a run, and look again until nothing is left; answers what there was.
+    def remove_run(self, run_id: str) -> None:
+        """Remove everything of a run, and look again until nothing is left.
 
         What the ledger knows goes first, by its ids. Then the lists are looked at, and once more when they have
         settled, if machines may have been rented by a call whose answer nobody has.
@@ -318,7 +311,6 @@ class Remover:
         Raises:
             CloudRefused: something stayed, or could not be looked at.
         """
-        everything: dict[str, Found] = {}
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
         attempt(lambda: self.remove(self._known()))
@@ -327,7 +319,6 @@ class Remover:
         for _ in range(_ROUNDS):
             survey = self.look(run_id)
             if survey.found:
-                everything.update({one.id: one for one in survey.found})
                 refused.clear()  # it is tried again now
                 attempt(partial(self.remove, survey.found))
             elif settled:
@@ -338,7 +329,6 @@ class Remover:
         if refused:
             raise refused[0]
         survey.check()
-        return list(everything.values())
 
     def end_machines(self, ids: Sequence[str]) -> None:
         """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""

@@ -95,10 +95,9 @@ class Renter:
             CloudRefused: it cannot be had; everything that was made on the way has been removed.
         """
         try:
-            results: dict[str, Answer] = {}
-            for request in calls.preparation(self.order, contents, bundle):
-                self._do(request, results)
-            zone, ids, left = self._somewhere(spec, results)
+            for request in calls.object_calls(self.order, contents, bundle):
+                self.edge(request)
+            zone, ids, left = self._somewhere(spec, self._templates(self._group()))
             ends = self._end_outside(ids.values())
             self.tell("waiting for the machines' addresses")
             assigned = self.machines_of(ids)
@@ -111,13 +110,38 @@ class Renter:
             self._clear_after(error)
             raise
 
-    def _do(self, request: Request, results: dict[str, Answer]) -> None:
-        resolved = request.resolved(results)
-        answer = self.edge(resolved)
-        if resolved.makes in ("security-group", "launch-template"):
-            results[request.step] = answer.get("LaunchTemplate", answer)
+    def _group(self) -> str:
+        """The id of the machines' security group, which is made where none is named."""
+        if self.order.network.security_group is not None:
+            return self.order.network.security_group
+        group = str(self.edge(calls.security_group_call(self.order, self.order.zones[0]))["GroupId"])
+        for request in calls.rule_calls(self.order, group):
+            self.edge(request)
+        return group
 
-    def _somewhere(self, spec: RunSpec, results: Mapping[str, Answer]) -> tuple[Zone, dict[str, str], RunSpec]:
+    def _group_again(self) -> str:
+        """The id of that group once it was made.
+
+        Raises:
+            CloudRefused: it is not listed.
+        """
+        if self.order.network.security_group is not None:
+            return self.order.network.security_group
+        groups = self.edge(calls.find_group_call(self.order))["SecurityGroups"]
+        if not groups:
+            raise CloudRefused(
+                f"the security group of {self.order.run_id} is not listed, so nothing can be rented into it.",
+                hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
+            )
+        return str(groups[0]["GroupId"])
+
+    def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
+        """Make launch templates, for machines that end when the others do; their ids by the kind of machine."""
+        requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
+        made_by = {kind: self.edge(request) for kind, request in requests.items()}
+        return {kind: str(answer["LaunchTemplate"]["LaunchTemplateId"]) for kind, answer in made_by.items()}
+
+    def _somewhere(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
         """The first zone that has all machines; where none has, and fewer may do, the first with some.
 
         Returns:
@@ -129,7 +153,7 @@ class Renter:
         tries = [*((zone, True) for zone in self.order.zones), *((zone, False) for zone in fewer)]
         for attempt, (zone, together) in enumerate(tries):
             self.tell(f"asking for {self.order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
-            ids, refused = self._in_zone(self.order.roles, zone, attempt, results, together=together)
+            ids, refused = self._in_zone(self.order.roles, zone, attempt, templates, together=together)
             if not refused:
                 return zone, ids, spec
             if together:
@@ -152,7 +176,7 @@ class Renter:
         roles: Sequence[Role],
         zone: Zone,
         attempt: int,
-        results: Mapping[str, Answer],
+        templates: Mapping[str, str],
         *,
         together: bool,
     ) -> tuple[dict[str, str], list[NoCapacity]]:
@@ -165,7 +189,7 @@ class Renter:
         for role in roles:
             try:
                 # The hosts of a role are alike.
-                ids |= zip(role.hosts, sorted(self._fleet(role, zone, attempt, results)), strict=True)
+                ids |= zip(role.hosts, sorted(self._fleet(role, zone, attempt, templates)), strict=True)
             except NoCapacity as error:
                 refused.append(error)
                 if together:
@@ -197,7 +221,7 @@ class Renter:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
         """
         try:
-            templates = self._templates(ask, end_s)
+            templates = self._templates(self._group_again(), ask, end_s)
             attempt = ask * _ATTEMPTS_AN_ASK
             ids, _ = self._in_zone(roles, zone, attempt, templates, together=False)
             if ids:
@@ -216,29 +240,14 @@ class Renter:
             raise
         return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
-    def _templates(self, ask: int, end_s: float | None) -> dict[str, Answer]:
-        """Launch templates by their steps, for machines that end when the others do."""
-        results: dict[str, Answer] = {}
-        if self.order.network.security_group is None:
-            groups = self.edge(calls.find_group_call(self.order))["SecurityGroups"]
-            if not groups:
-                raise CloudRefused(
-                    f"the security group of {self.order.run_id} is not listed, so nothing can be rented into it.",
-                    hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
-                )
-            results[calls.GROUP_STEP] = groups[0]
-        for request in calls.template_calls(self.order, generation=ask, end_s=end_s):
-            self._do(request, results)
-        return results
-
-    def _fleet(self, role: Role, zone: Zone, attempt: int, results: Mapping[str, Answer]) -> list[str]:
+    def _fleet(self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]) -> list[str]:
         """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
 
         Raises:
             NoCapacity: the zone has not all of them.
             CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
         """
-        request = calls.fleet_call(self.order, role, zone, attempt=attempt).resolved(results)
+        request = calls.fleet_call(self.order, role, zone, templates[role.image_kind], attempt=attempt)
         try:
             answer = self.edge(request)
         except ApiRefused as refused:
