@@ -93,9 +93,7 @@ def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
         train_here(spec, run_dir, rank=rank, world_size=world_size)
         return
     conditions = ConditionsReader(run_dir)
-    pace = make_pace(
-        spec.workers[rank], torch.device("cpu"), conditions=conditions, seed=spec.seed + rank, own_core=False
-    )
+    pace = make_pace(spec.workers[rank], torch.device("cpu"), conditions=conditions, own_core=False)
     with closing(EventLog(run_dir / EVENTS_FILE if rank == 0 else None)) as events:
         train_plainly(spec, rank, events, pace, DDP_SIDES[side])
 

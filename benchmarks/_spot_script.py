@@ -45,7 +45,7 @@ def main(run_dir: Path, every_s: float) -> None:
     local = spec.global_batch_size // world_size
     cursor = SampleCursor(len(data.train), spec.seed, position=step * local * world_size)
     conditions = ConditionsReader(run_dir)
-    pace = make_pace(spec.workers[rank], torch.device("cpu"), conditions=conditions, seed=rank, own_core=False)
+    pace = make_pace(spec.workers[rank], torch.device("cpu"), conditions=conditions, own_core=False)
     StretchedBackward(task, model, fetch(data.train, range(local)), pace)
     parallel = DistributedDataParallel(model)
     events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)

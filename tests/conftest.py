@@ -24,7 +24,6 @@ DATA_VARIABLE = "HETOPT_SHARED_DATA"
 # Files that take minutes. They go first: where tests run side by side, none is left for the end, alone.
 LONGEST = (
     "test_script_corpus.py",
-    "test_faults.py",
     "test_local_launcher.py",
     "test_runs.py",
     "test_rehearsal.py",

@@ -144,7 +144,6 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
         context.worker,
         context.device,
         conditions=ConditionsReader(context.run_dir),
-        seed=context.spec.seed + context.rank,
         own_core=_own_core(context.spec),
     )
 

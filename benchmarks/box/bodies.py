@@ -33,7 +33,7 @@ SAVES_S = 20.0
 AGAIN_S = 40.0
 """From a machine's second boot to its end: `hetopt-again.service` has it shut down."""
 
-_CONFIG = re.compile(r'\{\s*"run_id".*?\n\}', re.DOTALL)
+_CONFIG = re.compile(r'\{\s*"spec_sha256".*?\n\}', re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from hetopt.backends.ec2.renter import doctor, permissions, removal
 from hetopt.backends.ec2.renter import ordering as accounts
 from hetopt.backends.ec2.renter.backend import Rental
 from hetopt.backends.ec2.renter.calls import END_ROLE
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, judged
+from hetopt.backends.ec2.renter.cluster_state import judged, last_seen
 from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.edge import (
     LEDGER_FILE,
@@ -31,7 +31,7 @@ from hetopt.backends.ec2.renter.edge import (
     read_ledger,
 )
 from hetopt.backends.ec2.renter.fetching import adopt
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher, fleets_of
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, OVERRUN, UNPLACED_S, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
 from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
@@ -184,7 +184,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
         return
     edge = Retrying(inner=boto, sleep=time.sleep, random=Random(), attempts=2)
     is_known = True
-    for check in doctor.account_checks(edge, place, options, lambda: boto.clock_offset_s):
+    for check in doctor.account_checks(edge, place, options):
         yield check
         is_known &= (check.name, check.verdict) != ("credentials", "bad")
     if is_known:
@@ -294,8 +294,8 @@ class Search:
         """Look in a region, and remove what is to go."""
         edge = connect(region)
         mine = [run for run in self.runs.values() if run.region == region and not run.cleared]
-        fleets = tuple(fleet for run in mine for fleet in fleets_of(run.folder))
-        survey = Remover(edge=edge, sleep=time.sleep, made=Made(ids=fleets)).look(self.run_id)
+        ids = tuple(id_ for run in mine for id_ in made(read_ledger(run.folder / LEDGER_FILE), time.time()).ids)
+        survey = Remover(edge=edge, sleep=time.sleep, made=Made(ids=ids)).look(self.run_id)
         try:
             survey.check()
             self.looked_in.append(region)
@@ -435,12 +435,10 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
             launcher.look(run.handle)
         except (CloudRefused, BadInput) as error:
             why_not = f"{error.message} {error.hint or ''}".strip()
-    path = folder / SEEN_FILE
-    seen = ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
-    now_s = time.time()
+    seen, now_s = last_seen(folder), time.time()
     order = Order.load(folder / ORDER_FILE) if (folder / ORDER_FILE).exists() else None
     rental = {
-        "seen_s_ago": now_s - seen.time_s if path.exists() else None,
+        "seen_s_ago": now_s - seen.time_s if seen.time_s else None,
         "not_asked": why_not,
         "spent_usd": seen.spent_usd(now_s),
         "spent_is_estimate": seen.is_estimate,
@@ -448,7 +446,6 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         "usd_per_hour": sum(machine.usd_per_hour for machine in seen.alive),
         "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
         "zone": seen.zone,
-        "strange_objects": seen.strange_objects,
         "everything_is_removed": seen.cleared,
         "machines": [
             {
@@ -461,7 +458,7 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
                 "ending": machine.ending,
                 "reason": machine.reason,
                 "up_s": (machine.until_s or now_s) - machine.since_s,
-                "usd": machine.stay(minimum_s=seen.minimum_billed_s, free_within_s=seen.free_within_s).usd(now_s),
+                "usd": machine.usd(now_s),
                 "usd_is_estimate": machine.is_forgotten,
                 "heartbeat_s_ago": now_s - machine.heartbeat_s if machine.heartbeat_s is not None else None,
             }
@@ -474,5 +471,5 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
 def spent(run: Run) -> tuple[float, bool, str | None]:
     """What a run has cost at the prices that were seen meanwhile, USD; whether that is an estimate, as the end of some
     machine was not seen; and why the run was ended, if it was."""
-    seen = ClusterState.load(run.folder / SEEN_FILE)
+    seen = last_seen(run.folder)
     return seen.spent_usd(seen.time_s), seen.is_estimate, seen.stop_reason

@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.options import Ec2, Local, Measurement, Rehearsal, Ssh
+from hetopt.api.options import Ec2, Local, Measurement, Ssh
 from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter import probing
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.emulation.backend import RehearsalLauncher
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.namespaces import why_not
 from hetopt.backends.host.bundle import make_bundle
-from hetopt.backends.prediction.hosting import STARTUP_S, ThisMachine
-from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
+from hetopt.backends.prediction.hosting import STARTUP_S
+from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.checking import Inventory
@@ -30,7 +27,7 @@ from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.hosts import read_hosts
-from hetopt.core.interruption import Reporter
+from hetopt.core.interruption import Reporter, usable_processors
 from hetopt.core.plain_text import typed
 from hetopt.core.profile import LOCAL, Profile, Provisioned
 from hetopt.core.run_folder import RunFolders, runs_home
@@ -38,7 +35,6 @@ from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
-from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import own_machines
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
@@ -115,7 +111,7 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
 def _layout(asked: Configuration) -> str:
     workers, nodes = asked.workers, len(asked.nodes)
     told = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
-    types = [node.type for node in asked.nodes if node.type != LOCAL and "=" not in node.type]
+    types = [node.type for node in asked.nodes if node.type != LOCAL]
     return told + (f" ({', '.join(types)})" if types else "")
 
 
@@ -123,13 +119,11 @@ def check_place(task: str, asked: Measurement) -> None:
     """Refuse what cannot be explored, before anything is measured.
 
     Raises:
-        BadInput: there is no such place, it is not described, this machine cannot rehearse, or rented machines cannot
-            have the task or its data.
+        BadInput: there is no such place, it is not described, or rented machines cannot have the task or its data.
     """
-    on, hosts = asked.explore_on, asked.hosts
-    if on not in (Local.PLACE, Rehearsal.PLACE, Ssh.PLACE, Ec2.PLACE):
-        places = 'choose `on="local"`, `on="rehearsal"`, `on="ssh"` or `on="ec2"`'
-        raise BadInput(f"{on!r} cannot be explored.", hint=places)
+    on = asked.explore_on
+    if on not in (Local.PLACE, Ssh.PLACE, Ec2.PLACE):
+        raise BadInput(f"{on!r} cannot be explored.", hint='choose `on="local"`, `on="ssh"` or `on="ec2"`')
     if (on == Ssh.PLACE) != (asked.inventory is not None):
         raise BadInput(
             '`inventory` names the hosts that `on="ssh"` explores.',
@@ -140,18 +134,6 @@ def check_place(task: str, asked: Measurement) -> None:
             '`types` names the machines that `on="ec2"` explores.',
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
-    if on != Rehearsal.PLACE and hosts is not None:
-        raise BadInput("`hosts` describes a rehearsed cluster.", hint='choose `on="rehearsal"` with it')
-    if on == Rehearsal.PLACE:
-        if hosts is None:
-            raise BadInput(
-                '`on="rehearsal"` explores a cluster that is described.',
-                hint="for example `hosts=speed=1,rate=100mbit x4; speed=0.5,rate=100mbit x4`",
-            )
-        parse_hosts(hosts)
-        reason = why_not()
-        if reason is not None:
-            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
     if on == Ec2.PLACE:
         _check_ec2(task, asked.data, asked.ec2_data)
 
@@ -166,26 +148,23 @@ def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -
         return place_on_ec2(measured, task=task, types=asked.types, region=asked.region, data=asked.ec2_data, tell=tell)
     if asked.inventory is not None:
         return place_on_hosts(measured, inventory=asked.inventory, tell=tell)
-    return place_here(measured, hosts=asked.hosts, workers=asked.workers, tell=tell)
+    return place_here(measured, workers=asked.workers, tell=tell)
 
 
-def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Reporter) -> Place:
-    """Processes of this machine, or described hosts, which are rehearsed.
+def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Place:
+    """Return processes of this machine.
 
     Raises:
-        BadInput: hosts that this machine cannot hold.
+        BadInput: no worker.
     """
-    machine = ThisMachine.seen()
-    launcher: Launcher
-    if hosts is None:
-        launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, machine.processors))
-    else:
-        launcher, probes = RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
+    probes = local_probes(measured, workers or max(2, usable_processors()))
     name = measured.devices[0].type
     price = None if name == LOCAL else load_catalog().price(name, "on-demand")
     hourly = STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
     started_s = measured.startup_s or STARTUP_S
-    return _place(launcher, probes, lambda asked: hourly * len(asked.nodes), tell, startup_s=started_s, is_here=True)
+    return _place(
+        LocalLauncher(), probes, lambda asked: hourly * len(asked.nodes), tell, startup_s=started_s, is_here=True
+    )
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:

@@ -609,15 +609,12 @@ class Measurement(Options):
     explore_on: Annotated[
         str,
         Option(
-            help="Where to explore: local, rehearsal, ssh (hosts of your own) or ec2, which rents.",
+            help="Where to explore: local, ssh (hosts of your own) or ec2, which rents.",
             flag="on",
             names=("hetopt.api.backends:BACKENDS",),
             read=lambda given, name: str(given).strip(),
         ),
     ] = "local"
-    hosts: Annotated[
-        str | None, Option(help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'.")
-    ] = None
     inventory: Annotated[
         Path | None, Option(help="ssh: the file of hosts to explore, see `hetopt hosts check`.", read=path)
     ] = None

@@ -180,14 +180,14 @@ class Run:
 
     def last_known(self) -> tuple[RunStatus, bool]:
         """Return how it is as far as that is known without asking a cloud, and whether nothing of it is left."""
-        from hetopt.backends.ec2.renter.cluster_state import is_cleared, known
+        from hetopt.backends.ec2.renter.cluster_state import is_cleared, judged, last_seen
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 
         if not isinstance(self.backend, Ec2Launcher):
             status = self.status()
             return status, status.state.is_over
         if is_cleared(self.folder):
-            return known(self.folder), True
+            return judged(self.folder, last_seen(self.folder)), True
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
@@ -268,8 +268,7 @@ class Run:
         if (self.folder / ORDER_FILE).exists():
             from hetopt.backends.ec2.renter.fetching import fetch_model
 
-            fetched = fetch_model(Order.load(self.folder / ORDER_FILE), self.folder)
-            return fetched.path, fetched.url
+            return fetch_model(Order.load(self.folder / ORDER_FILE), self.folder)
         if self.model is None:
             raise BadInput(
                 f"{self.name} has no model yet.", hint=f"it is written at the end: `hetopt status {self.name}`"
@@ -400,7 +399,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         for line in printed.lines() if printed is not None else ():
             reporter.note(line)
         for event in reader.read():
-            supervision.take_in(event)
+            supervision.standing.take(event)
             passed = live.take(event)
             if on_event is not None:
                 on_event(event)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from hetopt.core.events.records import CheckpointSaved, LogEvent, ProbeEvent, StepsLogged, TrainingFinished
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
 
@@ -39,15 +40,12 @@ class Launcher(Protocol):
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
-        ...
 
     def poll(self, handle: RunHandle) -> RunStatus:
         """How the run is now. Cheap: callers ask a few times a second."""
-        ...
 
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it cannot be run here.
         """
-        ...
 
     def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
         """A run that has ended, to go on from its last checkpoint.
@@ -102,7 +99,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it is not over, ran elsewhere, or has no checkpoint.
         """
-        ...
 
     def check_ready(self, prepared: Prepared) -> None:
         """Refuse what could not be started now, before anybody is asked and anything is made. `submit` does it too.
@@ -112,7 +108,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it could not.
         """
-        ...
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Start what was prepared, and return at once: the run, and its record as it was written.
@@ -120,7 +115,6 @@ class Backend(Launcher, Protocol):
         Raises:
             HetoptError: it cannot be started; nothing of it is left.
         """
-        ...
 
 
 @runtime_checkable
@@ -133,7 +127,6 @@ class Renting(Launcher, Protocol):
         Raises:
             BadInput: no machine of the run is that host now.
         """
-        ...
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Have machines in the place of all that can be taken back, which cannot; those are given back after that.
@@ -146,7 +139,21 @@ class Renting(Launcher, Protocol):
             BadInput: there are none, or it is being done.
             BudgetStop: the budget does not pay for it.
         """
-        ...
+
+
+def is_finished(events: Sequence[LogEvent]) -> bool:
+    """Return whether a run came to an end of its own, by its events: nothing is left to do."""
+    match events[-1] if events else None:
+        case TrainingFinished(reason=reason):
+            return reason != "stopped"
+        case ProbeEvent(event="probe_finished"):
+            return True
+    return False
+
+
+def advances(event: LogEvent) -> bool:
+    """Return whether an event tells that a run has come further: a machine that brings it is not given up."""
+    return isinstance(event, StepsLogged | CheckpointSaved | ProbeEvent)
 
 
 MOST_IDLE = 3

@@ -230,7 +230,7 @@ class Rehearsal(OnThisMachine):
         str | None,
         Option(
             help="These hosts instead of the plan's machines, such as 'speed=1, rate=100mbit x2; speed=0.25, "
-            "rate=25mbit'. Also workers= and noise=.",
+            "rate=25mbit'. Also workers=.",
             is_fixed=True,
         ),
     ] = None

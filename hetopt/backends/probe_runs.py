@@ -1,4 +1,4 @@
-"""Short runs that measure whole steps of a layout: of this machine's processes, of rehearsed hosts, of one's own."""
+"""Short runs that measure whole steps of a layout: of this machine's processes, of hosts of one's own."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetopt.backends.emulation.description import DescribedHost, best_shares, describe, described_hosts
-from hetopt.backends.emulation.plan import Scale, fitting_factor, miniature_run
-from hetopt.backends.prediction.hosting import SmallWorkers, ThisMachine
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.hosts import Host
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 WARM_UP_STEPS = 10
@@ -79,47 +75,6 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
     return tuple(found)
 
 
-def rehearsed_probes(
-    model: FittedModel, machine: ThisMachine, described: Sequence[DescribedHost]
-) -> tuple[ProbeRun, ...]:
-    """The first one, two, three and more of the described hosts, computing shares that end together.
-
-    All are slowed down by one factor, that of the cluster that needs it most: step times of one layout compare with
-    those of another.
-
-    Raises:
-        BadInput: hosts that this machine cannot hold, or a share below one sample.
-    """
-    profile = model.profile
-    most = sum(one.host.workers for one in described)
-    prepared = []
-    for count in counts(len(described)):
-        first = described[:count]
-        workers = sum(one.host.workers for one in first)
-        here = SmallWorkers.of(model, machine, workers)
-        hosts = described_hosts(first, here.alone)
-        for size in _local_sizes(profile, most):
-            shares = best_shares(hosts, size * workers)
-            prepared.append((first, hosts, shares, here, fitting_factor(hosts, shares, (), here)))
-    factor = max(needed for *_, needed in prepared)
-    scale = Scale(time=factor, links=1.0)
-    return tuple(
-        ProbeRun(
-            configuration=Configuration(
-                nodes=tuple(Node(type=type_name(one), workers=one.host.workers) for one in first),
-                local_batch_size=shares,
-            ),
-            spec=miniature_run(probe_spec(profile, _placeholders(shares)), hosts, shares, (), here, scale),
-        )
-        for first, hosts, shares, here, _ in prepared
-    )
-
-
-def type_name(described: DescribedHost) -> str:
-    """What step samples call such a host: its description, without how many workers it has."""
-    return describe(described.host.model_copy(update={"workers": 1}), described.noise)
-
-
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
     """The step that a finished probe measured: the median over its control periods.
 
@@ -144,10 +99,6 @@ def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
     batch = profile.job.batch_size
     most = max(1, profile.job.dataset_size // workers)
     return tuple(sorted({min(most, max(2, batch // workers)), min(most, max(4, batch // 2))}))
-
-
-def _placeholders(shares: Sequence[int]) -> tuple[WorkerSpec, ...]:
-    return tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
 
 
 def probe(

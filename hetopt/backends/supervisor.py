@@ -1,4 +1,4 @@
-"""Supervises a rented run: looks at it now and then, does what it decides, and writes expected and measured gain.
+"""Supervises a rented run: looks at it now and then, does what it decides, and writes what is expected of that.
 
 A machine that has become slow is given back, and another takes its place; all are had on demand when only that still
 keeps the deadline. Where nothing is rented the person is told, and decides. What the trainer does by itself (shares,
@@ -15,23 +15,23 @@ batch ``B`` by their speeds compute for ``B / sum v_j``, and exchange after that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from hetopt.backends.backend import Renting, RunHandle
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import write_decision
-from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, WorkersChanged
-from hetopt.core.formatting import gain_in_words
+from hetopt.core.events.records import LogEvent, RunStarted, StartedWorker, StepsLogged, WorkersChanged
 from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.plan import Range
 
 Action = Literal["keep", "replan", "replace", "on-demand"]
 
-ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
+ACTED = "supervisor_acted"
 
 ENDING_S = 180.0
 """So long before its deadline a rented run is told to save its last checkpoint and to end."""
@@ -40,9 +40,6 @@ SLOW = 0.5
 """Of what its type has done; shares are small for slow workers, and what is fixed in a step weighs more in them."""
 
 ON_DEMAND = "the same machines on demand"
-
-_TELLING_STEPS = 50
-"""Control periods must have passed, and the running mean must have forgotten what was before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +64,13 @@ class PredictedGain:
     """What the plan says of the run.
 
     Attributes:
-        step_time_s: predicted.
-        step_time_low_s, step_time_high_s: its 90 % interval.
+        step_time_s: predicted, with its 90 % interval.
         steps: that the run takes.
         deadline_s: by when training must end, seconds since the epoch; None: at any time.
         usd_per_hour: of the cluster.
     """
 
-    step_time_s: float
-    step_time_low_s: float
-    step_time_high_s: float
+    step_time_s: Range
     steps: float
     usd_per_hour: float
     deadline_s: float | None = None
@@ -89,9 +83,7 @@ class PredictedGain:
         """
         predicted, wished_s = record.prediction, record.plan.goal.deadline_s
         return cls(
-            step_time_s=predicted.step_time_s.value,
-            step_time_low_s=predicted.step_time_s.low,
-            step_time_high_s=predicted.step_time_s.high,
+            step_time_s=predicted.step_time_s,
             steps=predicted.steps.value,
             usd_per_hour=record.hourly_usd,
             deadline_s=None if wished_s is None or record.on != "ec2" else record.started_s + wished_s - ENDING_S,
@@ -130,20 +122,6 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acted:
-    """What was done, and how the run stood then: its gain is not measured yet."""
-
-    decision: Decision
-    step_time_s: float
-    standing: RunProgress
-
-    def shows(self, standing: RunProgress) -> bool:
-        """Return whether others have come, and have done enough steps to tell what came of it."""
-        there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers
-        return there and standing.steps_seen - standing.changed_at >= _TELLING_STEPS
-
-
-@dataclass(frozen=True, kw_only=True)
 class Supervisor:
     """What is remembered between looks.
 
@@ -153,7 +131,6 @@ class Supervisor:
         called_for: what the last looks called for, and how many in a row did.
         looked_at: how many steps had been seen then.
         acted_s: when something was last done, seconds since the epoch.
-        last: what, if its gain was not measured yet.
     """
 
     promise: PredictedGain
@@ -161,7 +138,6 @@ class Supervisor:
     called_for: tuple[str, int] = ("", 0)
     looked_at: int = -1
     acted_s: float | None = None
-    last: Acted | None = None
 
     def look(
         self, standing: RunProgress, others: Sequence[Alternative] = (), on_demand: Alternative | None = None
@@ -175,41 +151,21 @@ class Supervisor:
         """
         urgent = None if on_demand is None else self._urgent(standing, on_demand)
         if urgent is not None:
-            return self._done(urgent, standing), urgent
-        if standing.steps_seen == self.looked_at:
+            return replace(self, called_for=("", 0), acted_s=standing.now_s), urgent
+        if standing.run.logged_steps == self.looked_at:
             # While a run pauses, looks in a row would see one measurement.
             return self, Decision(action="keep", reason="nothing was measured since the last look")
         wanted = self._wanted(standing, others)
         key = f"{wanted.action} {wanted.name}"
         in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
-        seen = replace(self, called_for=(key, in_a_row), looked_at=standing.steps_seen)
+        seen = replace(self, called_for=(key, in_a_row), looked_at=standing.run.logged_steps)
         if wanted.action == "keep":
             return seen, wanted
         if in_a_row < self.hysteresis.looks:
             return seen, Decision(action="keep", reason=f"{wanted.reason}; seen {in_a_row} times")
         if self.acted_s is not None and standing.now_s - self.acted_s < self.hysteresis.rest_s:
             return seen, Decision(action="keep", reason=f"{wanted.reason}; but something was changed just now")
-        return seen._done(wanted, standing), wanted
-
-    def measured(self, standing: RunProgress) -> tuple[Supervisor, Mapping[str, Any] | None]:
-        """Return what came of the last action, once enough control periods have told: expected and measured gain."""
-        if self.last is None or standing.step_time_s is None or not self.last.shows(standing):
-            return self, None
-        decision = self.last.decision
-        gain = {
-            "action": decision.action,
-            "name": decision.name,
-            "step_time_before_s": round(self.last.step_time_s, 6),
-            "step_time_expected_s": decision.expected_step_time_s,
-            "step_time_measured_s": round(standing.step_time_s, 6),
-        }
-        return replace(self, last=None), gain
-
-    def _done(self, decision: Decision, standing: RunProgress) -> Supervisor:
-        before_s = standing.step_time_s or self.promise.step_time_s
-        tells = decision.expected_step_time_s is not None
-        acted = Acted(decision=decision, step_time_s=before_s, standing=standing) if tells else self.last
-        return replace(self, called_for=("", 0), acted_s=standing.now_s, last=acted)
+        return replace(seen, called_for=("", 0), acted_s=standing.now_s), wanted
 
     def _urgent(self, standing: RunProgress, on_demand: Alternative) -> Decision | None:
         if self.promise.deadline_s is None:
@@ -246,13 +202,13 @@ class Supervisor:
                 expected_saving_s=saving_s,
                 expected_saving_usd=saving_usd,
             )
-        if promise.step_time_low_s <= now_s <= promise.step_time_high_s:
+        low_s, high_s = promise.step_time_s.low, promise.step_time_s.high
+        if low_s <= now_s <= high_s:
             return Decision(action="keep", reason="as predicted")
-        slower = "slower" if now_s > promise.step_time_high_s else "quicker"
+        slower = "slower" if now_s > high_s else "quicker"
         return Decision(
             action="keep" if others else "replan",
-            reason=f"a step takes {now_s:.3g} s, {slower} than the {promise.step_time_low_s:.3g} to "
-            f"{promise.step_time_high_s:.3g} s that were predicted",
+            reason=f"a step takes {now_s:.3g} s, {slower} than the {low_s:.3g} to {high_s:.3g} s that were predicted",
         )
 
 
@@ -266,8 +222,7 @@ class Supervision:
         renting: where its machines can be changed; None: nowhere.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         may_move: machines on demand can be had: not once they were, or the budget did not pay for them.
-        run: all that its log has told so far.
-        standing: of the run against its plan, by that.
+        standing: of the run, by what its log has told so far.
         replaced: hosts that were; a second machine would have no better luck.
         said: why nothing could be done, for which nobody needs to be told again.
     """
@@ -277,7 +232,6 @@ class Supervision:
     renting: Renting | None = None
     until_there_s: float = 0.0
     may_move: bool = True
-    run: RunFold = field(default_factory=RunFold)
     standing: RunProgress = field(default_factory=lambda: RunProgress())
     replaced: set[str] = field(default_factory=set)
     said: str = ""
@@ -298,19 +252,11 @@ class Supervision:
             renting=renting if record.spec.resumes else None,
             # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
             until_there_s=record.prediction.startup_s + record.spec.checkpoint_every_s / 2,
-            run=RunFold.launched(record.starts),
+            standing=RunProgress(run=RunFold.launched(record.starts)),
         )
-
-    def take_in(self, event: LogEvent) -> None:
-        """Go on with the next event of the run's log."""
-        self.run.take(event)
-        self.standing = self.standing.after(event, self.run)
 
     def look(self) -> str | None:
         """Look once, and do what is to be done; what a person is told of it, if anything."""
-        self.supervisor, gain = self.supervisor.measured(self.standing)
-        if gain is not None:
-            self._write(MEASURED, gain)
         others, on_demand, promise = list[Alternative](), None, self.supervisor.promise
         if self.renting is not None:
             others = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
@@ -325,16 +271,12 @@ class Supervision:
         )
         if self.renting is not None and decision.action in ("replace", "on-demand"):
             return self._act(self.renting, decision, before)
-        if decision.action != "keep":
-            return f"{decision.reason}; `hetopt report` shows by what"
-        if gain is None:
-            return None
-        return gain_in_words(gain, "{how} a step takes {measured} ({before} before, {expected} expected)")
+        return None if decision.action == "keep" else f"{decision.reason}; `hetopt report` shows by what"
 
     def _act(self, renting: Renting, decision: Decision, before: Supervisor) -> str | None:
         handle, replaces = RunHandle(run_dir=self.run_dir), decision.action == "replace"
         promise = self.supervisor.promise
-        step_s = decision.expected_step_time_s or promise.step_time_s
+        step_s = decision.expected_step_time_s or promise.step_time_s.value
         try:
             if replaces:
                 renting.replace(handle, decision.name)
@@ -357,9 +299,11 @@ class Supervision:
             self.replaced.add(decision.name)
         else:
             self.may_move = False
-        self._write(
+        write_decision(
+            self.run_dir,
             ACTED,
             {
+                "step": self.standing.run.step,
                 "action": decision.action,
                 "host": decision.name,
                 "reason": decision.reason,
@@ -369,9 +313,6 @@ class Supervision:
             },
         )
         return f"{'replaces' if replaces else 'moves to'} {decision.name}: {decision.reason}"
-
-    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
-        write_decision(self.run_dir, event, {"step": self.standing.step, **fields})
 
 
 def with_another_for_each_host(
@@ -394,14 +335,15 @@ def with_another_for_each_host(
         promise: of its plan.
         until_there_s: from the order to end a machine until another one trains in its place.
     """
-    now_s, speeds, hosts = standing.step_time_s, standing.speeds, standing.hosts
-    if now_s is None or now_s <= promise.step_time_high_s or not speeds:
+    now_s, speeds = standing.step_time_s, standing.speeds
+    hosts = [worker.host for worker in standing.workers]
+    if now_s is None or now_s <= promise.step_time_s.high or not speeds:
         return []
     batch, found = sum(standing.shares), []
     for host in dict.fromkeys(hosts):
         mine = [place for place, where in enumerate(hosts) if where == host]
         slow = sum(speeds[place] for place in mine)
-        sound = sum(max(speeds[place], standing.quickest.get(standing.types[place], 0.0)) for place in mine)
+        sound = sum(max(speeds[place], standing.quickest.get(standing.workers[place].type, 0.0)) for place in mine)
         if slow > SLOW * sound:
             continue
         others = sum(speeds) - slow
@@ -428,9 +370,9 @@ def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_th
         promise: of its plan.
         until_there_s: until the new machines train, were all others lost at once.
     """
-    if promise.deadline_s is None or standing.began_s is None:
+    if promise.deadline_s is None or standing.run.training_started_s is None:
         return None
-    step_s = standing.whole_step_time_s or promise.step_time_s
+    step_s = standing.whole_step_time_s or promise.step_time_s.value
     return Alternative(name=ON_DEMAND, step_time_s=step_s, changeover_s=until_there_s)
 
 
@@ -440,110 +382,84 @@ _SETTLED = 4
 """Control periods of the same workers, after which their running means are no longer those of the first steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunProgress:
-    """What the log of a run has told so far.
+    """How fast a run is, by its log so far.
 
     Attributes:
-        step: steps done.
-        steps_seen: of them by this log.
+        run: the log, folded.
         step_time_s: running mean over control periods; None: no period yet.
         compute_s: of each worker, likewise.
         sync_s: of the exchange itself, likewise.
-        began_s: when training first began, seconds since the epoch.
-        now_s: of the newest event.
-        workers: that train.
-        hosts: of each of them.
-        types: of each of them: its machine.
-        shares: of each of them in the last control period, samples.
+        shares: of each worker in the last control period, samples.
         quickest: samples a second that one worker on a machine of a type has done in this run, at best, by type.
-        changes: of the set of workers so far, the first one included.
-        changed_at: ``steps_seen`` at the last of them.
-        periods: since then.
+        periods: control periods of the workers that train now.
         whole: how many workers there were when most were.
         whole_step_time_s: the running mean when so many were there last; None: not measured yet.
     """
 
-    step: int = 0
-    steps_seen: int = 0
+    run: RunFold = field(default_factory=RunFold)
     step_time_s: float | None = None
     compute_s: tuple[float, ...] = ()
     sync_s: float = 0.0
-    began_s: float | None = None
-    now_s: float = 0.0
-    workers: int = 0
-    hosts: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
-    quickest: Mapping[str, float] = field(default_factory=dict)
-    changes: int = 0
-    changed_at: int = 0
+    quickest: dict[str, float] = field(default_factory=dict)
     periods: int = 0
     whole: int = 0
     whole_step_time_s: float | None = None
 
     @property
+    def now_s(self) -> float:
+        """The time of the newest event, seconds since the epoch."""
+        return self.run.last_event_s or 0.0
+
+    @property
+    def workers(self) -> list[StartedWorker]:
+        """The workers that train, by rank."""
+        return [self.run.roster.workers[place] for place in self.run.roster.present]
+
+    @property
     def speeds(self) -> tuple[float, ...]:
         """Samples a second of each worker while it computes; empty where not all of them are known."""
-        known = len(self.hosts) == len(self.shares) == len(self.compute_s)
+        known = len(self.run.roster.present) == len(self.shares) == len(self.compute_s)
         if not known or not min(self.compute_s, default=0.0) > 0:
             return ()
         return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
 
     def steps_left(self, promise: PredictedGain) -> float:
         """Number of steps to the end of the run."""
-        return max(0.0, promise.steps - self.step)
+        return max(0.0, promise.steps - self.run.step)
 
-    def after(self, event: LogEvent, run: RunFold) -> Self:
-        """Once an event has happened, which the fold of the log has taken; most kinds change no running mean."""
-        there = [run.roster.workers[place] for place in run.roster.present]
-        now = replace(
-            self,
-            step=run.step,
-            steps_seen=run.logged_steps,
-            began_s=run.training_started_s,
-            now_s=event.time_s,
-            workers=len(there),
-            hosts=tuple(worker.host for worker in there),
-            types=tuple(worker.type for worker in there),
-        )
-        match event:
-            case RunStarted():
-                # Other workers, other times: what was measured before says nothing of them.
-                return replace(now._changed(), shares=(), step_time_s=None, compute_s=(), sync_s=0.0)
-            case WorkersChanged():
-                return now._changed()
-            case StepsLogged():
-                stepped = replace(
-                    now,
-                    periods=now.periods + 1,
-                    shares=event.local_batch_sizes,
-                    step_time_s=_mean(now.step_time_s, event.step_time_s),
-                    compute_s=_means(now.compute_s, event.compute_s),
-                    # Of the worker that waited least: the others' contains their waiting for it.
-                    sync_s=_mean(now.sync_s if now.step_time_s is not None else None, min(event.sync_s)),
-                )
-                return stepped._settled() if stepped.periods >= _SETTLED else stepped
-        return now
+    def take(self, event: LogEvent) -> None:
+        """Go on with the next event of the log; most kinds change no running mean."""
+        self.run.take(event)
+        if isinstance(event, RunStarted | WorkersChanged):
+            self.periods = 0
+        if isinstance(event, RunStarted):
+            # Other workers, other times: what was measured before says nothing of them.
+            self.shares, self.step_time_s, self.compute_s, self.sync_s = (), None, (), 0.0
+        if isinstance(event, StepsLogged):
+            # Of the worker that waited least: the others' contains their waiting for it.
+            self.sync_s = _mean(self.sync_s if self.step_time_s is not None else None, min(event.sync_s))
+            self.step_time_s = _mean(self.step_time_s, event.step_time_s)
+            self.compute_s = _means(self.compute_s, event.compute_s)
+            self.shares, self.periods = event.local_batch_sizes, self.periods + 1
+            if self.periods >= _SETTLED:
+                self._settle()
 
-    def _changed(self) -> Self:
-        return replace(self, changes=self.changes + 1, changed_at=self.steps_seen, periods=0)
-
-    def _settled(self) -> Self:
-        quickest = dict(self.quickest)
-        for kind, speed in zip(self.types, self.speeds, strict=False):  # no speeds: not all of them are known
-            quickest[kind] = max(speed, quickest.get(kind, 0.0))
-        if self.workers < self.whole:
-            return replace(self, quickest=quickest)
-        return replace(self, quickest=quickest, whole=self.workers, whole_step_time_s=self.step_time_s)
+    def _settle(self) -> None:
+        workers = self.workers
+        for worker, speed in zip(workers, self.speeds, strict=False):  # no speeds: not all of them are known
+            self.quickest[worker.type] = max(speed, self.quickest.get(worker.type, 0.0))
+        if len(workers) >= self.whole:
+            self.whole, self.whole_step_time_s = len(workers), self.step_time_s
 
     @classmethod
     def of(cls, events: Iterable[LogEvent]) -> Self:
         """The progress of a run after all of these events."""
-        standing, run = cls(), RunFold()
+        standing = cls()
         for event in events:
-            run.take(event)
-            standing = standing.after(event, run)
+            standing.take(event)
         return standing
 
 

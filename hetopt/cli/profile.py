@@ -124,10 +124,10 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
     """
     from hetopt.cli import follow
 
-    elsewhere = {"explore_on", "hosts", "inventory", "types", "ec2_data"} & typed.keys()
+    elsewhere = {"explore_on", "inventory", "types", "ec2_data"} & typed.keys()
     if explore != ("probe_budget_usd" in typed) or (not explore and elsewhere):
         raise BadInput(
-            "--explore, --probe-budget, --on, --hosts, --inventory and --types belong together.",
+            "--explore, --probe-budget, --on, --inventory and --types belong together.",
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
     if not explore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetopt.core.memory import Precision
@@ -226,18 +226,3 @@ def bytes_(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"
-
-
-_HOW = {"replace": "with another machine as", "on-demand": "on"}
-
-
-def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
-    """Return what came of a decision, by the fields of the event that says so.
-
-    Args:
-        told: the fields of ``supervisor_measured``.
-        sentence: with places for ``how`` (whose place was taken, or where it is now) and
-            for the times of a step ``before``, ``expected`` and ``measured``.
-    """
-    times = {which: duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
-    return sentence.format(how=f"{_HOW[told['action']]} {told['name']}", **times)

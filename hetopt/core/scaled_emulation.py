@@ -16,13 +16,11 @@ EVERY_HOST = "*"
 class DeclaredTime(Record):
     """How long a worker's computation takes on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
 
-    The worker computes for real and then waits until that time is over. ``noise`` is the relative standard deviation of
-    one step's time around it.
+    The worker computes for real and then waits until that time is over.
     """
 
     fixed_s: NonNegativeFloat = 0.0
     per_sample_s: PositiveFloat
-    noise: NonNegativeFloat = Field(default=0.0, lt=1)
 
 
 class EmulatedHost(Record):

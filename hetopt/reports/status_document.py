@@ -124,9 +124,6 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
 def notes(fact: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is to be known beside the status: what could not be read or asked, and where the run's folder is."""
     rental = fact["rental"]
-    if rental is not None and rental["strange_objects"]:
-        names = ", ".join(rental["strange_objects"])
-        yield f"objects in the bucket whose names no file of a run has were left there: {names}"
     if rental is not None and rental["not_asked"] is not None:
         seen_s = rental["seen_s_ago"]
         yield f"{'' if seen_s is None else f'this is {formatting.duration(seen_s)} old: '}{rental['not_asked']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, cast
 
@@ -30,12 +30,10 @@ from hetopt.core.events.records import (
     SharesChanged,
     StepsLogged,
     SupervisorActed,
-    SupervisorMeasured,
     TrainingStarted,
     WorkerLost,
     WorkersChanged,
 )
-from hetopt.core.formatting import gain_in_words
 from hetopt.optimizer.launch_record import Launch
 
 AT_ONCE_S = 0.5
@@ -56,7 +54,6 @@ Kind = Literal[
     "resumed",
     "clock_jumped",
     "supervisor_acted",
-    "supervisor_measured",
 ]
 ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
@@ -158,9 +155,6 @@ def _text(event: LogEvent, time_factor: float) -> str | None:
             return f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
         case SupervisorActed():
             return f"{_DONE[event.action]}: {event.reason}"
-        case SupervisorMeasured():
-            how = "a step takes {measured} {how}; {expected} was expected, {before} before"
-            return gain_in_words(asdict(event), how)
         case SharesChanged():
             return f"local batch sizes {', '.join(map(str, event.after))} ({event.reason})"
         case PairedTrialEnded():

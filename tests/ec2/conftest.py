@@ -98,7 +98,6 @@ def cloud(moto_url: str, door: BotoEdge, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """The edge to an empty account that has a bucket; what is kept of it goes to a home of the test's own."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    door.clock_offset_s = None
     start_over(door)
     return door
 
@@ -173,7 +172,7 @@ def stack(inner: Edge, folder: Path, patience: Patience, **retries: Any) -> Edge
 
 def leftovers(edge: Edge, run_id: str | None = None) -> list[Found]:
     """Everything with a tag of ours that is still there."""
-    return Remover(edge=edge, sleep=lambda _: None).find(run_id)
+    return list(Remover(edge=edge, sleep=lambda _: None).look(run_id).check())
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,16 @@ def agent(
     imds = Imds(transport=over_http, clock=time.time)
     timer = Timer(run=commands, units=root, clock=time.time)
     models = replace(objects, prefix="models/r")
-    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer, turn_s=0.1)
+    return Agent(
+        terms=config,
+        id=imds.instance_id() or "",
+        root=root,
+        objects=objects,
+        models=models,
+        is_taken=imds.is_taken,
+        end_at=timer.set,
+        turn_s=0.1,
+    )
 
 
 def placement(spec: RunSpec, resume_from: str | None = None, generation: int = 0) -> bytes:
@@ -152,7 +161,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
     objects.put("placement.json", placement(spec))
     root = tmp_path / "one"
     agent_of_it = agent(root, objects, Commands())
-    agent_of_it.config = agent_of_it.config.model_copy(update={"spec_sha256": spec_digest(spec)})
+    agent_of_it.terms = agent_of_it.terms.model_copy(update={"spec_sha256": spec_digest(spec)})
     task = root / "code" / "task"
     task.mkdir(parents=True)
     (task / "small.txt").write_text("carried")

@@ -379,7 +379,7 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def names(script: Path) -> list[str]:
-    return [name for name, _ in user_code(script, provided=PROVIDED).files]
+    return [name for name, _ in user_code(script, provided=PROVIDED)]
 
 
 def test_modules_and_packages_of_its_folder_travel(tmp_path: Path) -> None:
@@ -430,9 +430,9 @@ def test_files_among_its_arguments_travel_and_folders_are_refused(
     (tmp_path / "other.yaml").write_text("lr: 2\n")
     monkeypatch.chdir(tmp_path)
     kept = ["--lr", "0.1", "--mode", "train", "--out=new/folder", "s3://bucket/x", "{data}", "~nobody/x", "x" * 5000]
-    told = carried(script, [*kept, "--config=work/small.yaml", "--base", "other.yaml"])
-    assert told.arguments == (*kept, "--config=small.yaml", "--base", "given-11/other.yaml")
-    assert dict(told.files) == {"small.yaml": b"lr: 1\n", "given-11/other.yaml": b"lr: 2\n"}
+    told, files = carried(script, [*kept, "--config=work/small.yaml", "--base", "other.yaml"])
+    assert told == (*kept, "--config=small.yaml", "--base", "given-11/other.yaml")
+    assert dict(files) == {"small.yaml": b"lr: 1\n", "given-11/other.yaml": b"lr: 2\n"}
     (tmp_path / "large.bin").write_bytes(bytes(MOST_BYTES + 1))
     for arguments, named in (
         (["--data", "work"], "the folder work"),

@@ -33,18 +33,10 @@ from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, reco
 from hetopt.reports import dashboard
 from hetopt.reports.status_document import UNSEEN_END
 from tests.disturbance import PATIENCE_S
-from tests.ec2.conftest import be_unkind, leftovers, plan_of
+from tests.ec2.conftest import leftovers, plan_of
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
-
-
-def edited(plan_file: Path, change: Callable[[dict[str, object]], None]) -> Path:
-    data = json.loads(plan_file.read_text())
-    change(data)
-    path = plan_file.with_name("edited.json")
-    path.write_text(json.dumps(data))
-    return path
 
 
 def refused(answer: Answer, code: int, said: str) -> None:
@@ -143,58 +135,6 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     assert ClusterState.load(folder / SEEN_FILE).cleared
 
 
-NOT_RENTED = (
-    (("PLAN",), 2, "nobody is there to say yes"),
-    (("PLAN", "--yes", "--budget", "0.01"), 5, "the budget is \\$0.01"),
-    (("PLAN", "--yes", "--zone", "us-east-1z"), 2, "does not have all types"),
-    (("PLAN", "--bucket", "not-there", "--yes"), 4, "bucket not-there does not exist"),
-    (("PLAN", "--substitute", "c7i.large=g5.xlarge", "--yes"), 2, "different images"),
-    (("PLAN", "--image", "cpu=ami-1"), 2, "a kind of x86_64-cpu.*got cpu=ami-1"),
-    (("PLAN", "--data", "/data/x", "--yes"), 2, "/data/x on this machine"),
-    (("PLAN", "--resume", "x"), 2, "leave PLAN"),
-    (("--resume", "x"), 2, "no runs in"),
-    (("FREE", "--yes"), 2, "no budget"),
-    (("GPU", "--yes", "--image", "x86_64-gpu=ami-1"), 4, "no such machine image"),
-)
-
-
-def test_what_cannot_be_rented(
-    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
-) -> None:
-    files = {"PLAN": plan_file, "FREE": tmp_path / "free.json", "GPU": tmp_path / "gpu.json"}
-    plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=None).save(files["FREE"])
-    plan_of(profile, catalog, (("g5.xlarge", 2, "spot"),)).save(files["GPU"])
-    for asked, code, said in NOT_RENTED:
-        refused(hetopt("launch", "--on", "ec2", *(files.get(word, word) for word in asked)), code, said)
-    refused(hetopt("gc", "--remove"), 2, "--on ec2")
-    assert leftovers(cloud) == []
-    assert not home.exists() or not list(home.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "code", "said"),
-    [
-        (("chosen", "prediction", "cost_usd", "high"), 50.0, 5, "may cost up to \\$50.00"),
-        (("chosen", "groups", 0, "region"), "eu-west-1", 2, "one region"),
-        (("chosen", "groups", 0, "instance_type"), "c99.large", 2, "no instance type called 'c99.large'"),
-        (("run", "task"), "mine.module:task", 2, "in a module"),
-        (("run", "data_dir"), "/data", 2, "aws s3 sync /data"),
-        (("goal", "budget_usd"), 0.05, 5, "minutes of this cluster|may cost up to"),
-    ],
-)
-def test_a_plan_that_was_edited(
-    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, path: tuple[str | int, ...], value: object, code: int, said: str
-) -> None:
-    def change(data: dict[str, object]) -> None:
-        place: object = data
-        for key in path[:-1]:
-            place = place[key]  # type: ignore[index]
-        place[path[-1]] = value  # type: ignore[index]
-
-    refused(hetopt("launch", "--on", "ec2", edited(plan_file, change), "--yes"), code, said)
-    assert leftovers(cloud) == []
-
-
 def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Path) -> None:
     import sys
 
@@ -279,129 +219,6 @@ def test_a_run_that_ended_is_resumed_from_its_checkpoint(
     assert len(tokens) == len(set(tokens)) == 8, "nothing that was asked before is asked again"
     assert hetopt("stop").code == 0
     assert leftovers(cloud) == []
-
-
-AS_WANTED = "as the test wants it"
-
-REFUSALS = {
-    "expired session": (
-        ("GetCallerIdentity", 403, "ExpiredToken", AS_WANTED),
-        r"session has expired.*aws sso login",
-    ),
-    "unknown key": (("GetCallerIdentity", 403, "InvalidClientTokenId", AS_WANTED), "does not know these"),
-    "clock skew": (
-        ("GetCallerIdentity", 403, "SignatureDoesNotMatch", "Signature expired"),
-        "the clock of this machine is wrong",
-    ),
-    "clock skew of S3": (("PUT", 403, "RequestTimeTooSkewed", AS_WANTED), "the clock of this machine"),
-    "region to opt in": (
-        ("DescribeInstanceTypeOfferings", 401, "OptInRequired", AS_WANTED),
-        "the account cannot use this region",
-    ),
-    "disabled region, or wrong keys": (
-        ("DescribeSubnets", 401, "AuthFailure", "AWS was not able to validate them"),
-        "does not accept these credentials in this region: AWS was not able to validate them.*not enabled",
-    ),
-    "a new account": (
-        ("CreateFleet", 200, "PendingVerification", AS_WANTED),
-        "AWS is still verifying this account.*launch again",
-    ),
-    "a blocked account": (
-        ("CreateFleet", 400, "Blocked", "This account is currently blocked"),
-        "AWS has blocked this account: This account is currently blocked.*support",
-    ),
-    "a type that the zone does not start": (
-        ("CreateFleet", 400, "InvalidFleetConfig", "Unsupported instance types"),
-        "no zone has all machines of the plan.*cannot be started so in this zone",
-    ),
-    "a bucket of somebody else": (("HEAD", 403, "403", AS_WANTED), "belongs to somebody else"),
-    "a bucket in another region": (("HEAD", 301, "301", AS_WANTED), "is in another region"),
-    "spot quota of zero": (
-        ("CreateFleet", 200, "MaxSpotInstanceCountExceeded", AS_WANTED),
-        r"quota for vCPUs is used up \(.*Spot",
-    ),
-    "on-demand quota of zero": (
-        ("CreateFleet", 200, "VcpuLimitExceeded", AS_WANTED),
-        "quota for vCPUs is used up",
-    ),
-    "no permission": (
-        ("CreateLaunchTemplate", 403, "UnauthorizedOperation", AS_WANTED),
-        r"may not do ec2:CreateLaunchTemplate: as the test wants it.*hetopt setup",
-    ),
-    "a tag policy": (
-        ("CreateSecurityGroup", 400, "TagPolicyViolation", "The value is not allowed for the tag key: 'hetopt:owner'."),
-        "a tag policy of the organisation refuses what hetopt tags: .* keys that begin with hetopt:",
-    ),
-    "a bucket whose policy denies": (
-        ("PUT", 403, "AccessDenied", "User: x is not authorized, with an explicit deny in a resource-based policy"),
-        "the bucket's own policy denies it.*aws s3api get-bucket-policy --bucket hetopt-",
-    ),
-    "a bucket with a key": (
-        ("PUT", 403, "AccessDenied", "User: x is not authorized to perform: kms:GenerateDataKey on resource: k"),
-        "the bucket's key must be allowed to you and to the machines' role",
-    ),
-    "a permissions boundary": (
-        ("CreateLaunchTemplate", 403, "UnauthorizedOperation", "x, with an explicit deny in a permissions boundary"),
-        "the permissions boundary of these credentials denies it",
-    ),
-    "a role that is not there": (
-        ("CreateFleet", 403, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", AS_WANTED),
-        r"create-service-linked-role",
-    ),
-}
-
-
-ONE_OF_EACH = (
-    "a bucket whose policy denies",
-    "a tag policy",
-    "expired session",
-    "clock skew",
-    "a new account",
-    "a type that the zone does not start",
-    "a bucket of somebody else",
-    "spot quota of zero",
-    "no permission",
-)
-"""One of each call that is refused, at each moment of a launch; the others become sentences in the same way."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ONE_OF_EACH)) for name in REFUSALS]
-)
-def test_what_an_account_can_refuse(cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, name: str) -> None:
-    (call, status, code, text), said = REFUSALS[name]
-    be_unkind(refuses={call: [code, text, status]})
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
-    be_unkind(refuses={})
-    assert [one for one in leftovers(cloud) if one.kind != "fleet"] == []
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        ("AWS_ENDPOINT_URL", "localhost:4566", "an address that is set for AWS is none: .*localhost:4566.*http://"),
-        ("HTTP_PROXY", "http://127.0.0.1:9", "the proxy for AWS cannot be used: .*127.0.0.1:9.*look at HTTPS_PROXY"),
-        ("AWS_CONFIG_FILE", "broken", "Unable to parse config file: .*broken.*aws configure"),
-    ],
-)
-def test_what_is_set_wrongly_here(
-    hetopt: Hetopt,
-    plan_file: Path,
-    cloud: BotoEdge,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    said: str,
-) -> None:
-    """It comes from botocore, as an exception of one kind or another, before any call is made."""
-    (plan_file.parent / "broken").write_text("this is [no configuration\n")
-    monkeypatch.chdir(plan_file.parent)
-    monkeypatch.setenv("NO_PROXY", "")
-    monkeypatch.setenv(variable, value)
-    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
-    answer = hetopt("doctor", plan_file)
-    assert answer.code == 4
-    assert "Traceback" not in answer.err + answer.out
 
 
 def test_a_script_is_ordered_with_its_files_or_refused_before_anything_is_made(

@@ -122,39 +122,6 @@ def test_throttling_ends_after_some_attempts_with_growing_waits(patience: Patien
     assert wait_before(60, Random(0)) <= LONGEST_WAIT_S
 
 
-def test_a_taken_name_is_looked_up_and_must_be_ours(patience: Patience) -> None:
-    class Taken:
-        def __init__(self, found: list[dict[str, str]]) -> None:
-            self.found = found
-
-        def __call__(self, request: Request) -> Answer:
-            if request.operation == "describe_launch_templates":
-                return {"LaunchTemplates": self.found}
-            raise ApiRefused(request, "InvalidLaunchTemplateName.AlreadyExistsException", "")
-
-    lookup = Request(
-        step="l",
-        service="ec2",
-        operation="describe_launch_templates",
-        parameters={},
-        purpose="",
-        result=("LaunchTemplates", 0),
-    )
-    request = Request(
-        step="t",
-        service="ec2",
-        operation="create_launch_template",
-        parameters={},
-        purpose="",
-        result=("LaunchTemplate",),
-        if_exists=lookup,
-    )
-    retrying = Retrying(inner=Taken([{"LaunchTemplateId": "lt-1"}]), sleep=patience.sleep, random=Random(1))
-    assert request.entity(retrying(request)) == {"LaunchTemplateId": "lt-1"}
-    with pytest.raises(ApiRefused, match="does not belong to this run"):
-        Retrying(inner=Taken([]), sleep=patience.sleep, random=Random(1))(request)
-
-
 def test_botocore_does_not_hammer_an_exhausted_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that answers 503 InsufficientInstanceCapacity is asked once: botocore's own retries are off."""
     import http.server

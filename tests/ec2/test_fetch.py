@@ -131,7 +131,7 @@ def rules() -> list[Mapping[str, Any]]:
 def test_no_rule_of_the_bucket_deletes_a_model(run_dir: Path, tmp_path: Path) -> None:
     order = Order.load(run_dir / ORDER_FILE)
     send(run_dir, tmp_path, b"weights")
-    key = fetch_model(order, run_dir).url.removeprefix(f"s3://{BUCKET}/")
+    key = fetch_model(order, run_dir)[1].removeprefix(f"s3://{BUCKET}/")
     expire = [rule["Filter"]["Prefix"] for rule in rules() if "Expiration" in rule]
     assert expire, "the rest goes"
     assert not any(key.startswith(prefix) for prefix in expire)

@@ -311,7 +311,7 @@ LOG = "Collecting torch\nERROR: No space left on device\nboot failed in line 42\
 
 def fails_to_boot(run: Followed, machine: MachineState) -> None:
     """As the boot script does it: it leaves its log under its host's name, and shuts the machine down."""
-    put(run.cloud, run.order, f"{BOOT_FOLDER}/ip-{machine.address.replace('.', '-')}.ec2.internal.log", LOG)
+    put(run.cloud, run.order, f"{BOOT_FOLDER}/{machine.id}.log", LOG)
     be_unkind(shut_down=[machine.id])
 
 
@@ -370,13 +370,13 @@ def test_a_run_whose_machines_all_fail_to_boot_says_why(
     handle = launcher.start(plan.run, run_dir, {})
     order, seen = Order.load(run_dir / ORDER_FILE), ClusterState.load(run_dir / SEEN_FILE)
     for one in seen.machines:
-        name = f"{BOOT_FOLDER}/ip-{one.address.replace('.', '-')}.ec2.internal.log"
+        name = f"{BOOT_FOLDER}/{one.id}.log"
         put(cloud, order, name, LOG)
     be_unkind(shut_down=[one.id for one in seen.machines])
     patience.now_s += 120
     status = launcher.poll(handle)
     assert status.state is RunState.FAILED
-    assert "ended before it had booted; its boot log ends" in str(status.reason)
+    assert "ended before it had booted; the newest boot log ends" in str(status.reason)
     assert "No space left on device" in str(status.reason)
     assert ClusterState.load(run_dir / SEEN_FILE).cleared
     assert leftovers(cloud) == []

@@ -207,10 +207,11 @@ class World:
 
     def check_rent(self, before: ClusterState, rent: Rent) -> None:
         """Never more machines than are wanted."""
-        assert set(rent.hosts) <= set(wanted_hosts(self.order, before))
-        assert len(rent.hosts) == len(set(rent.hosts)) > 0
+        hosts = [host for role in rent.roles for host in role.hosts]
+        assert set(hosts) <= set(wanted_hosts(self.order, before))
+        assert len(hosts) == len(set(hosts)) > 0
         assert not before.lease_renews, "nobody extends a lease by what it does not know to be paid"
-        for host in rent.hosts:
+        for host in hosts:
             assert not any(fits(before, host, machine) for machine in before.alive), "there is one already"
             assert host not in before.given_up
 

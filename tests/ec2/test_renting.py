@@ -35,8 +35,10 @@ Make = Callable[..., Order]
 
 
 def rent(edge: object, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> Rented:
-    renter = Renter(edge=stack(edge, folder, patience), sleep=patience.sleep, tell=lambda _: None)  # type: ignore[arg-type]
-    return renter.rent(order, plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
+    renter = Renter(
+        edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
+    )
+    return renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
 
 
 def test_a_plan_is_rented_and_everything_is_removed(
@@ -57,13 +59,13 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert [one.step for one in promised] == [one.step for one in seen.seen]
     # Everybody knows who is who.
     placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    addresses = [placement["hosts"][machine.id]["address"] for machine in rented.assigned.values()]
+    addresses = [placement["hosts"][machine["InstanceId"]]["address"] for machine in rented.assigned.values()]
     assert placement["meeting"] == f"{min(addresses)}:29400"
-    by_host = {host: machine.address for host, machine in rented.assigned.items()}
+    by_host = {host: machine["PrivateIpAddress"] for host, machine in rented.assigned.items()}
     assert [by_host[worker.host] for worker in rented.spec.workers] == sorted(by_host.values())
     assert {worker.host for worker in plan.run.workers} == set(by_host)
     for host, machine in rented.assigned.items():
-        assert host.startswith(machine.instance_type)
+        assert host.startswith(machine["InstanceType"])
     entries = read_ledger(tmp_path / LEDGER_FILE)
     assert not unresolved(entries)
     made = {id_ for entry in entries for id_ in entry.ids}
@@ -88,7 +90,7 @@ def test_an_image_that_was_chosen_boots_by_its_own_root_device(
     cloud: BotoEdge, order_for: Callable[..., Order]
 ) -> None:
     order = order_for(images={"x86_64-cpu": UBUNTU})
-    (template, *_) = calls.template_calls(order)
+    (template, *_) = calls.template_calls(order, "sg-1").values()
     (disk,) = template.parameters["LaunchTemplateData"]["BlockDeviceMappings"]
     assert disk["DeviceName"] == "/dev/sda1", "or it would get a second disk, and a root of 8 GB"
 
@@ -215,14 +217,15 @@ def test_machines_go_by_the_proxy_that_is_named(
     cloud: BotoEdge, hetopt: Callable[..., Said], order_for: Callable[..., Order], plan: Plan, tmp_path: Path
 ) -> None:
     order = order_for(proxy="http://proxy.corp:3128").of_run(plan.run)
-    template = calls.template_calls(order)[0].parameters["LaunchTemplateData"]
+    (made, *_) = calls.template_calls(order, "sg-1").values()
+    template = made.parameters["LaunchTemplateData"]
     script = base64.b64decode(template["UserData"]).decode()
     lines = script.splitlines()
     told = "export HTTP_PROXY=http://proxy.corp:3128 HTTPS_PROXY=http://proxy.corp:3128 NO_PROXY="
     [line] = [one for one in lines if one.startswith(told)]
     assert line.removeprefix(told).split(",") == ["169.254.169.254", "localhost", "127.0.0.1"]
     assert lines.index(line) < next(number for number, one in enumerate(lines) if "aws s3" in one)
-    [egress] = [one for one in calls.group_calls(order, order.zones[0]) if one.step == "group-egress"]
+    [egress] = [one for one in calls.rule_calls(order, "sg-1") if one.step == "group-egress"]
     ports = [rule["FromPort"] for rule in egress.parameters["IpPermissions"] if "FromPort" in rule]
     assert ports == [443, 3128], "and nowhere else"
     plan.save(tmp_path / "plan.json")

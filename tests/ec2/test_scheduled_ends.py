@@ -100,8 +100,10 @@ def order_of(plan: Plan) -> Callable[..., Order]:
 def rented(edge: Any, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> list[str]:
     """What is told while it is rented."""
     told: list[str] = []
-    renter = Renter(edge=stack(edge, folder, patience), sleep=patience.sleep, tell=told.append)
-    renter.rent(order, plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
+    called = stack(edge, folder, patience)
+    clock, sleep = patience.clock, patience.sleep
+    renter = Renter(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
+    renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
     return told
 
 

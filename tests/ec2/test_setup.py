@@ -26,25 +26,21 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import PART_BYTES, PriceHistory, S3Objects
 from hetopt.backends.ec2.renter import permissions
 from hetopt.backends.ec2.renter.calls import END_ROLE
-from hetopt.backends.ec2.renter.doctor import Check, account_checks, plan_checks
+from hetopt.backends.ec2.renter.doctor import Check, plan_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.order import OWNER, RUN_ID, Order
+from hetopt.backends.ec2.renter.order import OWNER, RUN_ID
 from hetopt.backends.ec2.renter.ordering import Identity, Orders
 from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.policies import Asked, several
-from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, Request
-from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
-from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.account_quotas import AccountQuotas
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind, plan_of
-from tests.ec2.test_renting import rent
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind
 from tests.face.conftest import RECORDED
 from tests.face.conftest import Answer as Said
 
@@ -110,28 +106,6 @@ CALLS = (
 """One of each kind that makes, changes or removes something, and of each that names what it reads."""
 
 ASKED = [one for request in CALLS for one in authorizations(request, place(USER))]
-
-
-@pytest.mark.parametrize("who", [USER, SESSION], ids=["a user", "a session of a role"])
-def test_every_call_of_a_run_is_allowed(
-    who: Identity,
-    cloud: BotoEdge,
-    order_for: Callable[..., Order],
-    plan: Plan,
-    bundle: Bundle,
-    tmp_path: Path,
-    patience: Patience,
-) -> None:
-    """From the first look to the last removal, each with the keys that it is asked with."""
-    seen = Recording(inner=cloud)
-    order = order_for()
-    rent(seen, order, plan, bundle, tmp_path, patience)
-    Remover(edge=seen, sleep=patience.sleep).remove_run(order.run_id)
-    asked = [one for request in (*seen.seen, *CALLS) for one in authorizations(request, place(who, order.run_id))]
-    assert {"ec2:CreateFleet", "ec2:CreateTags", "iam:PassRole", "ec2:TerminateInstances"} <= {
-        one.action for one in asked
-    }
-    assert not [one for one in asked if not allows([operator()], one)]
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -305,19 +279,6 @@ def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
     assert abroad.parameters["CreateBucketConfiguration"] == {"LocationConstraint": "eu-west-1"}
 
 
-def found(edge: object, offset_s: float | None = 0.0) -> dict[str, Check]:
-    checks = account_checks(edge, REGION, Ec2(instance_profile=ROLE), lambda: offset_s)  # type: ignore[arg-type]
-    return {check.name: check for check in checks}
-
-
-def test_a_wrong_clock_is_told(cloud: BotoEdge) -> None:
-    assert found(cloud, 900.0)["clock"].verdict == "bad"
-    assert "behind" in found(cloud, -900.0)["clock"].said
-    cloud(Request(step="i", service="sts", operation="get_caller_identity", parameters={}, purpose=""))
-    assert cloud.clock_offset_s is not None
-    assert abs(cloud.clock_offset_s) < 60
-
-
 Hetopt = Callable[..., Said]
 
 
@@ -347,7 +308,7 @@ def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Pat
     plan.save(tmp_path / "plan.json")
     answer = hetopt("doctor", tmp_path / "plan.json", "--json")
     assert answer.code == 4, "the account has no role for machines"
-    assert {"torch", "credentials", "clock", "quota L-34B43A08"} <= {one["name"] for one in json.loads(answer.out)}
+    assert {"torch", "credentials", "quota L-34B43A08"} <= {one["name"] for one in json.loads(answer.out)}
     assert hetopt("setup").code == 2
     assert hetopt("setup", "--create-bucket", "--bucket", "hetopt-other", "--yes").code == 0
 
@@ -504,31 +465,6 @@ def test_what_the_account_lacks_is_found(
 ) -> None:
     be_unkind(**unkind)
     tells(examined()[name], said, hint)
-
-
-def test_machines_that_run_count_against_the_quota(examined: Doctor, account: BotoEdge) -> None:
-    class Running(WithPrices):
-        def __call__(self, request: Request) -> Answer:
-            if request.operation == "describe_instances":
-                machine = {"InstanceType": "c7i.16xlarge", "InstanceLifecycle": "spot"}
-                return {"Reservations": [{"Instances": [machine]}]}
-            return super().__call__(request)
-
-    check = examined(edge=Running(account))["quota L-34B43A08"]
-    tells(check, "64 are granted; machines that run use 64 of them", "hetopt gc --on ec2")
-
-
-def test_what_a_run_needs_to_keep_its_deadline_is_looked_at(
-    examined: Doctor, profile: Profile, catalog: Catalog
-) -> None:
-    """Its quota on demand is another one, of which nothing is used until then."""
-    launched = plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=50.0)
-    goal = launched.goal.model_copy(update={"deadline_s": 36_000.0})
-    launched = launched.model_copy(update={"goal": goal})
-    be_unkind(quotas={"L-34B43A08": 64.0, "L-1216C47A": 2.0})
-    check = examined(launched)["deadline, quota L-1216C47A"]
-    tells(check, "could not move to on-demand machines", "request-service-quota-increase", verdict="unknown")
-    assert not [name for name in examined() if name.startswith("deadline")], "a plan without one never moves"
 
 
 PUT, ENCRYPTION, OBJECTS = "s3:PutObject", "s3:x-amz-server-side-encryption", f"arn:aws:s3:::{BUCKET}/*"

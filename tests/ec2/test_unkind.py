@@ -49,12 +49,9 @@ def patience() -> Patience:
     return Shared()
 
 
-def renter(edge: Edge, folder: Path, patience: Patience) -> Renter:
+def renter(edge: Edge, order: Order, folder: Path, patience: Patience) -> Renter:
     return Renter(
-        edge=stack(edge, folder, patience),
-        sleep=patience.sleep,
-        tell=lambda _: None,
-        made=lambda: made(read_ledger(folder / LEDGER_FILE), patience.now_s),
+        edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
     )
 
 
@@ -89,7 +86,7 @@ def test_what_no_list_shows_yet_is_ended_by_the_ids_that_were_granted(
     be_unkind(lag_s=LAG_S, exhausted=["c7g.xlarge"])
     seen = Recording(inner=cloud)
     with pytest.raises(CloudRefused, match="no zone has all machines"):
-        renter(seen, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+        renter(seen, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
     granted = {id_ for entry in read_ledger(tmp_path / LEDGER_FILE) if entry.makes == "fleet" for id_ in entry.ids}
     ending = [one.parameters["InstanceIds"] for one in seen.seen if one.operation == "terminate_instances"]
     ended = {id_ for ids in ending for id_ in ids}
@@ -125,7 +122,7 @@ def test_a_launch_that_is_broken_off_gives_back_what_no_list_shows_yet(
 
     be_unkind(lag_s=LAG_S)
     with pytest.raises(KeyboardInterrupt):
-        renter(broken, tmp_path, patience).rent(order_for(), plan.run, {}, bundle.data)
+        renter(broken, order_for(), tmp_path, patience).rent(plan.run, {}, bundle.data)
     be_unkind(lag_s=0)
     assert leftovers(cloud) == []
     assert sum(patience.waits) <= 3 * SETTLES_S
@@ -137,17 +134,17 @@ def test_machines_beside_a_refusal_are_ended_at_once(
 ) -> None:
     """InsufficientInstanceCapacity, and a machine all the same: at launch, and with --allow-partial."""
     be_unkind(lag_s=LAG_S, short={"c7i.large": 1})
-    renting = renter(cloud, tmp_path, patience)
+    renting = renter(cloud, order_for(), tmp_path, patience)
     if partly:
         renting = replace(renting, accept=lambda spec: True)
-        rented = renting.rent(order_for(), plan.run, {}, bundle.data)
+        rented = renting.rent(plan.run, {}, bundle.data)
         assert len(rented.assigned) == 1
-        assert alive(cloud) == [machine.id for machine in rented.assigned.values()], (
+        assert alive(cloud) == [machine["InstanceId"] for machine in rented.assigned.values()], (
             "the c7g.xlarge, which is there as asked for"
         )
     else:
         with pytest.raises(CloudRefused, match="no zone has all machines"):
-            renting.rent(order_for(), plan.run, {}, bundle.data)
+            renting.rent(plan.run, {}, bundle.data)
         assert alive(cloud) == []
 
 
@@ -155,11 +152,11 @@ def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     order = order_for()
-    rented = renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    rented = renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
     before = alive(cloud)
     be_unkind(advance_s=60, lag_s=LAG_S, short={"c7i.large": 2})
-    more = renter(cloud, tmp_path, patience)
-    granted, missing = more.ask(order, order.roles[:1], rented.zone, ask=1, end_s=None)
+    more = renter(cloud, order, tmp_path, patience)
+    granted, missing = more.ask(order.roles[:1], rented.zone, ask=1, end_s=None)
     assert not granted
     assert set(missing) == set(order.roles[0].hosts)
     assert alive(cloud) == before
@@ -170,10 +167,10 @@ def test_forgotten_fleets_hide_nothing(
 ) -> None:
     """EC2 forgets instant fleets after some days, and refuses every call that names one of them."""
     order = order_for()
-    renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
     fleets = tuple(one.id for one in leftovers(cloud) if one.kind == "fleet")
     remover = Remover(edge=cloud, sleep=patience.sleep, made=Made(ids=("fleet-old", *fleets, "fleet-older")))
-    found = remover.find()
+    found = remover.look().check()
     assert {one.id for one in found if one.kind == "fleet"} == set(fleets), "those that are known are told of"
     assert sum(one.kind == "instance" for one in found) == 4
     be_unkind(forget_fleets=True)
@@ -207,13 +204,13 @@ def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     order = order_for()
-    renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
     whole = leftovers(cloud)
     for operation in LISTS:
         remover = Remover(edge=Failing(cloud, operation), sleep=patience.sleep)
         survey = remover.look()
         assert len(survey.unseen) == 1, operation
-        kind = survey.unseen[0].kind
+        [kind] = survey.unseen
         assert {one.id for one in survey.found} == {one.id for one in whole if one.kind != kind}
         with pytest.raises(CloudRefused, match=f"the {kind}s were not looked at, so some may be left"):
             survey.check()

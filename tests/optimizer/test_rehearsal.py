@@ -141,7 +141,7 @@ def test_a_faster_described_host_gets_no_fewer_samples(plan: Plan, speeds: list[
 
 
 def test_a_described_speed_is_relative_to_a_worker_of_this_machine(plan: Plan) -> None:
-    rehearsal = rehearse(plan, HERE, parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,noise=0.1,workers=2"))
+    rehearsal = rehearse(plan, HERE, parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2"))
     workers = rehearsal.run.workers
     assert [worker.host for worker in workers] == ["h0", "h1", "h2", "h2"]
     factor = rehearsal.scale.time

@@ -46,8 +46,6 @@ def refusal(*arguments: str) -> BadInput:
         ([TASK, "--type", "c99.huge"], "c99.huge"),
         ([TASK, "--explore"], "belong together"),
         ([TASK, "--explore", "--probe-budget", "0.1", "--on", "mars"], "cannot be explored"),
-        ([TASK, "--explore", "--probe-budget", "0.1", "--hosts", "speed=1 x2"], "describes a rehearsed cluster"),
-        ([TASK, "--explore", "--probe-budget", "0.1", "--on", "rehearsal"], "that is described"),
         ([TASK, "-o", "no/such/folder/p.json"], "there is no folder"),
     ],
 )

@@ -44,7 +44,7 @@ def rehearsed(
     hosts: str, *, schedule: str = "", declared: DeclaredTime | None = None, steps: int = 1_000_000
 ) -> RunSpec:
     """A toy run on described hosts."""
-    described = [one.host for one in parse_hosts(hosts)]
+    described = parse_hosts(hosts)
     return RunSpec(
         task=f"{TOY}:plain",
         workers=tuple(

@@ -248,7 +248,7 @@ def test_all_of_its_package_is_read_and_travels(package: Path) -> None:
     path = script(package, f"{WHOLE}\nfrom . import helper as other", "app/train.py")
     (package / "app/helper.py").write_text("from app.sub import helper\nVALUE = 3\n")
     assert [one.name for one in read_script(path)] == ["train.py", "app/helper.py", "app/sub/helper.py"]
-    files = [name for name, _ in user_code(path, provided=frozenset()).files]
+    files = [name for name, _ in user_code(path, provided=frozenset())]
     assert files == ["app/__init__.py", "app/helper.py", "app/sub/helper.py", "app/train.py"]
     assert make_bundle("app", (str(path), "--lr", "0.1")).script == ("task/app/train.py", "--lr", "0.1")
 

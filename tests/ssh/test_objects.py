@@ -179,7 +179,7 @@ class Crashing:
     is_over: bool = False
     _seen: bytes | None = None
 
-    def begin(self, part: object) -> None:
+    def take_part(self, *part: object) -> None:
         threading.Thread(target=self._live, daemon=True).start()
 
     def _live(self) -> None:

@@ -19,12 +19,11 @@ from .virtual_time import VirtualClock
 CPU = torch.device("cpu")
 
 
-def declared(time_: VirtualClock, run_dir: Path, *, noise: float = 0.0, seed: int = 0) -> Declared:
+def declared(time_: VirtualClock, run_dir: Path) -> Declared:
     return Declared(
-        DeclaredTime(fixed_s=0.01, per_sample_s=0.002, noise=noise),
+        DeclaredTime(fixed_s=0.01, per_sample_s=0.002),
         "h1",
         ConditionsReader(run_dir),
-        seed=seed,
         clock=time_,
         sleep=time_.sleep,
     )
@@ -83,5 +82,5 @@ def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
 )
 def test_what_a_worker_has_decides_its_pace(tmp_path: Path, worker: dict[str, object], kind: type) -> None:
     spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})
-    pace = make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), seed=0, own_core=False)
+    pace = make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), own_core=False)
     assert (type(pace), pace.waits) == (kind, kind is not Slowdown)

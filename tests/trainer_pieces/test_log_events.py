@@ -83,10 +83,10 @@ def written(module: str, path: Path) -> Iterator[tuple[str, list[str], int]]:
         of_a_log = isinstance(node.func, ast.Attribute) and receiver(node.func.value) in LOGS
         if function == "write" and of_a_log and (kind := named(node.args[0], module)) is not None:
             yield kind, fields, node.lineno
-        elif function == "_write" and len(node.args) == 2 and path.name == "supervisor.py":
-            kind = named(node.args[0], module)
+        elif function == "write_decision" and len(node.args) == 3 and path.name == "supervisor.py":
+            kind = named(node.args[1], module)
             if kind is not None:
-                told = node.args[1]
+                told = node.args[2]
                 yield kind, [key.value for key in told.keys] if isinstance(told, ast.Dict) else [], node.lineno  # type: ignore[union-attr, misc]  # names
 
 

@@ -7,7 +7,6 @@ Inequality becomes real without renting anything. A machine is described by how 
 from __future__ import annotations
 
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -21,9 +20,6 @@ from hetopt.core.scaled_emulation import DeclaredTime
 
 FORWARD = 1 / 3
 """Part of a step's computation that is over when backward begins, which computes two products for each one forwards."""
-
-_LEAST_NOISE_FACTOR = 0.1
-"""No step is faster than this part of its declared time, however the noise falls: a time is never negative."""
 
 _FEWEST_USES = 3
 """Of fewer steps the median may be a hiccup, and the whole miniature is slowed down where computation does not fit."""
@@ -82,7 +78,7 @@ class Stretched(Slowdown):
 class Declared(Slowdown):
     """Waits until the declared time is over; one step takes
 
-        (fixed_s + per_sample_s * samples) * slowdown / speed_factor * max(0.1, 1 + noise * N(0, 1))
+        (fixed_s + per_sample_s * samples) * slowdown / speed_factor
 
     with slowdown and speed factor as the conditions of the miniature are when the step begins.
 
@@ -90,7 +86,6 @@ class Declared(Slowdown):
         declared: the time of the machine that the worker stands for.
         host: the worker's, as the conditions know it.
         conditions: of the miniature.
-        seed: of the noise; each worker has its own.
         clock: seconds by which the real computation is over, too (a GPU's clock waits for the GPU).
         sleep: waits for so many seconds, to a small part of a millisecond.
     """
@@ -103,14 +98,12 @@ class Declared(Slowdown):
         host: str,
         conditions: ConditionsReader,
         *,
-        seed: int,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._declared = declared
         self._host = host
         self._conditions = conditions
-        self._random = random.Random(seed)
         self._clock = clock
         self._sleep = precisely if sleep is None else sleep
         self._begun_s = 0.0
@@ -121,9 +114,8 @@ class Declared(Slowdown):
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Decide how long this step takes."""
         now = self._conditions.now()
-        noise = max(_LEAST_NOISE_FACTOR, 1 + self._declared.noise * self._random.gauss(0, 1))
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
-        self._declared_s = plain_s * noise * now.slowdown / now.speed_factors.get(self._host, 1.0)
+        self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
         self._waited_s = 0.0
         self._begun_s = self._clock() - read_s
 
@@ -168,9 +160,7 @@ def precisely(seconds: float) -> None:
         os.sched_yield()
 
 
-def make_pace(
-    worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, seed: int, own_core: bool
-) -> Slowdown:
+def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
     """The pace of a worker on a device. A declared time goes before a factor.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever
@@ -186,7 +176,7 @@ def make_pace(
     is_cpu = device.type == "cpu"
     if worker.declared is not None:
         clock = time.perf_counter if is_cpu else elapsed_s
-        return Declared(worker.declared, worker.host, conditions, seed=seed, clock=clock)
+        return Declared(worker.declared, worker.host, conditions, clock=clock)
     if worker.slowdown == 1:
         return Slowdown()
     if is_cpu:

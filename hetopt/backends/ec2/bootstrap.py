@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import PositiveFloat, StringConstraints, model_validator
+from pydantic import StringConstraints, model_validator
 
 from hetopt.backends.ec2 import facts
-from hetopt.core.artifact import Record, RunName, write_atomically
-from hetopt.core.listening import SECRET_PATTERN
+from hetopt.backends.host.protocol import Digest, Terms
+from hetopt.core.artifact import RunName, write_atomically
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 
 UNITS_FOLDER = "/etc/systemd/system"
@@ -124,19 +124,12 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WHEELS_FOLDER = "wheels"
 """Where machines leave what they have installed, for those that boot later."""
 
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
-
-class NodeConfig(Record):
+class NodeConfig(Terms):
     """What a machine is told when it boots: nothing in it that a shell could read as more than a word.
 
     Attributes:
-        end_s: when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays for at
-            the worst.
-        latest_end_s: what no lease extends it beyond: what the budget pays for at the least.
-        spec_sha256: of the run that was ordered, see `hetopt.backends.host.protocol.spec_digest`.
         has_gpu: whether it needs torch with CUDA.
-        group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`).
         proxy: by which they reach S3 and packages; empty: by themselves.
     """
 
@@ -145,12 +138,8 @@ class NodeConfig(Record):
     bucket: Annotated[str, StringConstraints(pattern=BUCKET_PATTERN)]
     account_id: Annotated[str, StringConstraints(pattern=r"^[0-9]{12}$")]
     bundle_sha256: Digest
-    spec_sha256: Digest
-    end_s: PositiveFloat
-    latest_end_s: PositiveFloat
     has_gpu: bool
     version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+-]{1,40}$")]
-    group_secret: Annotated[str, StringConstraints(pattern=rf"^{SECRET_PATTERN}$")]
     proxy: Annotated[str, StringConstraints(pattern=rf"^({PROXY_PATTERN.strip('^$')})?$")] = ""
 
     @model_validator(mode="after")

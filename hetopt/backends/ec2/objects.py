@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.host.objects import GoesOn, Versioned
+from hetopt.backends.host.objects import GoesOn, Objects, Versioned
 from hetopt.backends.host.renewal import PriceChange
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
@@ -30,7 +29,7 @@ PART_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class S3Objects:
+class S3Objects(Objects):
     """The objects of one run. What fails is tried again later by whoever asked: a machine's network comes and goes.
 
     Attributes:
@@ -55,76 +54,58 @@ class S3Objects:
     def _at(self, name: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": f"{self.prefix}/{name}", "ExpectedBucketOwner": self.account_id}
 
-    def get(self, name: str) -> bytes | None:
-        """The bytes of one object of the bucket; None where there is none."""
-        found = self.versioned(name)
-        return None if found is None else found.data
+    def _answer(self, operation: str, name: str, **parameters: Any) -> Mapping[str, Any] | None:
+        """What S3 answers about one object; None where it refuses, or nobody can be reached."""
+        try:
+            answer: Mapping[str, Any] = getattr(self.client, operation)(**self._at(name), **parameters)
+        except failures():
+            return None
+        return answer
 
     def versioned(self, name: str) -> Versioned | None:
-        """The same, with its tag."""
+        """See `Objects`."""
+        answer = self._answer("get_object", name)
+        if answer is None or answer["ContentLength"] > LARGEST_READ_BYTES:
+            return None  # nothing that is read as a whole
         try:
-            answer = self.client.get_object(**self._at(name))
-            if answer["ContentLength"] > LARGEST_READ_BYTES:
-                return None  # nothing that is read as a whole
             return Versioned(data=answer["Body"].read(), version=str(answer["ETag"]))
         except failures():
             return None
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write one object of the bucket, whatever it held before. Returns whether that worked."""
-        return self._put(name, data)
+        """See `Objects`."""
+        return self._answer("put_object", name, Body=data) is not None
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write one object, if nobody else has meanwhile."""
-        return self._put(name, data, **({"IfNoneMatch": "*"} if version is None else {"IfMatch": version}))
+        """See `Objects`."""
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        return self._answer("put_object", name, Body=data, **condition) is not None
 
-    def _put(self, name: str, data: bytes, **condition: str) -> bool:
+    def _carry(self, operation: str, *places: str) -> bool:
+        """Carry a file in parts; says whether that went well."""
+        owner = {"ExpectedBucketOwner": self.account_id}
         try:
-            self.client.put_object(**self._at(name), Body=data, **condition)
+            getattr(self.client, operation)(*places, ExtraArgs=owner, Config=_in_parts())
         except failures():
             return False
         return True
 
     def send(self, name: str, path: Path) -> bool:
         """Write a file; no object is there before all of its parts are."""
-        try:
-            self.client.upload_file(
-                str(path),
-                self.bucket,
-                f"{self.prefix}/{name}",
-                ExtraArgs={"ExpectedBucketOwner": self.account_id},
-                Config=_in_parts(),
-            )
-        except failures():
-            return False
-        return True
+        return self._carry("upload_file", str(path), self.bucket, f"{self.prefix}/{name}")
 
     def size_bytes(self, name: str) -> int | None:
         """How large an object is; None where there is none, or where nobody can be reached."""
-        try:
-            answer = self.client.head_object(**self._at(name))
-        except failures():
-            return None
-        return int(answer["ContentLength"])
+        answer = self._answer("head_object", name)
+        return None if answer is None else int(answer["ContentLength"])
 
     def fetch(self, name: str, path: Path) -> bool:
         """Read into a file, which has another name until it is whole."""
-        try:
-            self.client.download_file(
-                self.bucket,
-                f"{self.prefix}/{name}",
-                str(path),
-                ExtraArgs={"ExpectedBucketOwner": self.account_id},
-                Config=_in_parts(),
-            )
-        except failures():
-            return False
-        return True
+        return self._carry("download_file", self.bucket, f"{self.prefix}/{name}", str(path))
 
     def delete(self, name: str) -> None:
         """Remove one object; what stays goes with the bucket's own rule."""
-        with contextlib.suppress(*failures()):
-            self.client.delete_object(**self._at(name))
+        self._answer("delete_object", name)
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
         """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder; see `fetched`.

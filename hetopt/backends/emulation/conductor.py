@@ -116,7 +116,6 @@ class Conductor:
         self._starts = 0
         self._secret = new_secret()
         self._incarnations = [0] * len(self._hosts)
-        self._farewells: list[tuple[float, int]] = []
 
     def conduct(self) -> int:
         """Start the hosts and stay until the last has ended; the exit code is hetopt's."""
@@ -175,20 +174,13 @@ class Conductor:
         if self._pauses and not self._agents:
             self._end_pause()
         if not self._run.has_ended:
-            due, self._pending = split(self._pending, self._moment(now_s))
+            since_s = self._training_since_s
+            training_s = None if since_s is None else now_s - since_s
+            due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        while self._farewells and self._farewells[0][0] <= now_s:
-            _, place = self._farewells.pop(0)
-            if not self._hosts[place].alive:
-                self._network.take_down(place)
         if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
             self._end_agents()
-
-    def _moment(self, now_s: float) -> Moment:
-        """Seconds of training (or measuring) and steps done so far."""
-        since_s = self._training_since_s
-        return Moment(training_s=None if since_s is None else now_s - since_s, step=self._run.furthest_step)
 
     def _collect(self) -> None:
         for place, agent in list(self._agents.items()):
@@ -254,18 +246,13 @@ class Conductor:
             self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
-        if self._comes_and_goes:
-            for place in places:
-                self._agents.pop(place, None)
-            self._announce_presence()
-            # Others may die at the same moment: nobody waits here.
-            self._farewells += [(self._clock() + _FAREWELL_S, place) for place in places]
-            return
-        took_part = [place for place in places if self._starts_again and self._agents.pop(place, None) is not None]
+        goes_on = self._comes_and_goes or self._starts_again
+        took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
+        self._announce_presence()
         self._sleep(_FAREWELL_S)
         for place in places:
             self._network.take_down(place)
-        if took_part and self._agents and not self._run.has_ended:
+        if self._starts_again and took_part and self._agents and not self._run.has_ended:
             self._start_together()
 
     def _take_back(self, places: Sequence[int]) -> None:
@@ -444,27 +431,24 @@ class HostNow:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """How far training has come. ``training_s`` is None until it begins."""
+def is_due(change: Change, training_s: float | None, step: int) -> bool:
+    """Whether a change is due.
 
-    training_s: float | None = None
-    step: int = 0
-
-    def reaches(self, change: Change) -> bool:
-        """Whether the change is due."""
-        if change.at_step is not None:
-            return self.training_s is not None and self.step >= change.at_step
-        if change.at_s is not None:
-            return self.training_s is not None and self.training_s >= change.at_s
-        return True
+    Args:
+        change: that was scheduled, or asked for.
+        training_s: how long training has lasted; None: it has not begun.
+        step: that it has come to.
+    """
+    if change.at_step is not None:
+        return training_s is not None and step >= change.at_step
+    return change.at_s is None or (training_s is not None and training_s >= change.at_s)
 
 
-def split(pending: Sequence[Change], moment: Moment) -> tuple[list[Change], list[Change]]:
+def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
     """The changes that are due, in the order of their moments, and those that are not yet."""
-    due = [change for change in pending if moment.reaches(change)]
+    due = [change for change in pending if is_due(change, training_s, step)]
     due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
-    return due, [change for change in pending if not moment.reaches(change)]
+    return due, [change for change in pending if not is_due(change, training_s, step)]
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:

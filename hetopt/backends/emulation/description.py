@@ -1,4 +1,4 @@
-"""How people write down a rehearsed cluster and what happens to it, and how it is told back to them.
+"""How people write down a rehearsed cluster and what happens to it.
 
 Hosts: ``speed=1, rate=100mbit x2; speed=0.25, rate=25mbit, workers=2``. Changes, one a line in a schedule:
 ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-
-from pydantic import Field, PositiveInt
 
 from hetopt.backends.emulation.namespaces import check_size
 from hetopt.core.batch_partition import WorkerTime, solve_shares
@@ -31,59 +29,28 @@ _FATES = ("dies", "returns", "notice", "cut", "heals")
 _WORDS = ", \t\n"
 _CHANGED = {"speed": "speed", "rate": "rate_bits_per_s"}
 _CHANGE = {"at": "at_s", "step": "at_step", "host": "host", **_CHANGED, **{fate: fate for fate in _FATES}}
-_HOST = {**_CHANGED, "workers": "workers", "noise": "noise"}
+_HOST = {**_CHANGED, "workers": "workers"}
 _MOMENT = replace(DURATION, example="30s or 1.5m", scales={unit: s for unit, s in DURATION.scales.items() if unit})
-_UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "noise": NUMBER, "at_s": _MOMENT}
+_UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "at_s": _MOMENT}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DescribedHost:
-    """A host as it was written down. ``noise`` is the relative spread of its workers' declared times."""
-
-    host: EmulatedHost
-    noise: float = 0.0
-
-
-class _WrittenHost(EmulatedHost):
-    """A host with its noise."""
-
-    workers: PositiveInt = Field(default=1, lt=10_000)
-    noise: float = Field(default=0.0, ge=0, lt=1)
-
-
-def parse_hosts(text: str) -> tuple[DescribedHost, ...]:
+def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
     """The hosts of a description, called h0, h1 and so on.
 
     Raises:
         BadInput: it cannot be read, a value is impossible, or there are more hosts than addresses.
     """
-    hosts: list[DescribedHost] = []
+    hosts: list[EmulatedHost] = []
     for one, copies in map(repeated, filter(None, split(text, ";", "a description of hosts"))):
         if copies == 0:
             raise BadInput(f"{one + ' x0'!r} asks for no host at all.", hint=_HOSTS_EXAMPLE)
         check_size(len(hosts) + copies)
         item = arguments(one, f"host {one!r}", separators=_WORDS)
-        found = record(_WrittenHost, item, _HOST, units=_UNITS, defaults={"name": "h0"})
-        said = found.model_dump(exclude={"name", "noise"})
-        hosts += [
-            DescribedHost(host=EmulatedHost(name=f"h{len(hosts) + n}", **said), noise=found.noise)
-            for n in range(copies)
-        ]
+        host = record(EmulatedHost, item, _HOST, units=_UNITS, defaults={"name": "h0"})
+        hosts += [host.model_copy(update={"name": f"h{len(hosts) + n}"}) for n in range(copies)]
     if not hosts:
         raise BadInput("the description names no host.", hint=_HOSTS_EXAMPLE)
     return tuple(hosts)
-
-
-def describe(host: EmulatedHost, noise: float = 0.0) -> str:
-    """The host as `parse_hosts` reads it, to six digits; its name comes from its place."""
-    words = [f"speed={host.speed:.6g}"]
-    if host.rate_bits_per_s is not None:
-        words.append(f"rate={format_rate(host.rate_bits_per_s)}")
-    if host.workers != 1:
-        words.append(f"workers={host.workers}")
-    if noise:
-        words.append(f"noise={noise:.6g}")
-    return ",".join(words)
 
 
 def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
@@ -116,14 +83,6 @@ def parse_change(text: str, hosts: Collection[str]) -> Change:
         BadInput: as for `parse_changes`.
     """
     return _change(repr(text.strip()), text, hosts)
-
-
-def format_rate(bits_per_s: float) -> str:
-    """The rate as people write it, to six digits."""
-    for unit in ("gbit", "mbit", "kbit"):
-        if bits_per_s >= RATE.scales[unit]:
-            return f"{bits_per_s / RATE.scales[unit]:.6g}{unit}"
-    return f"{bits_per_s:.6g}bit"
 
 
 def _change(where: str, text: str, hosts: Collection[str]) -> Change:
@@ -164,13 +123,11 @@ class WantedHost:
         host: its name, workers, relative speed and link.
         type: what its workers stand for: a catalogue name, or 'local'.
         time: computation of one of its workers in a step.
-        noise: relative standard deviation of a step's time.
     """
 
     host: EmulatedHost
     type: str
     time: WorkerTime
-    noise: float = 0.0
 
 
 def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
@@ -209,7 +166,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     )
 
 
-def described_hosts(described: Sequence[DescribedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
+def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
     """Hosts as they were described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
 
     Args:
@@ -218,14 +175,11 @@ def described_hosts(described: Sequence[DescribedHost], alone: WorkerTime) -> tu
     """
     return tuple(
         WantedHost(
-            host=one.host,
+            host=host,
             type=LOCAL,
-            time=replace(
-                alone, fixed_s=alone.fixed_s / one.host.speed, per_sample_s=alone.per_sample_s / one.host.speed
-            ),
-            noise=one.noise,
+            time=replace(alone, fixed_s=alone.fixed_s / host.speed, per_sample_s=alone.per_sample_s / host.speed),
         )
-        for one in described
+        for host in described
     )
 
 

@@ -67,24 +67,24 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None) -
     return done.stdout
 
 
-def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None) -> None:
+def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None, tolerates: bool = False) -> None:
     """Do many commands, one a line without the tool's name, in one process; the first that fails ends it.
+
+    Args:
+        tool: that does them.
+        lines: the commands.
+        namespace: inside which; None: this process's.
+        tolerates: passes over those that fail: for removing what may be gone already.
 
     Raises:
         NetworkRefused: one of them failed.
     """
     if not lines:
         return
-    done = _call(command(tool, ["-batch", "-"], namespace=namespace), lines)
-    if done.returncode != 0:
+    done = _call(command(tool, ["-force"] * tolerates + ["-batch", "-"], namespace=namespace), lines)
+    if done.returncode != 0 and not tolerates:
         failed = re.search(r"Command failed -:(\d+)", done.stderr)
         raise NetworkRefused(f"{tool} {lines[int(failed[1]) - 1] if failed else lines[0]}", _reason(done.stderr))
-
-
-def run_tolerant(tool: Tool, lines: Sequence[str]) -> None:
-    """Do many commands and pass over those that fail: for removing what may be gone already."""
-    if lines:
-        _call(command(tool, ["-force", "-batch", "-"]), lines)
 
 
 def _call(arguments: list[str], lines: Sequence[str] | None) -> subprocess.CompletedProcess[str]:

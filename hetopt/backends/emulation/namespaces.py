@@ -289,8 +289,8 @@ def remove(network_id: str) -> None:
     switch = _switch(network_id)
     names = _names(network_id)
     kill_in(names)
-    iproute.run_tolerant("ip", [f"netns del {name}" for name in names if name != switch])
-    iproute.run_tolerant("ip", [f"netns del {switch}"] if switch in names else [])
+    iproute.run_batch("ip", [f"netns del {name}" for name in names if name != switch], tolerates=True)
+    iproute.run_batch("ip", [f"netns del {switch}"] if switch in names else [], tolerates=True)
     if left := _names(network_id):
         raise RunFailed(f"the network namespaces {', '.join(left)} cannot be removed.", hint="run `hetopt gc` as root")
 

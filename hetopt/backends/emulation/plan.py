@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetopt.backends.emulation.description import (
-    DescribedHost,
     WantedHost,
     best_shares,
     check_batch,
@@ -122,7 +121,6 @@ class Scale:
         return DeclaredTime(
             fixed_s=self.time * max(time.fixed_s, time.time_s(samples) - time.per_sample_s * samples),
             per_sample_s=self.time * time.per_sample_s,
-            noise=host.noise,
         )
 
 
@@ -136,7 +134,7 @@ class Rehearsal(Mapped):
 def rehearse(
     plan: Plan,
     machine: ThisMachine,
-    described: Sequence[DescribedHost] | None = None,
+    described: Sequence[EmulatedHost] | None = None,
     changes: Sequence[Change] = (),
     *,
     stands_in: bool = False,
@@ -167,7 +165,7 @@ def rehearse(
         check_batch(batch, here.workers)
         best = tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
     else:
-        here = SmallWorkers.of(model, machine, sum(one.host.workers for one in described))
+        here = SmallWorkers.of(model, machine, sum(host.workers for host in described))
         check_batch(batch, here.workers)
         hosts = described_hosts(described, here.alone)
         # Equal shares are equal whatever the best ones are, of which a slow host may have none.
@@ -331,7 +329,6 @@ def _predict(
         compute_s,
         exchange_s=exchange.exchange_s,
         compress_s=exchange.compress_s,
-        jitter=max((worker.declared.noise for worker in run.workers if worker.declared is not None), default=0.0),
         overlap=exchange.overlap,
     )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from hetopt.backends.backend import is_finished
 from hetopt.backends.host.checkpoints import Checkpoints
 from hetopt.backends.host.objects import Objects, Progress
 from hetopt.backends.host.protocol import (
@@ -23,6 +24,7 @@ from hetopt.backends.host.protocol import (
     Lease,
     Placement,
     State,
+    Terms,
     is_over,
     outcome_json,
     placement_of,
@@ -31,9 +33,8 @@ from hetopt.backends.host.renewal import Allowance, AskPrices
 from hetopt.backends.host.uploads import Uploads
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_log
-from hetopt.core.events.records import ProbeEvent, TrainingFinished
 from hetopt.core.listening import SECRET_VARIABLE, collectives_on
 from hetopt.core.paths import inside
 from hetopt.core.run_folder import STOP_FILE, host_log_folder, write_spec
@@ -51,47 +52,16 @@ LAST_UPLOADS_S = 60.0
 """A notice comes two minutes early, and training ends in the first of them."""
 
 
-class Terms(Protocol):
-    """What a machine is told when it begins; see `NodeConfig` for each."""
-
-    @property
-    def spec_sha256(self) -> str: ...
-
-    @property
-    def group_secret(self) -> str: ...
-
-    @property
-    def end_s(self) -> float: ...
-
-    @property
-    def latest_end_s(self) -> float: ...
-
-
-class Surroundings(Protocol):
-    """What a machine knows of itself."""
-
-    def instance_id(self) -> str | None:
-        """Which of the run's machines it is; None: none."""
-
-    def is_taken(self) -> bool:
-        """Return whether it was announced that the machine is taken away soon."""
-
-
-class OwnEnd(Protocol):
-    """What ends the machine, whatever its agent does."""
-
-    def set(self, end_s: float) -> None:
-        """End it at a time, and not when it was said before."""
-
-
 @dataclass(kw_only=True)
 class Agent:
     """One machine's part in a run.
 
     Attributes:
-        config: what it was told.
-        imds: what it knows of itself.
-        timer: what ends it.
+        terms: what it was told when it began.
+        id: which of the run's machines it is.
+        is_taken: whether it was announced that the machine is taken away soon.
+        end_at: has the machine end at a time, in seconds since the epoch, whatever its agent does, and not when it was
+            said before.
         prices: what spot pools have cost; by it the lease is extended where nobody follows the run.
         notice_every_s: between looks whether the machine is to be taken away.
         read_every_s: between looks for news.
@@ -103,12 +73,13 @@ class Agent:
         clock: seconds since the epoch.
     """
 
-    config: Terms
+    terms: Terms
+    id: str
     root: Path
     objects: Objects
     models: Objects
-    imds: Surroundings
-    timer: OwnEnd
+    is_taken: Callable[[], bool]
+    end_at: Callable[[float], None]
     prices: AskPrices = lambda types, from_s: None
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -126,82 +97,61 @@ class Agent:
     def __post_init__(self) -> None:
         """Before it has heard of any lease."""
         self._allowance = Allowance(
-            end_s=self.config.end_s, latest_end_s=self.config.latest_end_s, ask_prices=self.prices
+            end_s=self.terms.end_s, latest_end_s=self.terms.latest_end_s, ask_prices=self.prices
         )
 
     def live(self) -> int:
-        """Take part in the run; the exit code is that of the host process.
-
-        Raises:
-            BadInput: this is no machine of the run.
-        """
-        self._armed_s = self.config.end_s
-        instance_id = self.imds.instance_id()
-        if instance_id is None:
-            raise BadInput("there is no metadata service here.", hint="the agent runs on rented machines only")
-        placement, code = self._wait_for_place(instance_id), RunFailed.exit_code
-        while placement is not None:
-            code = self._take_part(instance_id, placement)
-            # Others may have been lost: those that are left go on with the next that come.
-            placement = self._next_place(instance_id, placement)
+        """Take part in the run; the exit code is that of the host process."""
+        self._armed_s = self.terms.end_s
+        placement, code = None, RunFailed.exit_code
+        # Others may be lost: those that are left go on with the next that come.
+        while (placement := self._await_place(placement)) is not None:
+            code = self._take_part(placement)
         return code
 
-    def _wait_for_place(self, instance_id: str) -> Placement | None:
-        """The machine's place, or None when its time was up before it had one."""
-        deadline_s = self.clock() + PLACE_WITHIN_S
-        while self.clock() < deadline_s and not self._time_is_up() and not self._must_end():
-            self._say(instance_id, "waiting")
-            placement = self._place(instance_id)
-            if placement is not None:
-                return placement
-            self.sleep(2 * self.turn_s)
-            self._read_lease()
-        return None
-
-    def _next_place(self, instance_id: str, last: Placement) -> Placement | None:
-        """The machine's place after a loss; None where there is nothing left to do for it."""
-        deadline_s = self.clock() + REPLACED_WITHIN_S
+    def _await_place(self, last: Placement | None) -> Placement | None:
+        """The machine's place, or its next one after a loss; None where there is nothing left to do for it."""
+        does, within_s = "waiting", PLACE_WITHIN_S
+        if last is not None:
+            does, within_s = "waiting for machines to be replaced", REPLACED_WITHIN_S
+        deadline_s, before = self.clock() + within_s, -1 if last is None else last.told.generation
         while self.clock() < deadline_s and not self._time_is_up():
             self._read_lease()
-            if self._doomed or self._must_end() or is_over(self.objects.get(OUTCOME_OBJECT), last.generation):
-                return None
-            self._say(instance_id, "waiting for machines to be replaced")
-            placement = self._place(instance_id)
-            if placement is not None and placement.generation > last.generation:
+            is_lost = last is None or not is_over(self.objects.get(OUTCOME_OBJECT), before)
+            if self._doomed or self._must_end() or not is_lost:
+                break
+            self._say(does)
+            placement = self._place()
+            if placement is not None and placement.told.generation > before:
                 return placement
             self.sleep(2 * self.turn_s)
         return None
 
-    def _place(self, instance_id: str) -> Placement | None:
+    def _place(self) -> Placement | None:
         found = self.objects.get(PLACEMENT_OBJECT)
-        return placement_of(found, instance_id, self.config.spec_sha256) if found is not None else None
+        return placement_of(found, self.id, self.terms.spec_sha256) if found is not None else None
 
     def _is_over(self, placement: Placement) -> bool:
         """Whether the run came to an end of its own: it finished, or failed by what no other machine can mend."""
         events = read_log(self.root / "run" / EVENTS_FILE).events
-        match events[-1] if events else None:
-            case TrainingFinished(reason=reason):
-                return reason != "stopped"
-            case ProbeEvent(event="probe_finished"):
-                return True
-        return self._code not in (0, RunFailed.exit_code)
+        return is_finished(events) or self._code not in (0, RunFailed.exit_code)
 
-    def _take_part(self, instance_id: str, placement: Placement) -> int:
+    def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
         uploads = Uploads(objects=self.objects, models=self.models, run_dir=run_dir, leads=placement.leads)
         checkpoints = Checkpoints(
             objects=self.objects,
             run_dir=run_dir,
             leads=placement.leads,
-            workers=len(placement.spec.workers),
-            generation=placement.generation,
+            workers=len(placement.told.spec.workers),
+            generation=placement.told.generation,
         )
         uploads.restore()
-        checkpoints.restore(placement.resume_from)
+        checkpoints.restore(placement.told.resume_from)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
-        spec = placement.spec
+        spec = placement.told.spec
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
-            if not self._fetch_data(spec.data_dir, uploads, instance_id, placement.node.host):
+            if not self._fetch_data(spec.data_dir, uploads, placement.node.host):
                 return RunFailed.exit_code
             spec = spec.model_copy(update={"data_dir": str(self.root / "data")})
         folder = None
@@ -209,15 +159,15 @@ class Agent:
             path = inside(self.root / "code", spec.script[0], what="script", any_text=True)
             spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), code_folder(path)
         write_spec(run_dir, spec)
-        self._say(instance_id, "training")
+        self._say("training")
         host = self._start_host(run_dir, placement, folder)
         try:
-            code = self._look_after(host, placement.generation, uploads, checkpoints, instance_id)
+            code = self._look_after(host, placement.told.generation, uploads, checkpoints)
         finally:
             if host.poll() is None:
                 host.kill()
                 host.wait()
-        self._say(instance_id, "uploading")
+        self._say("uploading")
         for sentence in uploads.outputs():
             with (host_log_folder(run_dir, placement.node.host) / "host.log").open("a", encoding="utf-8") as log:
                 log.write(f"hetopt: {sentence}\n")
@@ -225,13 +175,13 @@ class Agent:
         self._code = code
         # Whoever hears that the first host has ended must know by then whether anything follows.
         if placement.leads and self._is_over(placement):
-            self.objects.put(OUTCOME_OBJECT, outcome_json(placement.generation))
+            self.objects.put(OUTCOME_OBJECT, outcome_json(placement.told.generation))
         # The first host's events say why themselves.
         why = failure_reason(read_log(run_dir / EVENTS_FILE).events) if code and not placement.leads else None
-        self._say(instance_id, f"ended with {code}", generation=placement.generation, reason=why)
+        self._say(f"ended with {code}", generation=placement.told.generation, reason=why)
         return code
 
-    def _fetch_data(self, url: str, uploads: Uploads, instance_id: str, host: str) -> bool:
+    def _fetch_data(self, url: str, uploads: Uploads, host: str) -> bool:
         """Bring the data set here; not where the machine is to end meanwhile. Its host log tells how far it is."""
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -245,14 +195,7 @@ class Agent:
 
         def goes_on(done: int, total: int) -> bool:
             progress.told(done, total)
-            now_s = self.clock()
-            if _is_due(due, "notice", now_s, self.notice_every_s):
-                self._heed_notice(uploads.run_dir, instance_id)
-            if _is_due(due, "lease", now_s, self.read_every_s):
-                self._read_lease()
-            if _is_due(due, "heartbeat", now_s, self.heartbeat_s):
-                self._said = ""
-                self._say(instance_id, "fetching data")
+            self._turn(uploads.run_dir, due, "fetching data")
             return not (self._doomed or self._must_end() or self._time_is_up())
 
         return self.objects.download(url, self.root / "data", goes_on)
@@ -275,7 +218,7 @@ class Agent:
                     **os.environ,
                     **INSTALLED_ONLY,
                     **collectives_on(node.address),
-                    SECRET_VARIABLE: self.config.group_secret,
+                    SECRET_VARIABLE: self.terms.group_secret,
                 },
             )
 
@@ -285,30 +228,24 @@ class Agent:
         generation: int,
         uploads: Uploads,
         checkpoints: Checkpoints,
-        instance_id: str,
     ) -> int:
         """Stay until the host process has ended, or must."""
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
         grew_s = self.clock()
         while host.poll() is None:
-            now_s = self.clock()
-            if _is_due(due, "notice", now_s, self.notice_every_s):
-                self._heed_notice(run_dir, instance_id)
-            if _is_due(due, "lease", now_s, self.read_every_s):
-                self._read_lease()
+            now_s, news = self.clock(), self._turn(run_dir, due, "training")
+            if "lease" in news:
                 if self._must_end():
                     (run_dir / STOP_FILE).touch()
-                placement = self._place(instance_id)
-                if placement is not None and placement.generation > generation:
+                placement = self._place()
+                if placement is not None and placement.told.generation > generation:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
-                elif placement is not None and placement.pauses:
+                elif placement is not None and placement.told.pauses:
                     (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
-            if _is_due(due, "heartbeat", now_s, self.heartbeat_s):
-                self._said = ""
-                self._say(instance_id, "training")
+            if "heartbeat" in news:
                 if uploads.events():
                     grew_s = now_s
                 uploads.logs()
@@ -319,12 +256,30 @@ class Agent:
             self.sleep(self.turn_s)
         return host.returncode if host.returncode >= 0 else RunFailed.exit_code
 
-    def _heed_notice(self, run_dir: Path, instance_id: str) -> None:
-        """Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all."""
-        if self.imds.is_taken():
-            self._say(instance_id, "interruption")
+    def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
+        """Heed a notice, read the lease and say that the machine lives, each as it is due; which of them were.
+
+        Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all.
+
+        Args:
+            run_dir: the run's folder.
+            due: when each is due next, by this method alone.
+            does: what the machine does.
+        """
+        every_s = {"notice": self.notice_every_s, "lease": self.read_every_s, "heartbeat": self.heartbeat_s}
+        now_s = self.clock()
+        news = [what for what in every_s if now_s >= due.get(what, 0.0)]
+        due |= {what: now_s + every_s[what] for what in news}
+        if "notice" in news and self.is_taken():
+            self._say("interruption")
             self._doomed = True
             (run_dir / STOP_FILE).touch()
+        if "lease" in news:
+            self._read_lease()
+        if "heartbeat" in news:
+            self._said = ""
+            self._say(does)
+        return news
 
     def _read_lease(self) -> None:
         data = self.objects.get(LEASE_OBJECT)
@@ -333,7 +288,7 @@ class Agent:
             return
         self._allowance.hear(lease, self.clock())
         if abs(self._allowance.end_s - self._armed_s) > TURN_S:
-            self.timer.set(self._allowance.end_s)
+            self.end_at(self._allowance.end_s)
             self._armed_s = self._allowance.end_s
 
     def _must_end(self) -> bool:
@@ -353,17 +308,10 @@ class Agent:
         uploads.logs()
         uploads.events()
 
-    def _say(self, instance_id: str, what: str, **more: Any) -> None:
+    def _say(self, what: str, **more: Any) -> None:
         """Write what this machine does, when that is news or the last word is old."""
         if what == self._said:
             return
         state = State(time_s=self.clock(), does=what, **more)
-        if self.objects.put(f"state/{instance_id}.json", state.model_dump_json(exclude_none=True).encode()):
+        if self.objects.put(f"state/{self.id}.json", state.model_dump_json(exclude_none=True).encode()):
             self._said = what
-
-
-def _is_due(due: dict[str, float], what: str, now_s: float, every_s: float) -> bool:
-    if now_s < due.get(what, 0.0):
-        return False
-    due[what] = now_s + every_s
-    return True

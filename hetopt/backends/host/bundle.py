@@ -40,18 +40,11 @@ _HASH = re.compile(r"\s-{2}hash=")
 _DISTRIBUTION = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*==")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UserCode:
-    """What travels.
-
-    Attributes:
-        files: path below the folder of the file, and content.
-    """
-
-    files: tuple[tuple[str, bytes], ...]
+Files = tuple[tuple[str, bytes], ...]
+"""What travels: path below the folder of the file, and content."""
 
 
-def user_code(file: Path, *, provided: frozenset[str] | None) -> UserCode:
+def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
     """Everything that a file needs of its folder.
 
     A module is looked for in `code_folder`, as Python does for a script. A package travels whole. A
@@ -88,24 +81,19 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> UserCode:
                 _check_provided(module, path, line, provided | listed)
     if provided is not None and listed - provided:
         found[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
-    return UserCode(files=tuple(sorted(found.items())))
+    return tuple(sorted(found.items()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Carried:
-    """The arguments of a script as they are on a machine, and the files among them, which travel."""
-
-    arguments: tuple[str, ...]
-    files: tuple[tuple[str, bytes], ...]
-
-
-def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> Carried:
+def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> tuple[tuple[str, ...], Files]:
     """What becomes of the paths that a script is given: small files travel, and have the same name beside the script.
 
     Args:
         script: that they are given to.
         arguments: as they are typed here.
         rented: they run on machines that are rented, else on hosts of one's own.
+
+    Returns:
+        the arguments as they are on a machine, and the files among them, which travel.
 
     Raises:
         BadInput: one is a folder, or a large file, which no machine has.
@@ -139,7 +127,7 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> C
         name = path.relative_to(folder).as_posix() if inside else f"given-{place}/{path.name}"
         files[name] = read_bytes(path, hint="see that it can be read")
         told.append(f"{option}={name}" if option else name)
-    return Carried(arguments=tuple(told), files=tuple(sorted(files.items())))
+    return tuple(told), tuple(sorted(files.items()))
 
 
 def _names_a_path(value: str, option: str) -> bool:
@@ -287,10 +275,10 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
     where, colon, attribute = task.rpartition(":")
     if script:
         files += _own(Path(script[0]), locks, rented=rented)
-        given = carried(Path(script[0]), script[1:], rented=rented)
-        files += [one for one in _in_folder(given.files) if one not in files]
+        arguments, given = carried(Path(script[0]), script[1:], rented=rented)
+        files += [file for file in _in_folder(given) if file not in files]
         path = Path(script[0]).resolve()
-        inside = (f"{TASK_FOLDER}/{path.relative_to(code_folder(path)).as_posix()}", *given.arguments)
+        inside = (f"{TASK_FOLDER}/{path.relative_to(code_folder(path)).as_posix()}", *arguments)
         return Bundle(data=_archive(files), task=task, script=inside)
     if colon and where.endswith(".py"):
         files += _own(Path(where), locks, rented=rented)
@@ -306,8 +294,7 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
 def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> Iterable[tuple[str, bytes]]:
     """A person's file and what it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
-    code = user_code(file, provided=provided | {"torch"} if rented else None)
-    return _in_folder(code.files)
+    return _in_folder(user_code(file, provided=provided | {"torch"} if rented else None))
 
 
 def _in_folder(files: Iterable[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:

@@ -1,6 +1,6 @@
 """The program that `hetopt hosts check` runs on a host: it says what is there, tries the ways to the others, and ends.
 
-Standard library alone, and no syntax that Python 3.7 lacks: it is sent to machines as they are. It writes nothing to
+Standard library alone: it is sent to machines as they are. It writes nothing to
 any disk. After what it found it waits for the others' addresses on its standard input, and listens meanwhile on its own
 private address for those that know the round's token. The equation of a rate: bytes that arrived over the time between
 the first and the last of them, while all hosts send to their neighbours at once, as a ring does.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import metadata
 from typing import Any
 
 MARK = "HETOPT-SAYS "
@@ -152,7 +153,7 @@ def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: by
                 connection.sendall(b"q")
     except OSError as error:
         said["reached"].setdefault(
-            name, "timed out" if isinstance(error, socket.timeout) else str(error.strerror or error)
+            name, "timed out" if isinstance(error, TimeoutError) else str(error.strerror or error)
         )
 
 
@@ -238,10 +239,6 @@ def open_files() -> int | None:
 
 def _packages() -> dict[str, str | None]:
     """Versions of what training needs, without importing any of it; what is not there is null."""
-    try:
-        from importlib import metadata
-    except ImportError:
-        return {}
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         try:

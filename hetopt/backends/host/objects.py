@@ -17,6 +17,8 @@ class Objects(Protocol):
 
     def get(self, name: str) -> bytes | None:
         """What is under a name; None where there is nothing, or where nobody can be reached."""
+        found = self.versioned(name)
+        return None if found is None else found.data
 
     def put(self, name: str, data: bytes) -> bool:
         """Write; says whether that went well."""
@@ -57,20 +59,15 @@ class Versioned:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Says how far it is, when a tenth more is there, or half a minute has passed."""
+    """Says how far it is, at first, now and then, and when all is there."""
 
     say: Callable[[str], None]
     clock: Callable[[], float] = time.time
     every_s: float = 30.0
-    _said_bytes: int = -1
-    _said_s: float = 0.0
+    _next_s: float = 0.0
 
     def told(self, done: int, total: int) -> None:
         """There are so many bytes now, of so many."""
-        now_s = self.clock()
-        if done == self._said_bytes:
-            return
-        first = self._said_bytes < 0
-        if first or done == total or done - self._said_bytes >= total / 10 or now_s >= self._said_s + self.every_s:
-            self._said_bytes, self._said_s = done, now_s
+        if done == total or self.clock() >= self._next_s:
+            self._next_s = self.clock() + self.every_s
             self.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here")

@@ -6,10 +6,10 @@ put into the order that their addresses will have, and a rank means the same to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 
 from hetopt.backends.host.protocol import Place, Placements
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import CloudRefused
 from hetopt.core.run_spec import MEETING_PORT, RunSpec
 
@@ -27,29 +27,19 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
     Raises:
         CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
     """
-    workers, batch = [worker for worker in spec.workers if worker.host not in lost], spec.global_batch_size
-    if not workers:
+    places = [place for place, worker in enumerate(spec.workers) if worker.host not in lost]
+    if not places:
         raise CloudRefused("all machines of the run are lost.", hint="launch the plan again")
-    total = sum(worker.local_batch_size for worker in workers)
-    exact = [batch * worker.local_batch_size / total for worker in workers]
-    shares = [max(1, math.floor(share)) for share in exact]
-    by_rest = sorted(range(len(workers)), key=lambda place: shares[place] - exact[place])
-    for place in by_rest[: max(0, batch - sum(shares))]:
-        shares[place] += 1
-    while sum(shares) > batch and max(shares) > 1:
-        shares[shares.index(max(shares))] -= 1
-    for worker, share in zip(workers, shares, strict=True):
-        # A task computes what does not fit at once in micro-batches.
-        if spec.script and worker.max_local_batch_size is not None and share > worker.max_local_batch_size:
+    left = spec_of_living(spec, places, {})
+    for worker in left.workers if spec.script else ():  # a task computes what does not fit at once in micro-batches
+        share, most = worker.local_batch_size, worker.max_local_batch_size
+        if most is not None and share > most:
             raise CloudRefused(
-                f"{worker.host} has memory for {worker.max_local_batch_size} samples at once, and would get {share} of "
-                "the batch, as other machines are lost; a script has no micro-batches.",
+                f"{worker.host} has memory for {most} samples at once, and would get {share} of the batch, as other "
+                "machines are lost; a script has no micro-batches.",
                 hint="launch the plan again",
             )
-    sharing = (
-        worker.model_copy(update={"local_batch_size": share}) for worker, share in zip(workers, shares, strict=True)
-    )
-    return spec.model_copy(update={"workers": tuple(sharing)})
+    return left
 
 
 def placement_json(

@@ -26,6 +26,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
 from hetopt.core.errors import BadInput
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.run_spec import Node, RunSpec
 
 OUTCOME_OBJECT = "outcome.json"
@@ -45,6 +46,27 @@ Generation = Annotated[int, Field(ge=0, le=10_000, strict=True)]
 
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
+
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Terms(Record):
+    """What a machine is told when it begins; what it hears later is believed within that."""
+
+    spec_sha256: Digest = Field(description="of the run that was ordered, see `spec_digest`")
+    group_secret: str = Field(
+        pattern=rf"^{SECRET_PATTERN}$",
+        description="what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`)",
+    )
+    end_s: float = Field(
+        gt=0,
+        description="when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays "
+        "for at the worst",
+    )
+    latest_end_s: float = Field(
+        gt=0, description="what no lease extends it beyond: what the budget pays for at the least"
+    )
 
 
 class PaidMachine(Record):
@@ -100,24 +122,15 @@ class Lease(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The place of one machine in a run.
+    """The place of one machine in a run: its node, and what all are told."""
 
-    Attributes:
-        generation: grows when machines are replaced.
-        resume_from: the checkpoint that all machines go on from, such as step-120; None: from the start.
-        pauses: whether this generation is to save a checkpoint and wait for the next, because machines join.
-    """
-
-    generation: int
     node: Node
-    spec: RunSpec
-    resume_from: str | None = None
-    pauses: bool = False
+    told: Placements
 
     @property
     def leads(self) -> bool:
         """Whether the worker of rank 0 is here."""
-        return self.spec.workers[0].host == self.node.host
+        return self.told.spec.workers[0].host == self.node.host
 
 
 class Place(Record):
@@ -132,9 +145,15 @@ class Placements(RecordLeavingOut):
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
 
-    generation: Generation
-    resume_from: str | None = Field(default=None, pattern=rf"^{CHECKPOINT_PATTERN}$")
-    pauses: bool = False
+    generation: Generation = Field(description="grows when machines are replaced")
+    resume_from: str | None = Field(
+        default=None,
+        pattern=rf"^{CHECKPOINT_PATTERN}$",
+        description="the checkpoint that all machines go on from; absent: from the start",
+    )
+    pauses: bool = Field(
+        default=False, description="this generation saves a checkpoint and waits for the next: machines join"
+    )
     meeting: str
     hosts: dict[InstanceId, Place] = Field(min_length=1)
     spec: RunSpec
@@ -166,9 +185,7 @@ def placement_of(data: bytes, instance_id: str, spec_sha256: str | None = None) 
         return None
     if node.host not in {worker.host for worker in found.spec.workers}:
         return None
-    return Placement(
-        generation=found.generation, node=node, spec=found.spec, resume_from=found.resume_from, pauses=found.pauses
-    )
+    return Placement(node=node, told=found)
 
 
 def spec_digest(spec: RunSpec) -> str:

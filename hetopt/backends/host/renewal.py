@@ -17,32 +17,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, NonNegativeFloat
 
 from hetopt.backends.host.protocol import Lease, PaidMachine, Renewal
 from hetopt.core import budget_law
+from hetopt.core.artifact import Record
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stay:
-    """One machine's time on the bill.
+class Stay(Record):
+    """One machine's time on the bill."""
 
-    Attributes:
-        since_s: when it began, seconds since the epoch.
-        until_s: when it ended; None while it runs.
-        usd_per_hour: all that is paid for it, volume and address included.
-        minimum_s: paid for at least.
-        paid_usd: until its price last changed.
-        priced_s: when that was; None: it never has.
-    """
-
-    since_s: float
-    until_s: float | None
-    usd_per_hour: float
-    minimum_s: float
-    paid_usd: float = 0.0
-    priced_s: float | None = None
+    since_s: NonNegativeFloat = Field(description="when it began, seconds since the epoch")
+    until_s: NonNegativeFloat | None = Field(default=None, description="when it ended; absent while it runs")
+    usd_per_hour: NonNegativeFloat = Field(
+        description="all that is paid for it now, volume and address included; of one that has ended, at last"
+    )
+    minimum_s: NonNegativeFloat = Field(default=0.0, description="paid for at least")
+    paid_usd: NonNegativeFloat = Field(default=0.0, description="what it had cost when its price last changed")
+    priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
 
     def usd(self, now_s: float) -> float:
         """USD that this machine has cost until ``now_s`` (Unix time, seconds)."""
@@ -50,10 +46,11 @@ class Stay:
         from_s = self.since_s if self.priced_s is None else self.priced_s
         return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
 
-    def repriced(self, usd_per_hour: float, now_s: float) -> Stay:
-        """From now on at another price: what it has cost stays what it was, and so does the least that is paid."""
+    def repriced(self, usd_per_hour: float, now_s: float) -> Self:
+        """From then on at another price: what it had cost stays what it was, and so does the least that is paid."""
         from_s = max(now_s, self.since_s + self.minimum_s, self.priced_s or 0.0)
-        return replace(self, usd_per_hour=usd_per_hour, paid_usd=self.usd(now_s), priced_s=from_s)
+        paid_usd = self.model_copy(update={"until_s": None}).usd(now_s)
+        return self.model_copy(update={"usd_per_hour": usd_per_hour, "paid_usd": paid_usd, "priced_s": from_s})
 
 
 def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
@@ -95,7 +92,7 @@ def renewed_end_s(renewal: Renewal, changes: Sequence[PriceChange], now_s: float
 def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange], now_s: float) -> Stay:
     """A machine since the lease was written, as if it were still there."""
     if machine.on_demand:
-        return Stay(since_s=renewal.since_s, until_s=None, usd_per_hour=machine.usd_per_hour, minimum_s=0.0)
+        return Stay(since_s=renewal.since_s, usd_per_hour=machine.usd_per_hour)
     mine = [
         (one.at_s, min(one.usd_per_hour + machine.extras_usd_per_hour, machine.worst_usd_per_hour))
         for one in changes
@@ -104,7 +101,7 @@ def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange]
     before = [usd for at_s, usd in mine if at_s <= renewal.since_s]
     # A pool of which nobody tells what it cost at first cost the most that it can.
     first_usd = max(before[-1], machine.usd_per_hour) if before else machine.worst_usd_per_hour
-    stay = Stay(since_s=renewal.since_s, until_s=None, usd_per_hour=first_usd, minimum_s=0.0)
+    stay = Stay(since_s=renewal.since_s, usd_per_hour=first_usd)
     for at_s, usd in mine:
         if renewal.since_s < at_s < now_s:
             stay = stay.repriced(usd, at_s)

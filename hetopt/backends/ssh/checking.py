@@ -165,7 +165,7 @@ def check_hosts(
             found.append(HostFound(name=host.name, troubles=(trouble,), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
-        alone_ = alone(host, answer, asked_s=talk.asked_s, banner=talk.banner)
+        alone_ = alone(host, answer, asked_s=talk.asked_s)
         needs = [] if spec is None else [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
         troubles = [*alone_, *needs, *between[host.name]]
         found.append(
@@ -238,14 +238,13 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     )
 
 
-def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[Trouble]:
+def alone(host: Host, seen: Seen, *, asked_s: float) -> list[Trouble]:
     """What of one host would keep it from training, or is to be known.
 
     Args:
         host: as its owner describes it.
         seen: as it is.
         asked_s: when it was asked, by this machine's clock.
-        banner: what its shell printed.
     """
     found: list[Trouble] = []
 
@@ -288,8 +287,6 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
             f"its clock is {duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} this machine's",
             "set it: `timedatectl set-ntp true` there",
         )
-    if banner:
-        known(f"its shell prints {banner[:60]!r} where no terminal is", "print that in interactive shells only")
     if seen.left:
         known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {typed(*seen.left)}`")
     found += _devices(host, seen)

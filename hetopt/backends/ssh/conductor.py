@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
+from hetopt.backends.backend import MOST_IDLE, advances, back_off_s, is_given_up
 from hetopt.backends.host.placement import placement_json, without
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
@@ -33,13 +33,12 @@ from hetopt.backends.host.protocol import (
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
-from hetopt.backends.ssh.link import Link, Part
+from hetopt.backends.ssh.link import Link
 from hetopt.backends.ssh.objects import FolderObjects, write_text
 from hetopt.core.artifact import read_words
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
-from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
 from hetopt.core.hosts import CPU
 from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import new_secret
@@ -293,8 +292,7 @@ class Conductor:
 
     def _brings(self) -> bool:
         """Whether a step was done since the last placement, as far as the log tells."""
-        progress = StepsLogged | CheckpointSaved | ProbeEvent
-        self._has_brought |= any(isinstance(event, progress) for event in self._reader.read())
+        self._has_brought |= any(map(advances, self._reader.read()))
         return self._has_brought
 
     def _arrived(self, name: str, coming: Future[Link]) -> None:
@@ -398,18 +396,13 @@ class Conductor:
             wrote=lambda object_, data: self._keep(name, object_, data),
             errors=host_log_folder(self.run_dir, name) / "ssh.log",
         )
-        told = self.inventory.host(name)
-        config = {"id": self._id(name), "host": name, "spec_sha256": spec_digest(self.spec)}
+        config: dict[str, object] = {"id": self._id(name), "spec_sha256": spec_digest(self.spec)}
         # What is not asked for is not said: a run that goes on has the code that it began with.
-        more: dict[str, object] = {} if CPU in told.devices else {"devices": list(told.devices)}
-        part = Part(
-            run=self.run_dir.name,
-            code=self._code,
-            sha256=self.inventory.bundle_sha256,
-            config={**config, "group_secret": self._secret, **more},
-        )
+        if CPU not in link.host.devices:
+            config["devices"] = list(link.host.devices)
+        config["group_secret"] = self._secret
         try:
-            link.begin(part)
+            link.take_part(self.run_dir.name, self._code, self.inventory.bundle_sha256, config)
         except HetoptError:
             link.cut()
             raise

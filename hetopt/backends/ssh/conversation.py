@@ -23,7 +23,6 @@ OLDEST_PYTHON = (3, 11)
 
 _MOST_BYTES = 4_000_000
 """Of a program's words, of its shell's and of complaints: 64 GPUs and what earlier runs left take some thousands."""
-_END_S = 5.0
 
 
 def words_of(stream: IO[bytes], printed: Callable[[str], None]) -> Iterator[str]:
@@ -70,15 +69,15 @@ class Conversation:
         host: which.
         source: of the program.
         errors: the file that gets what it complains of, as far as that is read; None: none.
-        banner: what its shell printed of its own, if anything.
         asked_s: when the program was started here, seconds since the epoch.
+        end_s: how long the program may take to end once it is let go.
     """
 
     host: Host
     source: str
     errors: Path | None = None
-    banner: str = ""
     asked_s: float = 0.0
+    end_s: float = 5.0
     _complaints: bytearray = field(default_factory=bytearray)
     _printed: list[str] = field(default_factory=list)
     _silent: threading.Event = field(default_factory=threading.Event)
@@ -102,6 +101,8 @@ class Conversation:
             HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
         """
         self.asked_s = time.time()
+        if self.errors is not None:
+            self.errors.parent.mkdir(parents=True, exist_ok=True)
         program = self._program = start(self.host, self.source)
         self._words = words_of(program.stdout, self._printed.append)
         threading.Thread(target=self._hear_complaints, args=(program.ssh.stderr,), daemon=True).start()
@@ -119,7 +120,7 @@ class Conversation:
     def end(self) -> None:
         """Let go of the host, of which nothing more is heard."""
         if self._program is not None:
-            let_go(self._program, _END_S)
+            let_go(self._program, self.end_s)
             self._program.stdout.close()
 
     def cut(self) -> None:
@@ -142,15 +143,14 @@ class Conversation:
             word = next(self._words, None)
         finally:
             timer.cancel()
-        self.banner = self.banner or " ".join(self._printed)[:200]
         if word is None:
             raise self._why_ended(is_late=late.is_set())
         self._printed.clear()
         return word
 
     def _why_ended(self, *, is_late: bool) -> HetoptError:
-        code = let_go(self.program, _END_S)
-        self._silent.wait(_END_S)
+        code = let_go(self.program, self.end_s)
+        self._silent.wait(self.end_s)
         complaint = self._complaints.replace(b"\0", b"").decode(errors="replace")
         if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
             return why_unreached(self.host, complaint)

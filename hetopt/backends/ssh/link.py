@@ -6,14 +6,13 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.conversation import Conversation
-from hetopt.backends.ssh.edge import Program, let_go
+from hetopt.backends.ssh.edge import Program
 from hetopt.backends.ssh.objects import (
     OBJECTS,
     Answer,
@@ -26,13 +25,12 @@ from hetopt.backends.ssh.objects import (
 )
 from hetopt.core.artifact import Record, Told, read_words
 from hetopt.core.errors import HetoptError, RunFailed
-from hetopt.core.hosts import CPU, Host
+from hetopt.core.hosts import CPU
 
 BEGIN_WITHIN_S = 120.0
 """Connecting, and sending the code."""
 INSTALL_WITHIN_S = 1800.0
 """Some gigabytes over a slow line, and their files."""
-_END_S = 20.0
 
 
 class Begun(Record):
@@ -42,91 +40,65 @@ class Begun(Record):
     refused: Told | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """What a host is sent to begin with.
-
-    Attributes:
-        run: the run's name.
-        code: the archive that it runs.
-        sha256: of that.
-        config: for its node.
-    """
-
-    run: str
-    code: bytes
-    sha256: str
-    config: dict[str, Any]
-
-
 @dataclass(kw_only=True)
-class Link:
+class Link(Conversation):
     """One host, from the moment that it is connected to until it is gone.
 
     Attributes:
-        host: which.
         objects: what it may read and write of the run.
         models: what it may leave for the user.
         lock: held while an object is read or written: hosts ask at the same time.
         wrote: told the name and the bytes of every whole object that it has written.
-        errors: the file that gets what it complains of.
         heard_s: when it said something last.
         speaks: whether it has asked for anything yet: before, it imports what it runs.
     """
 
-    host: Host
+    source: str = field(default_factory=partial(inspect.getsource, receive))
+    end_s: float = 20.0
     objects: FolderObjects
     models: FolderObjects
     lock: threading.Lock
     wrote: Callable[[str, bytes], None]
-    errors: Path
     heard_s: float = 0.0
     speaks: bool = False
     gone: threading.Event = field(default_factory=threading.Event)
-    _talk: Conversation | None = None
 
-    def begin(self, part: Part) -> None:
+    def take_part(self, run: str, code: bytes, sha256: str, config: Mapping[str, object]) -> None:
         """Connect, send the code, and answer from then on in a thread of its own.
+
+        Args:
+            run: the run's name.
+            code: the archive that it runs.
+            sha256: of that.
+            config: for its node.
 
         Raises:
             HetoptError: the host is not reached, or does not take part.
         """
-        self.errors.parent.mkdir(parents=True, exist_ok=True)
         header = {
             "folder": self.host.folder,
-            "run": part.run,
+            "run": run,
             "host": self.host.name,
-            "bytes": len(part.code),
-            "sha256": part.sha256,
+            "bytes": len(code),
+            "sha256": sha256,
             "install": self.host.install,
             "gpu": CPU not in self.host.devices,
-            "config": part.config,
+            "config": config,
         }
-        talk = self._talk = Conversation(host=self.host, source=inspect.getsource(receive), errors=self.errors)
         within_s = INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S
-        begun = talk.begin(json.dumps(header).encode() + b"\n" + part.code, Begun, within_s)
+        begun = self.begin(json.dumps(header).encode() + b"\n" + code, Begun, within_s)
         if begun.refused is not None:
             raise RunFailed(
                 f"{self.host.name} does not take part: {begun.refused[:300]}.",
                 hint="look at it with `hetopt hosts check`",
             )
         self.heard_s = time.monotonic()
-        threading.Thread(target=self._serve, args=(talk.program,), daemon=True).start()
-
-    def end(self) -> None:
-        """Let go: the host ends its part, and removes what it has."""
-        if self._talk is not None:
-            let_go(self._talk.program, _END_S)
-
-    def cut(self) -> None:
-        """End the connection at once: the host does not answer any more."""
-        if self._talk is not None:
-            self._talk.cut()
+        threading.Thread(target=self._serve, args=(self.program,), daemon=True).start()
 
     @property
     def is_over(self) -> bool:
         """Whether the connection has ended."""
-        return self.gone.is_set() or self._talk is None or self._talk.program.ssh.poll() is not None
+        return self.gone.is_set() or self.program.ssh.poll() is not None
 
     def _serve(self, program: Program) -> None:
         def read(count: int) -> bytes:

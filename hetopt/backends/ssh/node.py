@@ -12,10 +12,10 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.host.agent import Agent
+from hetopt.backends.host.protocol import Terms
 from hetopt.backends.processes import LONGEST_STOP_S
 from hetopt.backends.ssh import gpus
 from hetopt.backends.ssh.objects import MODELS, OBJECTS, Connection, RemoteObjects
@@ -28,35 +28,6 @@ READ_EVERY_S = 0.3
 HEARTBEAT_S = 0.5
 END_S = 1e11
 """In the year 5138: an own machine has no budget, and its part ends with the connection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a host is told when it begins; see `hetopt.backends.host.agent.Terms`."""
-
-    host: str
-    spec_sha256: str
-    group_secret: str
-    end_s: float = END_S
-    latest_end_s: float = END_S
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own:
-    """The surroundings of a machine that nobody takes back: whoever launched the run says when it has to leave."""
-
-    id: str
-
-    def instance_id(self) -> str:
-        """What the run calls it."""
-        return self.id
-
-    def is_taken(self) -> bool:
-        """Return False: nobody takes it."""
-        return False
-
-    def set(self, end_s: float) -> None:
-        """It does not end itself."""
 
 
 def main(arguments: list[str]) -> int:
@@ -72,16 +43,16 @@ def main(arguments: list[str]) -> int:
         given = json.loads((root / CONFIG).read_text(encoding="utf-8"))
         (root / CONFIG).unlink()  # the secret stays in memory
         made = bool(given.pop("made"))
-        own = Own(id=str(given.pop("id")))
         connection = Connection(incoming=0, outgoing=outgoing)
         os.environ |= gpus.environment(given.pop("devices", [CPU]))
         return Agent(
-            config=Terms(**given),
+            id=str(given.pop("id")),
+            terms=Terms(end_s=END_S, latest_end_s=END_S, **given),
             root=root,
             objects=RemoteObjects(connection=connection, place=OBJECTS),
             models=RemoteObjects(connection=connection, place=MODELS),
-            imds=own,
-            timer=own,
+            is_taken=lambda: False,
+            end_at=lambda end_s: None,  # it does not end itself
             turn_s=TURN_S,
             read_every_s=READ_EVERY_S,
             heartbeat_s=HEARTBEAT_S,

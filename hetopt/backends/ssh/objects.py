@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hetopt.backends.host.objects import GoesOn, Versioned
+from hetopt.backends.host.objects import GoesOn, Objects, Versioned
 from hetopt.backends.host.protocol import OUTCOME_OBJECT
 from hetopt.core.artifact import Record, read_words, write_atomically
 from hetopt.core.errors import BadInput
@@ -61,13 +61,6 @@ class FolderObjects:
         """
         return inside(self.folder, name, what="object", any_text=True)
 
-    def get(self, name: str) -> bytes | None:
-        """See `Objects`."""
-        try:
-            return self.path(name).read_bytes()
-        except OSError:
-            return None
-
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
         path = self.path(name)
@@ -77,10 +70,18 @@ class FolderObjects:
         os.replace(partial, path)
         return True
 
+    def get(self, name: str) -> bytes | None:
+        """See `Objects`."""
+        found = self.versioned(name)
+        return None if found is None else found.data
+
     def versioned(self, name: str) -> Versioned | None:
         """See `Objects`."""
-        data = self.get(name)
-        return None if data is None else Versioned(data=data, version=hashlib.sha256(data).hexdigest())
+        try:
+            data = self.path(name).read_bytes()
+        except OSError:
+            return None
+        return Versioned(data=data, version=hashlib.sha256(data).hexdigest())
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """See `Objects`; the caller sees to it that nobody writes meanwhile."""
@@ -264,7 +265,7 @@ class Connection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteObjects:
+class RemoteObjects(Objects):
     """The objects as a host sees them; see `hetopt.backends.host.objects.Objects`.
 
     Attributes:
@@ -276,11 +277,6 @@ class RemoteObjects:
 
     def _ask(self, what: What, name: str, body: bytes = b"", **more: Any) -> tuple[Answer, bytes]:
         return self.connection.ask(Request(what=what, place=self.place, name=name, **more), body)
-
-    def get(self, name: str) -> bytes | None:
-        """See `Objects`."""
-        found = self.versioned(name)
-        return None if found is None else found.data
 
     def versioned(self, name: str) -> Versioned | None:
         """See `Objects`."""

@@ -450,19 +450,6 @@ class SupervisorActed(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SupervisorMeasured(Happened):
-    """What a change by the supervisor gained, once measured beside what was predicted."""
-
-    event: Literal["supervisor_measured"]
-    step: Count | None = None
-    action: Action
-    name: Name
-    step_time_before_s: Seconds
-    step_time_expected_s: Seconds
-    step_time_measured_s: Seconds
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProbeEvent(Happened):
     """An event of a probe, whose fields `hetopt.core.events.records` describes and `collect` reads."""
 
@@ -494,7 +481,6 @@ LogEvent = Annotated[
     | EmulationSlowed
     | ClockJumped
     | SupervisorActed
-    | SupervisorMeasured
     | ProbeEvent,
     Field(discriminator="event"),
 ]

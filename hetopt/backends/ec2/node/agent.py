@@ -20,6 +20,7 @@ from hetopt.backends.ec2.objects import PriceHistory, S3Objects
 from hetopt.backends.host.agent import Agent
 from hetopt.backends.host.protocol import MODELS_FOLDER
 from hetopt.core.artifact import read_record
+from hetopt.core.errors import BadInput
 
 
 def _run(command: list[str]) -> bool:
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     """Be the agent of this machine.
 
     Raises:
-        BadInput: the folder holds no configuration.
+        BadInput: the folder holds no configuration, or this is no rented machine.
     """
     root = Path(arguments[0])
     config = read_record(NodeConfig, root / CONFIG_FILE, hint="only a machine that hetopt rented has one")
@@ -42,15 +43,19 @@ def main(arguments: list[str]) -> int:
     )
     models = replace(objects, prefix=f"{MODELS_FOLDER}/{config.run_id}")
     imds = Imds(transport=over_http, clock=time.time)
+    instance_id = imds.instance_id()
+    if instance_id is None:
+        raise BadInput("there is no metadata service here.", hint="the agent runs on rented machines only")
     timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
     prices = PriceHistory.connect(region=config.region)
     return Agent(
-        config=config,
+        terms=config,
+        id=instance_id,
         root=root,
         objects=objects,
         models=models,
-        imds=imds,
-        timer=timer,
+        is_taken=imds.is_taken,
+        end_at=timer.set,
         prices=prices,
         notice_every_s=facts.NOTICE_EVERY_S,
     ).live()

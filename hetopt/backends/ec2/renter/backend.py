@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
@@ -188,9 +188,9 @@ def _ended(folder: Path, launch: Launch) -> ClusterState:
             f"{folder.name} was started on {launch.on}, and goes on there.",
             hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
         )
-    if not (folder / SEEN_FILE).exists():
+    seen = last_seen(folder)
+    if not seen.time_s:
         raise BadInput(f"{folder.name} never had its machines.", hint="launch its plan anew")
-    seen = ClusterState.load(folder / SEEN_FILE)
     if not seen.cleared:
         raise BadInput(f"{folder.name} is not over yet.", hint=f"end it first with `hetopt stop {folder.name}`")
     return seen

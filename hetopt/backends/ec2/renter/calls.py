@@ -25,7 +25,7 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters
-from hetopt.backends.ec2.renter.request import Edge, Reference, Request, if_there, read
+from hetopt.backends.ec2.renter.request import Edge, Request, if_there, read
 from hetopt.backends.host.protocol import Renewal
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -142,9 +142,14 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     """
     zone, machines = order.zones[0], [f"machine-of-{host}" for role in order.roles for host in role.hosts]
     later = machines if order.end_role is not None else ()
+    group, is_named = order.network.security_group or f"<GroupId of {GROUP_STEP}>", bool(order.network.security_group)
+    templates = template_calls(order, group)
+    made = {kind: f"<LaunchTemplateId of {request.step}>" for kind, request in templates.items()}
     return (
-        *preparation(order, contents, bundle),
-        *(fleet_call(order, role, zone, attempt=0) for role in order.roles),
+        *object_calls(order, contents, bundle),
+        *(() if is_named else (security_group_call(order, zone), *rule_calls(order, group))),
+        *templates.values(),
+        *(fleet_call(order, role, zone, made[role.image_kind], attempt=0) for role in order.roles),
         *end_calls(order, machines, min(order.created_s + UNPLACED_S, order.outside_end_s())),
         addresses_call(order),
         *(end_call(order, id_, order.outside_end_s(), moves=True) for id_ in later),
@@ -152,29 +157,23 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     )
 
 
-def preparation(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """All that must be there before machines are: the objects that they read when they boot, their group and templates.
+def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
+    """Write the objects that machines read when they boot. The lease is new: an earlier life's would end them at once.
 
-    The lease is new: an earlier life's would end them at once. Default subnets are in one network, so that the group
-    serves in every zone.
+    Args:
+        order: what to rent.
+        contents: objects of the run by their names under its prefix.
+        bundle: the code.
     """
-    code = put_object(order, CODE_STEP, order.bundle_key, bundle, "the code that machines run, by its content")
+    purpose = "what machines and your other terminals read of the run"
     end_s = order.created_s + order.lifetime_s
     return (
-        code,
+        put_object(order, CODE_STEP, order.bundle_key, bundle, "the code that machines run, by its content"),
         lease_call(order, end_s, end_s - order.checkpoint_s),
         *(
-            put_object(
-                order,
-                f"object {name}",
-                f"{order.prefix}/{name}",
-                body,
-                "what machines and your other terminals read of the run",
-            )
+            put_object(order, f"object {name}", f"{order.prefix}/{name}", body, purpose)
             for name, body in contents.items()
         ),
-        *group_calls(order, order.zones[0]),
-        *template_calls(order),
     )
 
 
@@ -206,44 +205,29 @@ def get_object(order: Order, key: str) -> Request:
     )
 
 
-def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
-    """A security group that lets the run's machines reach each other, and nobody else; none where one is named."""
-    if order.network.security_group is not None:
-        return ()
-    name = f"hetopt-{order.run_id}"
-    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
+def security_group_call(order: Order, zone: Zone) -> Request:
+    """Make the group of a run's machines. Default subnets are in one network, so that it serves in every zone."""
+    return Request(
+        step=GROUP_STEP,
+        service="ec2",
+        operation="create_security_group",
+        parameters={
+            "GroupName": f"hetopt-{order.run_id}",
+            "Description": "machines of one hetopt run, which talk to each other only",
+            "VpcId": zone.vpc_id,
+            "TagSpecifications": order.tagged("security-group"),
+        },
+        purpose="no way in: neither SSH nor the port that workers meet at is open to anybody else",
+        makes="security-group",
+    )
+
+
+def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
+    """Let the machines of a group, by its id, reach each other, HTTPS and the proxy, and nobody else."""
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
     ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
-    group = Reference(step=GROUP_STEP, key="GroupId")
-    lookup = Request(
-        step="find-group",
-        service="ec2",
-        operation="describe_security_groups",
-        parameters={
-            "Filters": [
-                {"Name": "group-name", "Values": [name]},
-                {"Name": "vpc-id", "Values": [zone.vpc_id]},
-                *filters(order.run_id),
-            ]
-        },
-        purpose="the group that an earlier attempt made",
-        result=("SecurityGroups", 0),
-    )
     return (
-        Request(
-            step=GROUP_STEP,
-            service="ec2",
-            operation="create_security_group",
-            parameters={
-                "GroupName": name,
-                "Description": "machines of one hetopt run, which talk to each other only",
-                "VpcId": zone.vpc_id,
-                "TagSpecifications": order.tagged("security-group"),
-            },
-            purpose="no way in: neither SSH nor the port that workers meet at is open to anybody else",
-            makes="security-group",
-            if_exists=lookup,
-        ),
         Request(
             step="group-ingress",
             service="ec2",
@@ -280,27 +264,28 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
     )
 
 
-def template_step(kind: str) -> str:
-    """The step that makes the launch template of one kind of machine."""
-    return f"template-{kind}"
+def find_group_call(order: Order) -> Request:
+    """Look the security group of a run up that goes on, by its tags."""
+    purpose = "the group that was made for the run"
+    return read("ec2", "describe_security_groups", purpose, Filters=filters(order.run_id))
 
 
-def template_calls(order: Order, *, generation: int = 0, end_s: float | None = None) -> tuple[Request, ...]:
+def template_calls(order: Order, group: str, *, generation: int = 0, end_s: float | None = None) -> dict[str, Request]:
     """A launch template for each kind of machine: types of one template share their image.
 
     Args:
         order: what is rented.
+        group: id of the machines' security group.
         generation: of the placement; machines that replace others boot by templates of their own.
         end_s: when machines end that boot by it; absent: when the order's do.
     """
     kinds = dict.fromkeys(role.image_kind for role in order.roles)
     end = order.created_s + order.lifetime_s if end_s is None else end_s
-    return tuple(_template_call(order, kind, generation, end) for kind in kinds)
+    return {kind: _template_call(order, kind, group, generation, end) for kind in kinds}
 
 
-def _interface(order: Order) -> dict[str, Any]:
+def _interface(order: Order, group: str) -> dict[str, Any]:
     """The machines' group; with an interface of its own where they are to have no public address."""
-    group = order.network.security_group or Reference(step=GROUP_STEP, key="GroupId")
     if order.network.public_address:
         return {"SecurityGroupIds": [group]}
     interface = {"DeviceIndex": 0, "AssociatePublicIpAddress": False, "DeleteOnTermination": True, "Groups": [group]}
@@ -339,13 +324,13 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
     }
 
 
-def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Request:
+def _template_call(order: Order, kind: str, group: str, generation: int, end_s: float) -> Request:
     if order.spec_sha256 is None:
         raise BadInput(
             "the run was ordered by an older version of hetopt, which did not say what its machines are to run.",
             hint="launch its plan again",
         )
-    step = template_step(kind)
+    step = f"template-{kind}"
     name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
     script = user_data(
         NodeConfig(
@@ -365,7 +350,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
     )
     data: dict[str, Any] = {
         **machine_settings(order, kind),
-        **_interface(order),
+        **_interface(order, group),
         # botocore encodes user data of run_instances, but not of launch templates.
         "UserData": base64.b64encode(script.encode()).decode(),
     }
@@ -381,23 +366,12 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
         },
         purpose=f"how {kind} machines boot: with an encrypted disk, which goes when they shut down",
         makes="launch-template",
-        result=("LaunchTemplate",),
-        if_exists=Request(
-            step="find-template",
-            service="ec2",
-            operation="describe_launch_templates",
-            parameters={
-                "Filters": [{"Name": "launch-template-name", "Values": [name]}, *filters(order.run_id)],
-            },
-            purpose="the template that an earlier attempt made",
-            result=("LaunchTemplates", 0),
-        ),
         passing=facts.NOT_KNOWN_YET,
     )
 
 
-def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request:
-    """Rent all machines of a role in one zone, or none of them.
+def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: int) -> Request:
+    """Rent all machines of a role in one zone by a launch template of this id, or none of them.
 
     `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
     launch template: policies look at the tags of the call that makes a thing. No highest price is set: AWS advises
@@ -420,10 +394,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
             ("SpotOptions" if spot else "OnDemandOptions"): options,
             "LaunchTemplateConfigs": [
                 {
-                    "LaunchTemplateSpecification": {
-                        "LaunchTemplateId": Reference(step=template_step(role.image_kind), key="LaunchTemplateId"),
-                        "Version": "1",
-                    },
+                    "LaunchTemplateSpecification": {"LaunchTemplateId": template, "Version": "1"},
                     "Overrides": [{"InstanceType": name, "SubnetId": zone.subnet_id} for name in role.instance_types],
                 }
             ],

@@ -10,8 +10,10 @@ kept for the next plan once the run is over.
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -24,9 +26,9 @@ from hetopt.backends.ec2.objects import changes_of, history_parameters
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.backends.host.renewal import PRICES_EVERY_S, Stay, spent_usd
-from hetopt.core.artifact import Artifact, HostName, Record, Told
+from hetopt.core.artifact import Artifact, HostName, Told
 from hetopt.core.errors import BadInput
-from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
+from hetopt.core.events.records import LogEvent, TrainingFinished
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 from hetopt.optimizer.cost.billing import is_free
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
@@ -40,8 +42,8 @@ Duty = Literal["serves", "waits", "relieved"]
 """A machine is a host of the run; or is to be one, and is not placed yet; or has no place any more: another has it."""
 
 
-class MachineState(Record):
-    """One machine as EC2 told of it."""
+class MachineState(Stay):
+    """One machine as EC2 told of it, with its time on the bill."""
 
     id: str
     host: HostName
@@ -49,12 +51,8 @@ class MachineState(Record):
     state: Told = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
     reason: Told | None = None
     ending: Ending | None = None
-    since_s: NonNegativeFloat
-    until_s: NonNegativeFloat | None = None
     zone: str = ""
-    usd_per_hour: PositiveFloat = Field(description="what it costs now; of one that has ended, at last")
-    paid_usd: NonNegativeFloat = Field(default=0.0, description="what it had cost when its price last changed")
-    priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
+    minimum_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
     extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
     has_stepped: bool = Field(default=False, description="a step was done while it had its place")
@@ -66,7 +64,6 @@ class MachineState(Record):
     ends_outside_s: NonNegativeFloat | None = Field(
         default=None, description="when the account ends it, as far as is known here"
     )
-    address: str = Field(default="", description="in the run's network, by which EC2 names its host")
     life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
 
     @property
@@ -86,28 +83,20 @@ class MachineState(Record):
         """Whether it is on the bill."""
         return self.until_s is None
 
-    def stay(self, *, minimum_s: float, free_within_s: float) -> Stay:
-        """Its time on the bill. What EC2 takes back within its first hour is free, but for disk and address."""
-        free = self.until_s is not None and is_free(
-            self.until_s - self.since_s, taken_back=self.ending == "interrupted", within_s=free_within_s
-        )
-        stay = Stay(
-            since_s=self.since_s, until_s=self.until_s, usd_per_hour=self.extras_usd_per_hour, minimum_s=minimum_s
-        )
-        if free:
-            return stay
-        return replace(stay, usd_per_hour=self.usd_per_hour, paid_usd=self.paid_usd, priced_s=self.priced_s)
+    def usd(self, now_s: float) -> float:
+        """USD until ``now_s``. What EC2 takes back within its first hour is free, but for disk and address."""
+        lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
+        if is_free(lasted_s, taken_back=self.ending == "interrupted", within_s=facts.FREE_IF_TAKEN_WITHIN_S):
+            beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
+            return Stay(since_s=self.since_s, until_s=self.until_s, **beside).usd(now_s)
+        return super().usd(now_s)
 
-    def repriced(self, usd_per_hour: float, now_s: float, *, minimum_s: float) -> Self:
+    def repriced(self, usd_per_hour: float, now_s: float) -> Self:
         """From then on at another price; who is on demand, had ended, or was never seen stays as it is."""
         had_ended = self.until_s is not None and self.until_s <= now_s
         if self.on_demand or had_ended or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
             return self
-        lived = self.model_copy(update={"until_s": None})
-        then = lived.stay(minimum_s=minimum_s, free_within_s=0.0).repriced(usd_per_hour, now_s)
-        return self.model_copy(
-            update={"usd_per_hour": then.usd_per_hour, "paid_usd": then.paid_usd, "priced_s": then.priced_s}
-        )
+        return super().repriced(usd_per_hour, now_s)
 
 
 class ClusterState(Artifact):
@@ -141,12 +130,7 @@ class ClusterState(Artifact):
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
     paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
-    strange_objects: tuple[str, ...] = Field(
-        default=(), description="the first of the bucket's objects that are no files of a run, and were not fetched"
-    )
     cleared: bool = Field(default=False, description="groups and templates are gone too")
-    minimum_billed_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
-    free_within_s: NonNegativeFloat = facts.FREE_IF_TAKEN_WITHIN_S
 
     @property
     def alive(self) -> list[MachineState]:
@@ -192,9 +176,7 @@ class ClusterState(Artifact):
             now_s: seconds since the epoch.
             machines: of the run; absent: all.
         """
-        paid = self.machines if machines is None else machines
-        stays = (one.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for one in paid)
-        return spent_usd(stays, now_s)
+        return spent_usd(self.machines if machines is None else machines, now_s)
 
 
 def ending_of(code: str) -> Ending:
@@ -260,7 +242,7 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
         then_s = min(max(change.at_s, from_s), now_s)
         for place, machine in enumerate(machines):
             if (machine.zone or seen.zone, machine.instance_type) == pool:
-                machines[place] = machine.repriced(usd, then_s, minimum_s=seen.minimum_billed_s)
+                machines[place] = machine.repriced(usd, then_s)
     return seen.model_copy(
         update={
             "machines": tuple(machines),
@@ -345,12 +327,11 @@ def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> 
     return [host for host in hosts if is_given_up(counts[host])]
 
 
-def last_words(run_dir: Path, machines: Sequence[MachineState]) -> str | None:
-    """The end of the newest boot log of these machines; where none is theirs by its name, of the newest there is."""
+def last_words(run_dir: Path) -> str | None:
+    """The end of the newest boot log."""
     folder = run_dir / BOOT_FOLDER
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
-    mine = [path for path in logs if any(_is_of(machine, path.stem) for machine in machines)]
-    for path in reversed(mine or logs):
+    for path in reversed(logs):
         lines = [line.strip()[:_LINE_CHARACTERS] for line in read_tail(path).splitlines() if line.strip()]
         if lines:
             return " | ".join(lines[-_LINES:])
@@ -369,15 +350,9 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
     if all(machine.heartbeat_s is not None for machine in machines):
         words, said = last_log_line(run_dir, machines[-1].host), f"EC2 says: {reason or 'nothing'}"
         return f"{named} ended before a step was done; {words or said}"
-    words = last_words(run_dir, machines)
-    told = f"its boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
+    words = last_words(run_dir)
+    told = f"the newest boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
     return f"{named} ended before it had booted; {told}"
-
-
-def _is_of(machine: MachineState, name: str) -> bool:
-    """Whether a log of that name is a machine's: EC2 calls hosts by their address, or by their id."""
-    dashed = machine.address.replace(".", "-")
-    return machine.id in name or (bool(dashed) and f"ip-{dashed}" == name.partition(".")[0])
 
 
 _LOSSES_SHOW_S = 180.0
@@ -396,25 +371,21 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
     return replace(status, reason=status.reason or seen.stop_reason)
 
 
-def known(run_dir: Path) -> RunStatus:
-    """How the run is by what its folder says; nobody is asked."""
-    path = run_dir / SEEN_FILE
-    return judged(run_dir, ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0))
+def last_seen(run_dir: Path) -> ClusterState:
+    """What was last seen of a run; nothing at the epoch before the first look.
 
-
-def readable(run_dir: Path) -> ClusterState | None:
-    """What was last seen of a run; None where nothing was, or it was cut off by whatever ended the process."""
+    Raises:
+        BadInput: it cannot be read, such as where it was cut off by whatever ended the process.
+    """
     path = run_dir / SEEN_FILE
-    try:
-        return ClusterState.load(path) if path.exists() else None
-    except BadInput:
-        return None
+    return ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
 
 
 def is_cleared(run_dir: Path) -> bool:
     """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
-    seen = readable(run_dir)
-    return seen is not None and seen.cleared
+    with suppress(BadInput):
+        return last_seen(run_dir).cleared
+    return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
@@ -423,16 +394,6 @@ def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
     # A failure before the run was resumed is what it was resumed from.
     in_this_life = since_s >= order.created_s
     return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
-
-
-def is_finished(events: Sequence[LogEvent]) -> bool:
-    """Whether machines end because there is nothing left to do."""
-    match events[-1] if events else None:
-        case TrainingFinished(reason=reason):
-            return reason != "stopped"
-        case ProbeEvent(event="probe_finished"):
-            return True
-    return False
 
 
 def stopped_s(events: Sequence[LogEvent]) -> float | None:

@@ -15,7 +15,7 @@ from typing import Literal
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.bucket_doctor import denial_of
-from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
+from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
 from hetopt.backends.ec2.renter.policies import statements
@@ -24,10 +24,8 @@ from hetopt.backends.options import Ec2
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed, quota_of
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed
 from hetopt.optimizer.plan import Plan
-
-LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S
 
 Verdict = Literal["good", "bad", "unknown"]
 
@@ -63,19 +61,18 @@ def examined(name: str, step: Callable[[], str], *, unread: Verdict = "bad") -> 
         return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
 
 
-def account_checks(edge: Edge, region: str, options: Ec2, offset_s: Callable[[], float | None]) -> Iterator[Check]:
-    """Check credentials, clock, region, bucket, role and permissions; end where nothing more can be asked.
+def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
+    """Check credentials, region, bucket, role and permissions; end where nothing more can be asked.
+
+    A clock that is wrong is refused by AWS with the credentials.
 
     Args:
         edge: carries out calls.
         region: to launch in.
         options: what is to be launched with.
-        offset_s: how far this machine's clock is ahead, in seconds, once AWS has answered.
     """
     credentials = examined("credentials", lambda: _caller(edge))
     yield credentials
-    if (ahead_s := offset_s()) is not None:
-        yield examined("clock", lambda: _clock(ahead_s))
     if credentials.verdict != "good":
         return
     account_id = ordering.identity(edge).account_id
@@ -104,15 +101,6 @@ def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
 def _caller(edge: Edge) -> str:
     caller = ordering.identity(edge)
     return f"{caller.arn} in account {caller.account_id}"
-
-
-def _clock(ahead_s: float) -> str:
-    if abs(ahead_s) > LARGEST_SKEW_S:
-        raise CloudRefused(
-            f"this machine's clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}.",
-            hint="set it: `timedatectl set-ntp true`",
-        )
-    return f"within {max(1.0, abs(ahead_s)):.0f} s of AWS's"
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
@@ -187,15 +175,10 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
 
     yield examined("order", ordered)
     if "order" in kept:
-        yield from _order_checks(edge, orders.catalog, kept["order"])
+        yield from _order_checks(edge, kept["order"])
 
 
-def _order_checks(edge: Edge, catalog: Catalog, order: Order) -> Iterator[Check]:
-    spot = [role.model_copy(update={"market": "on-demand"}) for role in order.roles if role.market == "spot"]
-    for check in quota_checks(edge, catalog, spot) if order.move_usd else ():
-        if check.verdict != "good":
-            said = f"{check.said}: the run could not move to on-demand machines before its deadline"
-            yield replace(check, name=f"deadline, {check.name}", verdict="unknown", said=said)
+def _order_checks(edge: Edge, order: Order) -> Iterator[Check]:
     yield _bucket_policy(edge, order)
     for role, name in ((each, name) for each in order.roles for name in each.instance_types):
         market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
@@ -209,8 +192,7 @@ def _order_checks(edge: Edge, catalog: Catalog, order: Order) -> Iterator[Check]
         }
         yield try_only(edge, "run_instances", parameters, of=name)
     for role in order.roles:
-        no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE}}
-        fleet = fleet_call(order, role, order.zones[0], attempt=0).resolved(no_template)
+        fleet = fleet_call(order, role, order.zones[0], facts.NO_TEMPLATE, attempt=0)
         yield try_only(edge, "create_fleet", fleet.parameters, of=role.instance_types[0])
 
 
@@ -220,29 +202,11 @@ def _image(edge: Edge, kind: str, chosen: str | None) -> str:
 
 
 def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """Check the quotas that roles need beside what runs, one for each family and market."""
+    """Check the quotas that roles need, one for each family and market."""
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
-    try:
-        running = _running(edge, catalog)
-    except CloudRefused:
-        running = {}
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
-        used = running.get(quota.code, 0)
-        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus, u=used: _quota(edge, q, n, u), unread="unknown")  # type: ignore[misc]
-
-
-def _running(edge: Edge, catalog: Catalog) -> dict[str, int]:
-    """Return the vCPUs of the region's machines by the code of the quota that they count against."""
-    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES)}]
-    answer = edge(read("ec2", "describe_instances", "what counts against the quotas", Filters=states))
-    vcpus: dict[str, int] = {}
-    for machine in (machine for group in answer["Reservations"] for machine in group["Instances"]):
-        known = catalog.instance_types.get(machine["InstanceType"])
-        market: Literal["spot", "on-demand"] = "spot" if machine.get("InstanceLifecycle") == "spot" else "on-demand"
-        code = quota_of(machine["InstanceType"], market).code
-        vcpus[code] = vcpus.get(code, 0) + (0 if known is None else known.vcpus)
-    return vcpus
+        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus: _quota(edge, q, n), unread="unknown")  # type: ignore[misc]
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
@@ -267,19 +231,15 @@ def _granted(edge: Edge, code: str) -> float:
     return float(edge(replace(request, operation="get_aws_default_service_quota"))["Quota"]["Value"])
 
 
-def _quota(edge: Edge, quota: Quota, vcpus: int, running: int) -> str:
+def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
     granted = _granted(edge, quota.code)
-    beside = f"; machines that run use {running} of them" if running else ""
-    if granted - running < vcpus:
-        more = (
-            f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
-            f"--desired-value {vcpus + running}`"
-        )
+    if granted < vcpus:
         raise CloudRefused(
-            f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted{beside}.",
-            hint=f"`hetopt gc --on ec2` shows what runs, or ask for more: {more}" if running else more,
+            f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted.",
+            hint="`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+            f"{quota.code} --desired-value {vcpus}`",
         )
-    return f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed{beside}"
+    return f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed, beside what runs"
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:

@@ -12,7 +12,6 @@ names of everything that may exist are known: the line before says what was abou
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import json
 import os
 import time
@@ -22,7 +21,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.paths import parse_json
@@ -141,11 +139,6 @@ def unresolved(entries: Iterable[Entry]) -> list[Entry]:
         elif entry.event != "lost":
             open_.pop(entry.call, None)
     return list(open_.values())
-
-
-def recorded_ids(entries: Iterable[Entry], prefix: str) -> list[str]:
-    """Every id of one kind that the ledger knows, by its prefix such as 'fleet-'."""
-    return list(dict.fromkeys(name for entry in entries for name in entry.ids if name.startswith(prefix)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +273,6 @@ class BotoEdge:
         self._session_class = boto3.Session
         self._session: Any = None
         self._clients: dict[str, Any] = {}
-        self.clock_offset_s: float | None = None
-        """How far this machine's clock is ahead of AWS's, by the last answer."""
 
     def __call__(self, request: Request) -> Answer:
         """Make the call.
@@ -297,7 +288,6 @@ class BotoEdge:
             client = self._client(request.service, reads=request.reads_only)
             answer: dict[str, Any] = self._call(client, request)
         except ClientError as error:
-            self._see_clock(error.response.get("ResponseMetadata", {}))
             told = error.response.get("Error", {})
             raise ApiRefused(
                 request, str(told.get("Code", "Unknown")), str(told.get("Message", "")), endpoint=endpoint
@@ -306,7 +296,7 @@ class BotoEdge:
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
         except ValueError as error:  # an address that is none; parameters are refused by names of their own
             raise ApiRefused(request, ValueError.__name__, str(error), endpoint=endpoint) from None
-        self._see_clock(answer.pop("ResponseMetadata", {}))
+        answer.pop("ResponseMetadata", None)
         return answer
 
     def _call(self, client: Any, request: Request) -> dict[str, Any]:
@@ -340,16 +330,10 @@ class BotoEdge:
             self._clients[name] = self._session.client(service, config=config)
         return self._clients[name]
 
-    def _see_clock(self, metadata: Mapping[str, Any]) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            there = email.utils.parsedate_to_datetime(metadata["HTTPHeaders"]["date"])
-            self.clock_offset_s = time.time() - there.timestamp()
-
 
 ATTEMPTS = 6
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
-LISTED_WITHIN_S = 30.0
 PATIENCE_S = 300.0
 """For what goes away by itself: interfaces leave a group when their machines have ended, which takes minutes."""
 
@@ -379,10 +363,8 @@ class Retrying:
                 if refused.code in request.tolerates:
                     return {}
                 # Whatever it says: an attempt before it that nobody answered may have been carried out.
-                unanswered = unanswered or refused.reaction == "again" or _name_is_taken(refused.code)
+                unanswered = unanswered or refused.reaction == "again"
                 refused.may_be_done = unanswered
-                if request.if_exists is not None and _name_is_taken(refused.code):
-                    return _nested(request.result, self._found(request.if_exists, refused))
                 passing = refused.code in request.passing and waited_s < self.patience_s
                 again = refused.reaction == "again" and attempt < self.attempts
                 if not (passing or again):
@@ -391,37 +373,11 @@ class Retrying:
             self.sleep(wait_s)
             waited_s += wait_s
 
-    def _found(self, lookup: Request, refused: ApiRefused) -> Answer:
-        """What bears the name already, if it is of this run. Lists may not show for seconds what was just made."""
-        waited_s, attempt = 0.0, 0
-        while True:
-            attempt += 1
-            answer = self(lookup)
-            try:
-                return lookup.entity(answer)
-            except (KeyError, IndexError):
-                if waited_s >= LISTED_WITHIN_S:
-                    raise refused from None
-            wait_s = wait_before(attempt, self.random)
-            self.sleep(wait_s)
-            waited_s += wait_s
-
-
-def _nested(path: tuple[str | int, ...], entity: Answer) -> Answer:
-    """An answer in which the entity is where the call that makes it would have put it."""
-    for key in reversed(path):
-        entity = {str(key): entity}
-    return entity
-
 
 def wait_before(attempt: int, random: Random) -> float:
     """Seconds to wait after so many attempts: up to twice as long each time."""
     ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
     return random.uniform(ceiling / 2, ceiling)
-
-
-def _name_is_taken(code: str) -> bool:
-    return code in facts.NAME_TAKEN
 
 
 def connect(region: str) -> Edge:

@@ -7,14 +7,13 @@ checked by its size.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Loop, read_lease
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Edge, if_there, instances_in, read
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.core.budget_law import PLACEMENT_OBJECT
@@ -102,12 +101,9 @@ def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) ->
     for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
         name = known[id_].get("Placement", {}).get("AvailabilityZone")
         zone = next((other for other in order.zones if other.name == name), zone)
-    on_spot: dict[str, Machine] = {}
-    held: dict[str, Machine] = {}
-    for id_, place in hosts.items():
-        if id_ in known:
-            same = on_spot if known[id_].get("InstanceLifecycle") == "spot" else held
-            same[place.host] = Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place.address)
+    there = {place.host: known[id_] for id_, place in hosts.items() if id_ in known}
+    on_spot = {host: machine for host, machine in there.items() if machine.get("InstanceLifecycle") == "spot"}
+    held = {host: machine for host, machine in there.items() if host not in on_spot}
     unseen = ClusterState(time_s=loop.clock())
     return ClusterState(
         time_s=loop.clock(),
@@ -119,21 +115,11 @@ def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) ->
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """A model that is here.
-
-    Attributes:
-        path: of the file; its name says whether it was trained to the end.
-        url: where the bucket keeps it.
-    """
-
-    path: Path
-    url: str
-
-
-def fetch_model(order: Order, run_dir: Path) -> Fetched:
+def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
     """Bring the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
+
+    Returns:
+        the file, whose name says whether it was trained to the end, and where the bucket keeps it.
 
     Raises:
         BadInput: the run has no model, or there is no room for it.
@@ -150,7 +136,7 @@ def fetch_model(order: Order, run_dir: Path) -> Fetched:
         )
     name = next(iter(sizes))
     _bring(objects, name, run_dir / name, sizes[name], order.run_id)
-    return Fetched(path=run_dir / name, url=f"{folder}/{name}")
+    return run_dir / name, f"{folder}/{name}"
 
 
 def fetch_outputs(order: Order, run_dir: Path) -> Outputs:

@@ -9,7 +9,6 @@ between, the next one reads what was meant and goes on with it: everything it mu
 from __future__ import annotations
 
 import datetime
-import errno
 import fcntl
 import math
 import re
@@ -17,11 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetopt.backends.backend import RunHandle
+from hetopt.backends.backend import RunHandle, advances, is_finished
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import (
@@ -34,9 +32,8 @@ from hetopt.backends.ec2.renter.cluster_state import (
     billed_from_s,
     ending_of,
     has_failed,
-    is_finished,
     judged,
-    known,
+    last_seen,
     price_request,
     rebilled,
     remember,
@@ -44,15 +41,14 @@ from hetopt.backends.ec2.renter.cluster_state import (
     stopped_s,
     why_failed,
 )
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, Made, connect_run, made, read_ledger, recorded_ids
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Machine, Order, Zone, places_of
+from hetopt.backends.ec2.renter.edge import connect_run
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Zone, places_of
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
     Clear,
     End,
     Extend,
-    Note,
     Observed,
     Pause,
     Place,
@@ -63,7 +59,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     reconcile,
     renewal_of,
 )
-from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.removal import Remover, until
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
 from hetopt.backends.host.placement import placement_json, ranked_spec
@@ -73,18 +69,18 @@ from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
-from hetopt.core.paths import inside, shown
+from hetopt.core.paths import inside
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec, host_names
-from hetopt.core.run_status import RunState, RunStatus, last_events
+from hetopt.core.run_status import RunState, RunStatus, last_events, log_bytes
 
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
 
-FIRST_LOOK_S = 2.0
-SLOWEST_LOOK_S = HEARTBEAT_S
-_SLOWER = 1.5
+LOOK_EVERY_S = HEARTBEAT_S
+"""Machines write so often what they have to tell."""
+STOP_LOOK_S = 5.0
+"""Between looks whether machines have ended that save their last checkpoint."""
 _STOP_PATIENCE_S = 120.0
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT)
@@ -92,7 +88,6 @@ _ENDED_AT = re.compile(facts.ENDED_AT)
 UNLISTED_S = 900.0
 """A machine that no list has so long after it was granted has ended: lists lag by minutes."""
 
-_STRANGE_SHOWN = 8
 LARGEST_EVENTS_BYTES = 256 * 2**20
 """Machines send what a log has gained in seconds; what is larger is none of their parts."""
 
@@ -103,59 +98,48 @@ _MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(Renter):
     """Looks after one run: observes, records, decides by `reconcile`, acts.
 
     Attributes:
-        order: what was rented.
-        run_dir: the run's folder here.
-        clock: seconds since the epoch.
-        sleep: waits for so many seconds.
-        tell: says what goes on.
         patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
-        made: what the run's ledger knows to be there.
     """
 
-    edge: Edge
-    order: Order
-    run_dir: Path
-    clock: Callable[[], float]
-    sleep: Callable[[float], None] = time.sleep
-    tell: Tell = lambda _: None
     patience_s: float = _STOP_PATIENCE_S
-    made: Callable[[], Made] = Made
 
-    def last(self) -> ClusterState:
-        """The cluster as it was last observed; as it was ordered before the first look."""
-        path = self.run_dir / SEEN_FILE
-        return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
+    def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
+        """Rent all machines, and write down what each costs an hour, beside those of earlier lives.
 
-    def begin(self, assigned: Mapping[str, Machine], zone: Zone, *, ends_outside: bool = True) -> ClusterState:
-        """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
-        before, outside_s = self.last(), self.order.outside_end_s() if ends_outside else None
-        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
+        Args:
+            spec: the run.
+            contents: objects of the run, by name.
+            bundle: the code.
+
+        Raises:
+            CloudRefused: it cannot be had. Nothing is left.
+        """
+        before = last_seen(self.run_dir)
+        generation = before.generation + 1 if before.machines else 0
+        resume_from = latest_checkpoint(self.edge, self.order) if generation else None
+        rented = self.rent(spec, contents, bundle, generation=generation, resume_from=resume_from)
+        self.order.of_run(rented.spec).save(self.run_dir / ORDER_FILE)
+        write_spec(self.run_dir, rented.spec)
+        outside = {"ends_outside_s": self.order.outside_end_s() if rented.ends_outside else None}
+        granted = self.granted(rented.assigned, rented.zone, ClusterState(time_s=self.clock()))
         seen = ClusterState(
             time_s=self.clock(),
-            zone=zone.name,
-            generation=self.next_generation(),
-            machines=(
-                *before.machines,
-                *(one.model_copy(update={"ends_outside_s": outside_s}) for one in granted),
-            ),
-            ends_outside=ends_outside,
+            zone=rented.zone.name,
+            generation=generation,
+            machines=(*before.machines, *(machine.model_copy(update=outside) for machine in granted)),
+            ends_outside=rented.ends_outside,
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
         return seen
 
-    def next_generation(self) -> int:
-        """The generation of the next placement: 0 for a run that never had machines."""
-        before = self.last()
-        return before.generation + 1 if before.machines else 0
-
     def granted(
         self,
-        assigned: Mapping[str, Machine],
+        assigned: Mapping[str, Answer],
         zone: Zone,
         seen: ClusterState,
         *,
@@ -165,7 +149,7 @@ class Loop:
         """Machines that are on the bill from now on.
 
         Args:
-            assigned: the machines, by the host that each is or is to be.
+            assigned: what EC2 says of the machines, by the host that each is or is to be.
             zone: where they are.
             seen: the prices that are known.
             on_demand: all of them, whatever the order says.
@@ -173,20 +157,19 @@ class Loop:
         """
         now_s = self.clock()
 
-        def on_the_bill(host: str, machine: Machine) -> MachineState:
+        def on_the_bill(host: str, machine: Answer) -> MachineState:
             market = "on-demand" if on_demand else self.order.market_of(host)
             return MachineState(
-                id=machine.id,
+                id=machine["InstanceId"],
                 host=host,
-                instance_type=machine.instance_type,
+                instance_type=machine["InstanceType"],
                 state="pending",
                 since_s=now_s,
                 zone=zone.name,
-                usd_per_hour=seen.usd_per_hour(zone, machine.instance_type, market),
+                usd_per_hour=seen.usd_per_hour(zone, machine["InstanceType"], market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,
-                address=machine.address,
                 life=self.order.life,
             )
 
@@ -203,26 +186,22 @@ class Loop:
             CloudRefused: the cloud does not answer.
         """
         with self._alone() as alone:
-            before = self.last()
+            before = last_seen(self.run_dir)
             if not alone:
                 return before
             objects = self._list(f"{self.order.prefix}/state/")
             beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
-            path, progress = self.run_dir / EVENTS_FILE, StepsLogged | CheckpointSaved | ProbeEvent
-            known = path.stat().st_size if path.exists() else 0
+            known = log_bytes(self.run_dir)
             # Events last: a run whose machines have ended has written all of them.
-            strange = [*self._fetch_events(), *self._fetch_logs(LOG_FOLDER), *self._fetch_logs(BOOT_FOLDER)]
-            stepped = any(isinstance(event, progress) for event in last_events(self.run_dir, since=known))
+            self._fetch_events()
+            self._fetch_logs(LOG_FOLDER)
+            self._fetch_logs(BOOT_FOLDER)
+            stepped = any(map(advances, last_events(self.run_dir, since=known)))
             served = {machine.id for machine in before.serving} if stepped else set()
-            seen = heard.model_copy(
-                update={
-                    "time_s": self.clock(),
-                    "machines": machines,
-                    "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
-                }
-            ).with_machines(served, has_stepped=True)
+            seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
+            seen = seen.with_machines(served, has_stepped=True)
             self.save(seen)
             return seen
 
@@ -257,40 +236,26 @@ class Loop:
             heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
         return before.model_copy(update=heard)
 
-    def _fetch_events(self) -> list[str]:
-        """Append what is new; each object is named by the place in the log where it begins.
-
-        Returns:
-            names of objects that are no part of a log.
-        """
-        strange: list[str] = []
-        path = self.run_dir / EVENTS_FILE
-        have = path.stat().st_size if path.exists() else 0
+    def _fetch_events(self) -> None:
+        """Append what is new; each object is named by the place in the log where it begins, and others are none."""
+        path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
         prefix = f"{self.order.prefix}/events/"
         for one in self._list(prefix, after=f"{prefix}{have - 1:015d}~" if have else None):
             name = one["Key"].removeprefix(prefix)
             match = _EVENTS_NAME.fullmatch(name)
-            if match is None or one["Size"] > LARGEST_EVENTS_BYTES:
-                strange.append(shown(f"events/{name}"))
-                continue
-            if int(match[1]) != have:
-                continue  # a part that is here already
+            if match is None or one["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
+                continue  # no part of a log, or one that is here already
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             with path.open("ab") as stream:
                 stream.write(body)
             have += len(body)
-        return strange
 
-    def _fetch_logs(self, folder: str) -> list[str]:
+    def _fetch_logs(self, folder: str) -> None:
         """Take whatever log has grown. The machines keep only the end of a long one.
 
         Args:
             folder: in the bucket, and in the run's folder.
-
-        Returns:
-            names of objects that cannot be files of the run here.
         """
-        strange: list[str] = []
         prefix = f"{self.order.prefix}/{folder}/"
         for one in self._list(prefix):
             name = one["Key"].removeprefix(prefix)
@@ -300,13 +265,11 @@ class Loop:
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir() or one["Size"] > 2 * LOG_TAIL_BYTES:
-                    raise OSError(errno.EISDIR, "it is a folder here, or larger than what machines send of a log")
+                    continue  # a folder here, or larger than what machines send of a log
             except (BadInput, OSError):
-                strange.append(shown(f"{folder}/{name}"))
-                continue
+                continue  # it cannot be a file of the run here
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
-        return strange
 
     def _list(self, prefix: str, after: str | None = None) -> list[Answer]:
         parameters: dict[str, Any] = {
@@ -373,7 +336,7 @@ class Loop:
         """
         state = action.state
         said = action.say
-        if isinstance(action, Note | Clear) and action.unbooted:
+        if action.unbooted:
             said = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
         if said is not None:
             self.tell(said)
@@ -449,26 +412,26 @@ class Loop:
         ]
         if not due or not self._ends_outside(state):
             return state
-        ends = self._renter().end_later(self.order, [one.id for one in due], outside_s)
+        ends = self.end_later([one.id for one in due], outside_s)
         state = state.with_machines([one.id for one in due], ends_outside_s=outside_s if ends else None)
         state = state.model_copy(update={"ends_outside": ends})
         self.save(state)
         return state
 
-    def _renter(self) -> Renter:
-        return Renter(edge=self.edge, sleep=self.sleep, tell=self.tell, clock=self.clock)
-
     def billed(self, state: ClusterState) -> ClusterState:
         """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
 
-        Raises:
-            CloudRefused: nobody tells: they stay billed at the prices that were told last.
+        Where nobody tells, they stay billed at the prices that were told last.
         """
         order, now_s = self.order, self.clock()
         if not are_due(order, state, now_s):
             return state
-        history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
-        state = rebilled(order, state, history, now_s)
+        try:
+            history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
+            state = rebilled(order, state, history, now_s)
+        except CloudRefused as refused:
+            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
+            state = state.model_copy(update={"prices_asked_s": now_s})
         self.save(state)
         return state
 
@@ -485,7 +448,7 @@ class Loop:
         if reason is not None:
             state = state.model_copy(update={"stop_reason": reason})
             self.save(state)
-        Remover(edge=self.edge, sleep=self.sleep, made=self.made()).remove_run(self.order.run_id)
+        Remover(edge=self.edge, sleep=self.sleep, made=self.made).remove_run(self.order.run_id)
         try:
             state = self.look()
         except (HetoptError, OSError, ValueError) as error:
@@ -493,10 +456,7 @@ class Loop:
             state = self.machines_now(state)
         state = state.model_copy(update={"cleared": not state.alive})
         self.save(state)
-        try:
-            state = self.billed(state)  # nobody looks at it again
-        except CloudRefused as refused:
-            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
+        state = self.billed(state)  # nobody looks at it again
         if state.cleared:
             try:
                 remember(state, self.order, self.run_dir)
@@ -508,7 +468,7 @@ class Loop:
         """Ask for machines. Before anything is rented: whatever ends this process, the next ask has other tokens."""
         state, zone = action.state, self.order.zone(action.zone)
         self.save(state)
-        granted, missing = self._renter().ask(self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
+        granted, missing = self.ask(action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
         if missing:
             self.tell(f"there is no capacity for {', '.join(missing)}; it is asked for again in {ASK_AGAIN_S:.0f} s")
         new = self.granted(granted, zone, state, on_demand=state.on_demand, duty="waits")
@@ -519,7 +479,7 @@ class Loop:
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
         """Tell the machines that serve who is who; answers the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
-        places = places_of(self._renter().machines(self.order, {host: ids[host] for host in host_names(spec)}))
+        places = places_of(self.machines_of({host: ids[host] for host in host_names(spec)}))
         ranked = ranked_spec(spec, places.values())
         body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))
@@ -584,21 +544,6 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
     return None if latest is None else latest.checkpoint
 
 
-@dataclass(kw_only=True)
-class Polling:
-    """When to look again: often while there is news, ever less often while there is none."""
-
-    wait_s: float = FIRST_LOOK_S
-    next_s: float = 0.0
-    said: str = ""
-    said_of_prices: str = ""
-
-    def after(self, now_s: float, *, news: bool) -> None:
-        """Set when to look next: soon after news, ever later without."""
-        self.wait_s = FIRST_LOOK_S if news else min(SLOWEST_LOOK_S, self.wait_s * _SLOWER)
-        self.next_s = now_s + self.wait_s
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ec2Launcher:
     """Rents, watches and gives back.
@@ -620,7 +565,8 @@ class Ec2Launcher:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     patience_s: float = _STOP_PATIENCE_S
-    _polling: dict[Path, Polling] = field(default_factory=dict, repr=False, compare=False)
+    _next_look_s: dict[Path, float] = field(default_factory=dict, repr=False, compare=False)
+    _said: dict[Path, str] = field(default_factory=dict, repr=False, compare=False)
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Rent what the folder's order says, and tell the machines to begin.
@@ -636,30 +582,12 @@ class Ec2Launcher:
         order = Order.load(run_dir / ORDER_FILE).of_run(spec)
         order.save(run_dir / ORDER_FILE)
         loop = self._loop(order, run_dir)
-        edge, generation = loop.edge, loop.next_generation()
-        renter = Renter(
-            edge=edge,
-            sleep=self.sleep,
-            tell=self.tell,
-            accept=self.accept,
-            made=partial(self._made, run_dir),
-            clock=self.clock,
-        )
-        rented = renter.rent(
-            order,
-            spec,
-            # What other terminals need to look after the run.
-            {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()},
-            (run_dir / BUNDLE_FILE).read_bytes(),
-            generation=generation,
-            resume_from=latest_checkpoint(edge, order) if generation else None,
-        )
-        order.of_run(rented.spec).save(run_dir / ORDER_FILE)
-        write_spec(run_dir, rented.spec)
-        state = loop.begin(rented.assigned, rented.zone, ends_outside=rented.ends_outside)
+        # What other terminals need to look after the run.
+        objects = {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()}
+        state = loop.begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
         renewal = renewal_of(order, state, self.clock())
         try:
-            written = None if renewal is None else read_lease(edge, order)
+            written = None if renewal is None else read_lease(loop.edge, order)
             if written is not None and not written[0].wishes_end:
                 lease, tag = written  # from here on machines extend it, where nobody follows the run
                 tagged = state.model_copy(update={"lease_tag": tag})
@@ -669,22 +597,20 @@ class Ec2Launcher:
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """How the run is. Asks the cloud as often as is worth it, and answers from the folder in between.
+        """How the run is. Asks the cloud as often as machines write, and answers from the folder in between.
 
         A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
         ends, and what was seen last is answered.
         """
-        polling = self._polling.setdefault(handle.run_dir, Polling())
         try:
             return self.look(handle)
         except CloudRefused as refused:
-            polling.after(self.clock(), news=False)
-            if refused.message != polling.said:
-                polling.said = refused.message
+            if refused.message != self._said.get(handle.run_dir):
+                self._said[handle.run_dir] = refused.message
                 self.tell(
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
-            return known(handle.run_dir)
+            return judged(handle.run_dir, last_seen(handle.run_dir))
 
     def look(self, handle: RunHandle) -> RunStatus:
         """The same, but whoever asks is told when the cloud does not answer.
@@ -696,12 +622,10 @@ class Ec2Launcher:
         if not (run_dir / ORDER_FILE).exists():
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
         loop = self._opened(handle)
-        state = loop.last()
-        polling = self._polling.setdefault(run_dir, Polling())
-        if not state.cleared and state.machines and self.clock() >= polling.next_s:
-            before = (state.machines, _size(run_dir / EVENTS_FILE))
-            state = loop.settle(self._priced(loop, loop.look(), polling))
-            polling.after(self.clock(), news=before != (state.machines, _size(run_dir / EVENTS_FILE)))
+        state = last_seen(loop.run_dir)
+        if not state.cleared and state.machines and self.clock() >= self._next_look_s.get(run_dir, 0.0):
+            self._next_look_s[run_dir] = self.clock() + LOOK_EVERY_S
+            state = loop.settle(loop.billed(loop.look()))
         return judged(run_dir, state)
 
     def stop(self, handle: RunHandle) -> None:
@@ -715,7 +639,7 @@ class Ec2Launcher:
         loop = self._opened(handle)
         order = loop.order
         try:
-            state = loop.last()
+            state = last_seen(loop.run_dir)
         except BadInput as damaged:
             self.tell(f"{damaged.message} Whatever carries the name of {order.run_id} is removed.")
             state = ClusterState(time_s=self.clock())
@@ -725,7 +649,7 @@ class Ec2Launcher:
             try:
                 wished = {"stop_wished_s": self.clock(), "stop_reason": "stopped by hand"}
                 state = loop.act(Stop(state=state.model_copy(update=wished)))
-                state = self._until_ended(loop, loop.machines_now(state))
+                state = self._until_ended(loop, state)
             except CloudRefused as refused:
                 self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         loop.clear(state)
@@ -738,7 +662,7 @@ class Ec2Launcher:
             CloudRefused: the cloud does not answer.
         """
         loop = self._opened(handle)
-        state = loop.last()
+        state = last_seen(loop.run_dir)
         ids = [machine.id for machine in state.alive if machine.host == host]
         if not ids or state.stop_wished_s is not None:
             raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
@@ -753,61 +677,34 @@ class Ec2Launcher:
             BudgetStop: the budget does not pay for that.
         """
         loop = self._opened(handle)
-        loop.save(moved(loop.order, loop.last(), needed_s, self.clock()))
+        loop.save(moved(loop.order, last_seen(loop.run_dir), needed_s, self.clock()))
         self._look_at_once(handle)
 
     def _opened(self, handle: RunHandle) -> Loop:
         return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)
 
     def _look_at_once(self, handle: RunHandle) -> None:
-        self._polling.setdefault(handle.run_dir, Polling()).next_s = self.clock()
-
-    def _priced(self, loop: Loop, state: ClusterState, polling: Polling) -> ClusterState:
-        """Machines on spot are billed at the prices of now. Where nobody tells these, at those that were told last."""
-        try:
-            return loop.billed(state)
-        except CloudRefused as refused:
-            state = state.model_copy(update={"prices_asked_s": self.clock()})
-            if refused.message != polling.said_of_prices:
-                polling.said_of_prices = refused.message
-                self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
-        loop.save(state)
-        return state
+        self._next_look_s[handle.run_dir] = self.clock()
 
     def _until_ended(self, loop: Loop, state: ClusterState) -> ClusterState:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""
-        began = any(machine.heartbeat_s is not None for machine in state.alive) or _size(loop.run_dir / EVENTS_FILE)
-        if not began:
-            return state
-        deadline_s, polling = self.clock() + loop.order.checkpoint_s + self.patience_s, Polling()
-        while state.alive and self.clock() < deadline_s:
-            self.sleep(polling.wait_s)
-            polling.after(self.clock(), news=False)
-            state = loop.machines_now(state)
-        return state
+        began = any(machine.heartbeat_s is not None for machine in state.alive) or log_bytes(loop.run_dir)
+        within_s = loop.order.checkpoint_s + self.patience_s if began else 0.0
 
-    def _made(self, run_dir: Path) -> Made:
-        """What the ledger knows to be there."""
-        return made(read_ledger(run_dir / LEDGER_FILE), self.clock())
+        def have_ended() -> bool:
+            return not loop.machines_now(last_seen(loop.run_dir)).alive
+
+        until(have_ended, self.sleep, every_s=STOP_LOOK_S, within_s=within_s)
+        return last_seen(loop.run_dir)
 
     def _loop(self, order: Order, run_dir: Path) -> Loop:
-        edge = connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock)
         return Loop(
-            edge=edge,
+            edge=connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock),
             order=order,
             run_dir=run_dir,
             clock=self.clock,
             sleep=self.sleep,
             tell=self.tell,
+            accept=self.accept,
             patience_s=self.patience_s,
-            made=partial(self._made, run_dir),
         )
-
-
-def fleets_of(run_dir: Path) -> list[str]:
-    """The fleets that a run's ledger knows."""
-    return recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -12,7 +12,7 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -353,15 +353,10 @@ def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> floa
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """One machine that was granted."""
+def places_of(assigned: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
+    """Return the places of machines in the run, by their ids.
 
-    id: str
-    instance_type: str
-    address: str
-
-
-def places_of(assigned: Mapping[str, Machine]) -> dict[str, Place]:
-    """The places of machines in the run, by their ids."""
-    return {machine.id: Place(host=host, address=machine.address) for host, machine in assigned.items()}
+    Args:
+        assigned: what EC2 says of each machine, by its host.
+    """
+    return {one["InstanceId"]: Place(host=host, address=one["PrivateIpAddress"]) for host, one in assigned.items()}

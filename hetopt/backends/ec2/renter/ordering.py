@@ -219,16 +219,10 @@ def zones_for(
     offered: dict[str, set[str]] = {}
     for found in edge(offerings)["InstanceTypeOfferings"]:
         offered.setdefault(found["InstanceType"], set()).add(found["Location"])
-    machines = sum(role.machines for role in roles)
-    open_ = [one for one in subnets_of(edge, named) if one.get("State") == "available"]
-    # Of several in a zone the one with most room.
-    roomy = sorted((one for one in open_ if _room(one) >= machines), key=_room)
-    if open_ and not roomy:
-        raise CloudRefused(
-            f"no subnet has {machines} free addresses, one a machine; the most are {max(map(_room, open_)):.0f}.",
-            hint="name larger `subnets`, or remove what is left over with `hetopt gc --on ec2`",
-        )
-    subnets = {one["AvailabilityZone"]: one for one in roomy}
+    available = [subnet for subnet in subnets_of(edge, named) if subnet.get("State") == "available"]
+    # Of several in a zone the one with most free addresses, where that is told.
+    available.sort(key=lambda subnet: float(subnet.get("AvailableIpAddressCount", math.inf)))
+    subnets = {subnet["AvailabilityZone"]: subnet for subnet in available}
     changes = changes_of(edge(price_request(names, now_s)))
     spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
     zones = []
@@ -253,11 +247,6 @@ def zones_for(
     if not zones:
         raise _no_zone(names, offered, subnets, named)
     return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
-
-
-def _room(subnet: Answer) -> float:
-    """Its free addresses, where that is told."""
-    return float(subnet.get("AvailableIpAddressCount", math.inf))
 
 
 def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:

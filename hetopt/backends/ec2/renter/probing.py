@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.renter import ordering
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.cluster_state import last_seen
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Role
 from hetopt.backends.ec2.renter.ordering import image_kind
@@ -158,7 +158,7 @@ class Prober(ordering.Orders):
                 f"a probe failed: {status.reason or 'it was stopped from outside'}",
                 hint=status.next_step(f"read what its machines printed in {folder}"),
             )
-        seen = ClusterState.load(folder / SEEN_FILE)
+        seen = last_seen(folder)
         sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)
         return sample, order.fixed_usd + seen.spent_usd(seen.time_s)
 

@@ -165,21 +165,17 @@ class Action:
     Attributes:
         state: what is to be kept of the run.
         say: what people are told.
+        unbooted: machines whose failure is the reason; their last words are told, too.
     """
 
     state: ClusterState
     say: str | None = None
+    unbooted: tuple[MachineState, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note(Action):
-    """Ask nothing of the cloud: what is wanted, or who is which host, is something else from now on.
-
-    Attributes:
-        unbooted: machines whose failure is the reason; their last words are told, too.
-    """
-
-    unbooted: tuple[MachineState, ...] = ()
+    """Ask nothing of the cloud: what is wanted, or who is which host, is something else from now on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +196,6 @@ class Rent(Action):
 
     roles: tuple[Role, ...]
     zone: str
-
-    @property
-    def hosts(self) -> list[str]:
-        """Who is asked for."""
-        return [host for role in self.roles for host in role.hosts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,13 +230,7 @@ class Stop(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Clear(Action):
-    """Remove everything that is left of the run.
-
-    Attributes:
-        unbooted: machines whose failure is the reason; their last words are told, too.
-    """
-
-    unbooted: tuple[MachineState, ...] = ()
+    """Remove everything that is left of the run."""
 
 
 def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: float) -> list[Action]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -26,7 +27,7 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
-from hetopt.backends.ec2.renter.cluster_state import readable
+from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
 from hetopt.backends.ec2.renter.edge import (
     LEDGER_FILE,
     SETTLES_S,
@@ -48,6 +49,12 @@ from hetopt.core.paths import BUCKET_PATTERN, is_name
 FLEETS_A_CALL = facts.FLEETS_A_CALL
 DEAD = facts.DEAD_STATES
 
+_DELETED: tuple[tuple[Kind, str, str, str], ...] = (
+    ("launch-template", "ec2", "delete_launch_template", "LaunchTemplateId"),
+    ("security-group", "ec2", "delete_security_group", "GroupId"),
+    ("volume", "ec2", "delete_volume", "VolumeId"),
+    ("schedule-group", "scheduler", "delete_schedule_group", "Name"),  # last: it ends what nothing else has
+)
 _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
     ("launch-template", "describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
     ("security-group", "describe_security_groups", "SecurityGroups", "GroupId"),
@@ -70,61 +77,24 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unseen:
-    """A list that could not be had, so that nobody knows what is on it."""
-
-    kind: Kind
-    refused: CloudRefused
-
-
-@dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What is there, and what could not be looked at."""
+    """What is there, and by what refusal each kind was not looked at that could not be: nobody knows what is there."""
 
     found: tuple[Found, ...]
-    unseen: tuple[Unseen, ...] = ()
+    unseen: Mapping[Kind, CloudRefused]
 
-    def check(self) -> None:
-        """Do not take for an all-clear what is none.
+    def check(self) -> tuple[Found, ...]:
+        """What is there; nobody takes for an all-clear what is none.
 
         Raises:
             CloudRefused: something could not be looked at.
         """
         if self.unseen:
-            kinds = " and ".join(dict.fromkeys(f"{one.kind}s" for one in self.unseen))
-            first = self.unseen[0].refused
+            kinds, first = " and ".join(f"{kind}s" for kind in self.unseen), next(iter(self.unseen.values()))
             raise CloudRefused(
                 f"the {kinds} were not looked at, so some may be left: {first.message.rstrip('.')}.", hint=first.hint
             )
-
-
-def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
-    """Look at every list.
-
-    Args:
-        edge: carries out calls.
-        run_id: of the run whose things are wanted; absent: of any.
-        made: what a ledger knows; instant fleets are in no list unless they are named.
-    """
-    found: list[Found] = []
-    unseen: list[Unseen] = []
-
-    def list_(kind: Kind, step: Callable[[], list[Found]]) -> None:
-        try:
-            found.extend(step())
-        except CloudRefused as refused:
-            unseen.append(Unseen(kind=kind, refused=refused))
-
-    def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
-        answer = ask(edge, operation, {"Filters": order.filters(run_id)}, f"the {kind}s that are left")
-        return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
-
-    list_("instance", partial(_instances, edge, run_id))
-    list_("schedule-group", partial(_schedule_groups, edge, run_id))
-    list_("fleet", partial(_fleets, edge, run_id, made))
-    for kind, operation, key, id_ in _LISTED:
-        list_(kind, partial(tagged, kind, operation, key, id_))
-    return Survey(found=tuple(found), unseen=tuple(unseen))
+        return self.found
 
 
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
@@ -150,21 +120,39 @@ def _fleets(edge: Edge, run_id: str | None, made: Made) -> list[Found]:
     )["Tags"]
     named = [tag["ResourceId"] for tag in listed if run_id in (None, tag["Value"])]
     ids = list(dict.fromkeys([*named, *made.of_kind("fleet-")]))
-    fleets = [fleet for batch in batches(ids, FLEETS_A_CALL) for fleet in _fleets_of(edge, batch)]
+    fleets: list[Answer] = []
+    for batch in batches(ids, FLEETS_A_CALL):  # EC2 forgets instant fleets after some days
+
+        def describe(some: Sequence[str]) -> None:
+            purpose = "whether the fleets still stand"
+            fleets.extend(ask(edge, "describe_fleets", {"FleetIds": list(some)}, purpose)["Fleets"])
+
+        without_unknown(batch, describe, facts.FLEET_GONE)
     alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS)]
     return [_found("fleet", one["FleetId"], one) for one in alive]
 
 
-def _fleets_of(edge: Edge, ids: Sequence[str]) -> list[Answer]:
-    """Those of them that EC2 still knows: it forgets instant fleets after some days, and then refuses the call."""
+def without_unknown(ids: Sequence[str], call: Callable[[Sequence[str]], object], unknown: str) -> list[str]:
+    """Make a call for several ids. One that EC2 does not know spares all others of it: then each goes by itself.
+
+    Args:
+        ids: that the call names.
+        call: makes it for these ids.
+        unknown: with which the code begins by which EC2 says that it does not know one.
+
+    Returns:
+        the ids that EC2 does not know.
+
+    Raises:
+        CloudRefused: for another reason.
+    """
     try:
-        return list(ask(edge, "describe_fleets", {"FleetIds": list(ids)}, "whether the fleets still stand")["Fleets"])
+        call(ids)
     except ApiRefused as refused:
-        if not refused.code.startswith(facts.FLEET_GONE):
+        if not refused.code.startswith(unknown):
             raise
-        if len(ids) == 1:
-            return []
-        return [fleet for id_ in ids for fleet in _fleets_of(edge, [id_])]
+        return list(ids) if len(ids) == 1 else [id_ for each in ids for id_ in without_unknown([each], call, unknown)]
+    return []
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
@@ -211,6 +199,24 @@ def batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
+def until(reached: Callable[[], bool], sleep: Callable[[float], None], *, every_s: float, within_s: float) -> bool:
+    """Wait for something, at least one look long; whether it came about in time.
+
+    Args:
+        reached: looks whether it has.
+        sleep: waits for so many seconds.
+        every_s: between looks.
+        within_s: how long to wait at most.
+    """
+    waited_s = 0.0
+    while not reached():
+        if waited_s >= within_s:
+            return False
+        sleep(every_s)
+        waited_s += every_s
+    return True
+
+
 INSTANCES_A_CALL = 200
 
 _ENDING_S = 5.0
@@ -243,19 +249,30 @@ class Remover:
     sleep: Callable[[float], None]
     made: Made = field(default=Made())
 
-    def find(self, run_id: str | None = None) -> list[Found]:
-        """Everything of one run, or of any, that is still there.
-
-        Raises:
-            CloudRefused: not everything could be looked at.
-        """
-        survey = self.look(run_id)
-        survey.check()
-        return list(survey.found)
-
     def look(self, run_id: str | None = None) -> Survey:
-        """The same, machines first, each list by itself: one that cannot be had hides nothing of the others."""
-        return surveyed(self.edge, run_id, self.made)
+        """Look at every list, each by itself: one that cannot be had hides nothing of the others.
+
+        Args:
+            run_id: of the run whose things are wanted; absent: of any.
+        """
+
+        def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
+            answer = ask(self.edge, operation, {"Filters": order.filters(run_id)}, f"the {kind}s that are left")
+            return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
+
+        found, unseen = list[Found](), dict[Kind, CloudRefused]()
+        lists: dict[Kind, Callable[[], list[Found]]] = {
+            "instance": partial(_instances, self.edge, run_id),
+            "schedule-group": partial(_schedule_groups, self.edge, run_id),
+            "fleet": partial(_fleets, self.edge, run_id, self.made),
+            **{kind: partial(tagged, kind, operation, key, id_) for kind, operation, key, id_ in _LISTED},
+        }
+        for kind, list_ in lists.items():
+            try:
+                found += list_()
+            except CloudRefused as refused:
+                unseen[kind] = refused
+        return Survey(found=tuple(found), unseen=unseen)
 
     def remove(self, found: Sequence[Found]) -> None:
         """Remove all of it, machines first. What cannot be removed does not keep the rest from going.
@@ -265,11 +282,6 @@ class Remover:
         """
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
-
-        def each(kind: Kind, operation: str, key: str, service: str = "ec2") -> None:
-            for id_ in by_kind.get(kind, ()):
-                attempt(partial(self._until_known, [id_], partial(self._delete, service, operation, key)))
-
         by_kind: dict[str, list[str]] = {}
         for one in found:
             by_kind.setdefault(one.kind, []).append(one.id)
@@ -278,21 +290,20 @@ class Remover:
         told = not refused
         # A fleet takes machines with it that nobody has the ids of.
         for batch in batches(by_kind.get("fleet", ()), FLEETS_A_CALL):
-            attempt(partial(self._delete_fleets, batch))
+            attempt(partial(self.delete_fleets, batch))
         if instances and told:
             attempt(partial(self._wait_for_end, instances))
-        each("launch-template", "delete_launch_template", "LaunchTemplateId")
-        each("security-group", "delete_security_group", "GroupId")
         if by_kind.get("volume") and instances:
             # Disks go with their machines; what is deleted one by one is only what did not.
-            by_kind["volume"] = self._remaining(by_kind["volume"])
-        each("volume", "delete_volume", "VolumeId")
-        each("schedule-group", "delete_schedule_group", "Name", "scheduler")  # last: it ends what nothing else has
+            attempt(lambda: by_kind.update(volume=self._remaining(by_kind["volume"])))
+        for kind, service, operation, key in _DELETED:
+            for id_ in by_kind.get(kind, ()):
+                attempt(partial(self._until_known, [id_], partial(self._delete, service, operation, key)))
         if refused:
             raise refused[0]
 
-    def remove_run(self, run_id: str) -> list[Found]:
-        """Remove everything of a run, and look again until nothing is left; answers what there was.
+    def remove_run(self, run_id: str) -> None:
+        """Remove everything of a run, and look again until nothing is left.
 
         What the ledger knows goes first, by its ids. Then the lists are looked at, and once more when they have
         settled, if machines may have been rented by a call whose answer nobody has.
@@ -300,7 +311,6 @@ class Remover:
         Raises:
             CloudRefused: something stayed, or could not be looked at.
         """
-        everything: dict[str, Found] = {}
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
         attempt(lambda: self.remove(self._known()))
@@ -309,7 +319,6 @@ class Remover:
         for _ in range(_ROUNDS):
             survey = self.look(run_id)
             if survey.found:
-                everything.update({one.id: one for one in survey.found})
                 refused.clear()  # it is tried again now
                 attempt(partial(self.remove, survey.found))
             elif settled:
@@ -320,28 +329,33 @@ class Remover:
         if refused:
             raise refused[0]
         survey.check()
-        return list(everything.values())
 
     def end_machines(self, ids: Sequence[str]) -> None:
         """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""
+        unknown = facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]
         for batch in batches(ids, INSTANCES_A_CALL):
-            self._until_known(batch, self._terminate)
+            self._until_known(batch, partial(without_unknown, call=self._terminate, unknown=unknown))
 
     def give_back(self, ids: Sequence[str]) -> None:
         """End machines, and delete fleets, by the ids that an answer has just named."""
         self.end_machines([id_ for id_ in ids if id_.startswith("i-")])
-        for batch in batches((id_ for id_ in ids if id_.startswith("fleet-")), FLEETS_A_CALL):
-            self._delete_fleets(batch)  # an empty one costs nothing, and is not waited for
+        # An empty one costs nothing, and is not waited for.
+        self.delete_fleets([id_ for id_ in ids if id_.startswith("fleet-")])
+
+    def delete_fleets(self, ids: Sequence[str]) -> None:
+        """Delete fleets, and end the machines in them; those that EC2 does not know are gone."""
+        for batch in batches(ids, FLEETS_A_CALL):
+            without_unknown(batch, self._delete_fleets, facts.FLEET_GONE)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
         """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
-        waited_s, left = 0.0, list(ids)
-        while left:
-            left = [id_ for id_ in step(left) if id_ in self.made.ids]
-            if not left or waited_s >= self.made.settles_s:
-                return
-            self.sleep(_ENDING_S)
-            waited_s += _ENDING_S
+        left = list(ids)
+
+        def is_done() -> bool:
+            left[:] = [id_ for id_ in step(left) if id_ in self.made.ids]
+            return not left
+
+        until(is_done, self.sleep, every_s=_ENDING_S, within_s=self.made.settles_s)
 
     def _known(self) -> list[Found]:
         """What the ledger says is there; of machines that are old enough to be listed, those that are."""
@@ -353,7 +367,6 @@ class Remover:
         return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
 
     def _delete_fleets(self, ids: Sequence[str]) -> None:
-        """Delete fleets, and end the machines in them. One unknown id spares all: then each goes by itself."""
         request = Request(
             step="delete-fleets",
             service="ec2",
@@ -362,15 +375,7 @@ class Remover:
             parameters={"FleetIds": list(ids), "TerminateInstances": True},
             purpose="the fleets, and the machines in them",
         )
-        try:
-            failures = self.edge(request).get("UnsuccessfulFleetDeletions", ())
-        except ApiRefused as refused:
-            if not refused.code.startswith(facts.FLEET_GONE):
-                raise
-            for one in ids if len(ids) > 1 else ():
-                self._delete_fleets([one])
-            return
-        for failed in failures:
+        for failed in self.edge(request).get("UnsuccessfulFleetDeletions", ()):
             code = failed.get("Error", {}).get("Code", "")
             if code not in facts.FLEET_NOT_THERE:
                 raise CloudRefused(
@@ -379,8 +384,7 @@ class Remover:
                     hint="try again in a minute: `hetopt gc --on ec2 --remove`",
                 )
 
-    def _terminate(self, ids: Sequence[str]) -> list[str]:
-        """End machines; answers the ids that EC2 does not know. One of those spares all: then each goes by itself."""
+    def _terminate(self, ids: Sequence[str]) -> None:
         request = Request(
             step="terminate",
             service="ec2",
@@ -388,29 +392,23 @@ class Remover:
             parameters={"InstanceIds": list(ids)},
             purpose="the machines",
         )
-        try:
-            self.edge(request)
-        except ApiRefused as refused:
-            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]):
-                raise
-            return list(ids) if len(ids) == 1 else [unknown for one in ids for unknown in self._terminate([one])]
-        return []
+        self.edge(request)
 
     def _wait_for_end(self, ids: Sequence[str]) -> None:
         """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
         its group is waited for.
         """
-        waiting, waited_s = list(ids), 0.0
-        while waited_s < _ENDED_WITHIN_S:
-            waiting = [id_ for batch in batches(waiting, INSTANCES_A_CALL) for id_ in self._alive(batch)]
-            if not waiting:
-                return
-            self.sleep(_ENDING_S)
-            waited_s += _ENDING_S
-        raise CloudRefused(
-            f"{len(waiting)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
-            hint="try again: `hetopt gc --on ec2 --remove`",
-        )
+        waiting = list(ids)
+
+        def have_ended() -> bool:
+            waiting[:] = [id_ for batch in batches(waiting, INSTANCES_A_CALL) for id_ in self._alive(batch)]
+            return not waiting
+
+        if not until(have_ended, self.sleep, every_s=_ENDING_S, within_s=_ENDED_WITHIN_S):
+            raise CloudRefused(
+                f"{len(waiting)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
+                hint="try again: `hetopt gc --on ec2 --remove`",
+            )
 
     def _alive(self, ids: Sequence[str]) -> list[str]:
         """Those that have not ended. Asked by a filter: to name an id that is gone would be an error."""
@@ -439,13 +437,7 @@ class Remover:
             purpose=f"what the run made: {ids[0]}",
             passing=facts.IN_USE,
         )
-        try:
-            self.edge(request)
-        except ApiRefused as refused:
-            if refused.code not in facts.GONE:
-                raise
-            return list(ids)
-        return []
+        return list(ids) if if_there(self.edge, request, facts.GONE) is None else []
 
 
 def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
@@ -487,7 +479,9 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
         entries = read_ledger(folder / LEDGER_FILE)
         if not entries and not (folder / ORDER_FILE).exists():
             continue
-        seen = readable(folder)
+        seen: ClusterState | None = None
+        with suppress(BadInput):
+            seen = last_seen(folder)
         runs[folder.name] = LocalRun(
             folder=folder,
             region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),

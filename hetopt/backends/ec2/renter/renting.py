@@ -7,13 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.calls import end_call, no_end_call
-from hetopt.backends.ec2.renter.edge import SETTLES_S, Made
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Machine, Order, Role, Zone, places_of
-from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, places_of
+from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying, until
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of
 from hetopt.backends.host.placement import placement_json, ranked_spec, without
 from hetopt.core.errors import CloudRefused, HetoptError
@@ -35,7 +35,7 @@ class Rented:
     ends them."""
 
     zone: Zone
-    assigned: Mapping[str, Machine]
+    assigned: Mapping[str, Answer]
     spec: RunSpec
     ends_outside: bool = False
 
@@ -46,29 +46,35 @@ class NoCapacity(CloudRefused):
 
 @dataclass(frozen=True, kw_only=True)
 class Renter:
-    """Rents the cluster of an order.
+    """Rents the machines of a run.
 
     Attributes:
         edge: carries out calls, writes the ledger, tries again.
-        sleep: waits for machines to appear.
+        order: what is rented.
+        run_dir: the run's folder here, with its ledger.
+        clock: seconds since the epoch.
+        sleep: waits for so many seconds.
         tell: says what goes on.
         accept: whether the run may begin on fewer machines, when no zone has all; absent: all or none.
-        made: what the run's ledger knows to be there.
-        clock: seconds since the epoch.
     """
 
     edge: Edge
-    sleep: Callable[[float], None]
-    tell: Tell
+    order: Order
+    run_dir: Path
     clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    tell: Tell = lambda _: None
     accept: Accept | None = None
-    made: Callable[[], Made] = Made
     _granted: list[str] = field(default_factory=list, repr=False, compare=False)
     """Machines and fleets that answers have named, and that are not given back."""
 
+    @property
+    def made(self) -> Made:
+        """What the run's ledger knows to be there."""
+        return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
+
     def rent(
         self,
-        order: Order,
         spec: RunSpec,
         contents: Mapping[str, bytes],
         bundle: bytes,
@@ -79,7 +85,6 @@ class Renter:
         """Rent everything, and tell the machines who they are. Whatever goes wrong, nothing stays.
 
         Args:
-            order: what to rent.
             spec: the run, on the order's hosts.
             contents: objects of the run, by name.
             bundle: the code.
@@ -90,31 +95,53 @@ class Renter:
             CloudRefused: it cannot be had; everything that was made on the way has been removed.
         """
         try:
-            results: dict[str, Answer] = {}
-            for request in calls.preparation(order, contents, bundle):
-                self._do(request, results)
-            zone, ids, left = self._somewhere(order, spec, results)
-            ends = self._end_outside(order, ids.values())
+            for request in calls.object_calls(self.order, contents, bundle):
+                self.edge(request)
+            zone, ids, left = self._somewhere(spec, self._templates(self._group()))
+            ends = self._end_outside(ids.values())
             self.tell("waiting for the machines' addresses")
-            assigned = self.machines(order, ids)
+            assigned = self.machines_of(ids)
             places = places_of(assigned)
-            ends = ends and self.end_later(order, list(places), order.outside_end_s())
+            ends = ends and self.end_later(list(places), self.order.outside_end_s())
             placed = ranked_spec(left, places.values())
-            self.edge(calls.placement_call(order, placement_json(placed, places, generation, resume_from)))
+            self.edge(calls.placement_call(self.order, placement_json(placed, places, generation, resume_from)))
             return Rented(zone=zone, assigned=assigned, spec=placed, ends_outside=ends)
         except BaseException as error:
-            self._clear(order, error)
+            self._clear_after(error)
             raise
 
-    def _do(self, request: Request, results: dict[str, Answer]) -> None:
-        resolved = request.resolved(results)
-        answer = self.edge(resolved)
-        if resolved.makes in ("security-group", "launch-template"):
-            results[request.step] = resolved.entity(answer)
+    def _group(self) -> str:
+        """The id of the machines' security group, which is made where none is named."""
+        if self.order.network.security_group is not None:
+            return self.order.network.security_group
+        group = str(self.edge(calls.security_group_call(self.order, self.order.zones[0]))["GroupId"])
+        for request in calls.rule_calls(self.order, group):
+            self.edge(request)
+        return group
 
-    def _somewhere(
-        self, order: Order, spec: RunSpec, results: Mapping[str, Answer]
-    ) -> tuple[Zone, dict[str, str], RunSpec]:
+    def _group_again(self) -> str:
+        """The id of that group once it was made.
+
+        Raises:
+            CloudRefused: it is not listed.
+        """
+        if self.order.network.security_group is not None:
+            return self.order.network.security_group
+        groups = self.edge(calls.find_group_call(self.order))["SecurityGroups"]
+        if not groups:
+            raise CloudRefused(
+                f"the security group of {self.order.run_id} is not listed, so nothing can be rented into it.",
+                hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
+            )
+        return str(groups[0]["GroupId"])
+
+    def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
+        """Make launch templates, for machines that end when the others do; their ids by the kind of machine."""
+        requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
+        made_by = {kind: self.edge(request) for kind, request in requests.items()}
+        return {kind: str(answer["LaunchTemplate"]["LaunchTemplateId"]) for kind, answer in made_by.items()}
+
+    def _somewhere(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
         """The first zone that has all machines; where none has, and fewer may do, the first with some.
 
         Returns:
@@ -122,35 +149,34 @@ class Renter:
         """
         reasons: dict[str, list[str]] = {}
         hint: str | None = None
-        fewer = order.zones if self.accept is not None else ()
-        tries = [*((zone, True) for zone in order.zones), *((zone, False) for zone in fewer)]
+        fewer = self.order.zones if self.accept is not None else ()
+        tries = [*((zone, True) for zone in self.order.zones), *((zone, False) for zone in fewer)]
         for attempt, (zone, together) in enumerate(tries):
-            self.tell(f"asking for {order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
-            ids, refused = self._in_zone(order, order.roles, zone, attempt, results, together=together)
+            self.tell(f"asking for {self.order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
+            ids, refused = self._in_zone(self.order.roles, zone, attempt, templates, together=together)
             if not refused:
                 return zone, ids, spec
             if together:
                 for error in refused:
                     reasons.setdefault(error.message, []).append(zone.name)
                 hint = next((error.hint for error in refused), hint)
-            elif (left := self._on_fewer(order, spec, ids, refused)) is not None:
+            elif (left := self._on_fewer(spec, ids, refused)) is not None:
                 if self.accept is not None and self.accept(left):
                     return zone, ids, left
                 hint = "launch again later, or plan with other types"
                 break
             if ids:
                 # Other groups of the same zone were granted: they are paid for, and of no use alone.
-                self._release(order)
+                self._release()
         told = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
         raise CloudRefused(f"no zone has all machines of the plan. {told}", hint=hint)
 
     def _in_zone(
         self,
-        order: Order,
         roles: Sequence[Role],
         zone: Zone,
         attempt: int,
-        results: Mapping[str, Answer],
+        templates: Mapping[str, str],
         *,
         together: bool,
     ) -> tuple[dict[str, str], list[NoCapacity]]:
@@ -163,32 +189,29 @@ class Renter:
         for role in roles:
             try:
                 # The hosts of a role are alike.
-                ids |= zip(role.hosts, sorted(self.fleet(order, role, zone, attempt, results)), strict=True)
+                ids |= zip(role.hosts, sorted(self._fleet(role, zone, attempt, templates)), strict=True)
             except NoCapacity as error:
                 refused.append(error)
                 if together:
                     break
         return ids, refused
 
-    def _on_fewer(
-        self, order: Order, spec: RunSpec, there: Collection[str], refused: Sequence[NoCapacity]
-    ) -> RunSpec | None:
+    def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[NoCapacity]) -> RunSpec | None:
         """The run on the hosts that a zone has; None where they cannot do it."""
         for error in refused:
             self.tell(error.message)
         try:
-            return without(spec, {host for role in order.roles for host in role.hosts if host not in there})
+            return without(spec, {host for role in self.order.roles for host in role.hosts if host not in there})
         except CloudRefused as error:
             self.tell(error.message)
             return None
 
     def ask(
-        self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
-    ) -> tuple[Mapping[str, Machine], list[str]]:
+        self, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
+    ) -> tuple[Mapping[str, Answer], list[str]]:
         """Rent for a run that goes on: the machines that were granted, by host, and the hosts that could not be had.
 
         Args:
-            order: of the run.
             roles: with the hosts that are wanted.
             zone: where.
             ask: how often it was asked: each time has tokens and templates of its own.
@@ -198,12 +221,12 @@ class Renter:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
         """
         try:
-            templates = self._templates(order, zone, ask, end_s)
+            templates = self._templates(self._group_again(), ask, end_s)
             attempt = ask * _ATTEMPTS_AN_ASK
-            ids, _ = self._in_zone(order, roles, zone, attempt, templates, together=False)
+            ids, _ = self._in_zone(roles, zone, attempt, templates, together=False)
             if ids:
-                self._end_outside(order, ids.values(), end_s)
-            assigned = self.machines(order, ids) if ids else {}
+                self._end_outside(ids.values(), end_s)
+            assigned = self.machines_of(ids) if ids else {}
         except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
             try:
@@ -217,30 +240,14 @@ class Renter:
             raise
         return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
-    def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
-        """Launch templates by their steps, for machines that end when the others do."""
-        results: dict[str, Answer] = {}
-        for group in calls.group_calls(order, zone)[:1]:
-            assert group.if_exists is not None
-            try:
-                results[calls.GROUP_STEP] = group.if_exists.entity(self.edge(group.if_exists))
-            except IndexError:
-                raise CloudRefused(
-                    f"the security group of {order.run_id} is not listed, so nothing can be rented into it.",
-                    hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
-                ) from None
-        for request in calls.template_calls(order, generation=ask, end_s=end_s):
-            self._do(request, results)
-        return results
-
-    def fleet(self, order: Order, role: Role, zone: Zone, attempt: int, results: Mapping[str, Answer]) -> list[str]:
+    def _fleet(self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]) -> list[str]:
         """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
 
         Raises:
             NoCapacity: the zone has not all of them.
             CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
         """
-        request = calls.fleet_call(order, role, zone, attempt=attempt).resolved(results)
+        request = calls.fleet_call(self.order, role, zone, templates[role.image_kind], attempt=attempt)
         try:
             answer = self.edge(request)
         except ApiRefused as refused:
@@ -265,9 +272,10 @@ class Renter:
             ) from None
         raise why
 
-    def _end_outside(self, order: Order, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
+    def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
         """Have the account end machines that come to no place; whether it may have been told of any."""
-        requests = calls.end_calls(order, ids, min(self.clock() + UNPLACED_S, order.outside_end_s(lease_end_s)))
+        at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
+        requests = calls.end_calls(self.order, ids, at_s)
         for request in requests:
             try:
                 self.edge(request)
@@ -276,7 +284,7 @@ class Renter:
                 return request is not requests[0]
         return len(requests) > 0
 
-    def end_later(self, order: Order, ids: Sequence[str], at_s: float) -> bool:
+    def end_later(self, ids: Sequence[str], at_s: float) -> bool:
         """Have the account end machines at another time; whether it does.
 
         Raises:
@@ -284,9 +292,9 @@ class Renter:
         """
         try:
             for id_ in ids:
-                self.edge(end_call(order, id_, at_s, moves=True))
+                self.edge(calls.end_call(self.order, id_, at_s, moves=True))
         except ApiRefused as refused:
-            self.edge(no_end_call(order))
+            self.edge(calls.no_end_call(self.order))
             self._tell_no_end(refused)
             return False
         return True
@@ -319,20 +327,21 @@ class Renter:
             hint="wait some minutes and launch again",
         )
 
-    def machines(self, order: Order, ids: Mapping[str, str]) -> dict[str, Machine]:
-        """The machines by host, once EC2 knows all of them and their addresses.
+    def machines_of(self, ids: Mapping[str, str]) -> dict[str, Answer]:
+        """What EC2 says of machines, by host, once it knows all of them and their addresses.
 
         Args:
-            order: of the run.
             ids: of the machines, by host.
 
         Raises:
             CloudRefused: one ended before it began, or they do not appear.
         """
-        waited_s = 0.0
-        while True:
-            listed = instances_in(self.edge(calls.addresses_call(order)))
-            found = {host: listed[id_] for host, id_ in ids.items() if id_ in listed}
+        found: dict[str, Answer] = {}
+
+        def have_addresses() -> bool:
+            listed = instances_in(self.edge(calls.addresses_call(self.order)))
+            found.clear()
+            found.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})
             for one in found.values():
                 if is_dying(one):
                     reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
@@ -343,44 +352,39 @@ class Renter:
                         if facts.KEY_REFUSED in reason
                         else "launch again, or plan with other types",
                     )
-            if len(found) == len(ids) and all(one.get("PrivateIpAddress") for one in found.values()):
-                return {
-                    host: Machine(id=ids[host], instance_type=one["InstanceType"], address=one["PrivateIpAddress"])
-                    for host, one in found.items()
-                }
-            if waited_s >= ADDRESSES_WITHIN_S:
-                raise CloudRefused(
-                    f"{len(ids) - len(found)} of {len(ids)} machines have not appeared in {waited_s:.0f} s.",
-                    hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
-                )
-            self.sleep(_LOOK_S)
-            waited_s += _LOOK_S
+            return len(found) == len(ids) and all(one.get("PrivateIpAddress") for one in found.values())
 
-    def _release(self, order: Order) -> None:
+        if not until(have_addresses, self.sleep, every_s=_LOOK_S, within_s=ADDRESSES_WITHIN_S):
+            raise CloudRefused(
+                f"{len(ids) - len(found)} of {len(ids)} machines have not appeared in {ADDRESSES_WITHIN_S:.0f} s.",
+                hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
+            )
+        return found
+
+    def _release(self) -> None:
         """Give back machines and fleets, and keep what the next zone needs. Ids in hand go first: lists lag."""
         ids = list(self._granted)
         remover = self._remover(ids)
         self.give_back()
-        listed = [one for one in remover.look(order.run_id).found if one.kind in ("instance", "fleet")]
+        listed = [one for one in remover.look(self.order.run_id).found if one.kind in ("instance", "fleet")]
         # They count against the quota until they have ended.
-        named = [Found(kind="instance", id=id_, run_id=order.run_id) for id_ in ids if id_.startswith("i-")]
+        named = [Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids if id_.startswith("i-")]
         remover.remove(list({one.id: one for one in (*named, *listed)}.values()))
 
-    def _clear(self, order: Order, error: BaseException) -> None:
+    def _clear_after(self, error: BaseException) -> None:
         """Remove what was made before it went wrong; the first reason stays the one that is told."""
-        known = self.made()
+        known, run_id = self.made, self.order.run_id
         soon = "; EC2 may take a minute to list all of it" if known.hanging else ""
         self.tell(f"removing what was made{soon}")
-        ids = dict.fromkeys((*self._granted, *known.ids))
-        made = Made(ids=tuple(ids), settles_s=SETTLES_S, hanging=known.hanging)
         try:
-            Remover(edge=self.edge, sleep=self.sleep, made=made).remove_run(order.run_id)
+            self._remover(dict.fromkeys((*self._granted, *known.ids)), hanging=known.hanging).remove_run(run_id)
         except HetoptError as stayed:
-            also = f"something may be left of run {order.run_id} ({stayed.message}): `hetopt gc --on ec2 --remove`"
+            also = f"something may be left of run {run_id} ({stayed.message}): `hetopt gc --on ec2 --remove`"
             _also(error, also, self.tell)
 
-    def _remover(self, ids: Sequence[str]) -> Remover:
-        return Remover(edge=self.edge, sleep=self.sleep, made=Made(ids=tuple(ids), settles_s=SETTLES_S))
+    def _remover(self, ids: Iterable[str], *, hanging: bool = False) -> Remover:
+        known = Made(ids=tuple(ids), settles_s=SETTLES_S, hanging=hanging)
+        return Remover(edge=self.edge, sleep=self.sleep, made=known)
 
 
 def _also(error: BaseException, also: str, tell: Tell) -> None:
