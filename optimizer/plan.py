@@ -96,27 +96,6 @@ class Watched(Record):
         return f"{losses} in {hours} instance-hour{'s' * (self.instance_hours != 1)}"
 
 
-class Earlier(Record):
-    """What earlier runs said of a type before a plan: how it computes, or its links, against what was foreseen."""
-
-    runs: PositiveInt
-    jobs: PositiveInt = Field(description="that they trained")
-    log_factor: float = Field(description="on the time of it, as it was counted in")
-    log_sd: NonNegativeFloat = Field(description="how well that is then known")
-    until: str = Field(description="day of the last of it, ISO 8601")
-
-    @property
-    def in_words(self) -> str:
-        """'2 runs of 1 job until 2026-11-26: 8 % slower than foreseen'."""
-        change = math.expm1(self.log_factor)
-        runs, jobs = (f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.runs, "run"), (self.jobs, "job")))
-        said = f"{100 * abs(change):.0f} %"
-        found = f"{said} {'slower' if change > 0 else 'quicker'} than" if abs(change) >= 0.005 else "as"
-        if change > 1:
-            found = f"{1 + change:.1f} times as long as"
-        return f"{runs} of {jobs} until {self.until}: {found} foreseen"
-
-
 NetworkSource = Literal["samples", "profile", "catalogue"]
 """Where the links between machines of a type are known from: whole steps of such, timed collectives, or its rate."""
 
@@ -169,8 +148,19 @@ class MachineMemory(Record):
         )
 
 
+def without(*names: str) -> Any:
+    """Return a validator that drops fields which plans of earlier versions have, and nobody reads any more."""
+
+    def dropped(value: object) -> object:
+        return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
+
+    return model_validator(mode="before")(dropped)
+
+
 class Group(Record):
     """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
+
+    _of_earlier_versions = without("earlier", "earlier_links")
 
     instance_type: str
     machines: PositiveInt
@@ -183,12 +173,6 @@ class Group(Record):
     price_is_estimate: bool
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
     watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
-    earlier: Earlier | None = Field(
-        default=None, description="what earlier runs said of how the type computes, counted in"
-    )
-    earlier_links: Earlier | None = Field(
-        default=None, description="what they said of the links between such machines, counted in"
-    )
     network: NetworkSource | None = Field(
         default=None, description="where those links are known from; absent with one machine, and in older plans"
     )
@@ -360,6 +344,8 @@ class QuotaNeed(Record):
 class Choice(Record):
     """One of the few ways to go that a plan shows side by side; what is the same cluster has several names."""
 
+    _of_earlier_versions = without("earlier")
+
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
     total_s: Range
@@ -370,9 +356,6 @@ class Choice(Record):
     )
     costs_usd: tuple[NonNegativeFloat, ...] = Field(default=(), description="likewise")
     quotas: tuple[QuotaNeed, ...] = ()
-    earlier: Earlier | None = Field(
-        default=None, description="what earlier runs said of the machine that was profiled, counted in"
-    )
 
     def __str__(self) -> str:
         """Its names, machines, time and cost."""
@@ -387,15 +370,6 @@ class Choice(Record):
         """Of all machines together."""
         groups = () if self.candidate is None else self.candidate.groups
         return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
-
-
-def without(*names: str) -> Any:
-    """Return a validator that drops fields which plans of earlier versions have, and nobody reads any more."""
-
-    def dropped(value: object) -> object:
-        return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
-
-    return model_validator(mode="before")(dropped)
 
 
 class Goal(Record):

@@ -45,7 +45,6 @@ from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machi
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_bytes, usable_on_gpu
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
@@ -85,7 +84,6 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
         asked,
         quotas=read_quotas(() if asked.region == ANY_REGION else _quotas(asked.quotas, asked.region, told)),
         observed=_observed(asked.observed, told),
-        earlier=_earlier(told),
     )
     measured = profile_of(profile)
     if measured.job.script and limits.batch_size is None:
@@ -199,14 +197,6 @@ def compared_regions(profile: Profile, goal: Goal, limits: Options, asked: Sough
         for one in regional
     ]
     return compare_regions(profile, markets, goal, limits)
-
-
-def _earlier(told: Reporter) -> EarlierRuns | None:
-    """Return what runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
-    found = kept()
-    if found is not None:
-        told.note(f"machine types as {len(found.runs)} earlier runs found them, of {earlier_runs_file()}, count in")
-    return found
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:

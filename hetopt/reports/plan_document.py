@@ -257,7 +257,7 @@ def _dots(way: Choice, what: str, name: str, limit: float, axis: Scale) -> Html:
 def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
     """Return what a way rents, what a machine has, how it trains where not as usual, quotas, and (asked) evidence."""
     if way.candidate is None:
-        return "this machine, measured" if way.earlier is None else "this machine, as measured and as runs found it"
+        return "this machine, measured"
     groups = way.candidate.groups
     quotas = "".join(f"{need.vcpus:,} + " for need in way.quotas[:-1])
     quotas += "".join(formatting.vcpus(need.vcpus) for need in way.quotas[-1:])

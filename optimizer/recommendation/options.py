@@ -28,7 +28,6 @@ from hetopt.optimizer.search.objective import BALANCED, FASTEST
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 
 if TYPE_CHECKING:
     import optuna
@@ -72,7 +71,6 @@ class Options:
         accept_risk: whether a plan will do that keeps its limits with less than that probability.
         study: that has the trials, or the file that keeps it; absent: one in memory.
         observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
-        earlier: what runs of other jobs found in machine types; absent: nothing.
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
         sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
         precision: that workers compute in; absent: the best of what was measured.
@@ -106,7 +104,6 @@ class Options:
     accept_risk: bool = False
     study: Path | optuna.Study | None = None
     observed: ObservedPreemptions | None = None
-    earlier: EarlierRuns | None = None
     learning_rate_rule: ScalingRule | None = None
     sync: Synchronization | None = None
     precision: Precision | None = None

@@ -38,7 +38,6 @@ from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
     choices,
-    counted_here,
     listed,
     not_worth_renting,
     reasons,
@@ -134,7 +133,7 @@ def recommend(
 
     assert found.chosen is not None
     chosen, front = candidate(found.chosen), tuple(candidate(row) for row in found.front.tolist())
-    ways = choices(model, question, found, limits, options.earlier)
+    ways = choices(model, question, found, limits)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
     unpriced = Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
@@ -161,7 +160,6 @@ def recommend(
                 space.left_out,
                 to_target=goal.ends == "target",
             ),
-            *counted_here(ways),
             *([unpriced.in_words] if unpriced.missing and not unpriced.is_most else []),
             *(() if memory else (NOT_COUNTED,)),
         ),
@@ -431,7 +429,6 @@ def space_of(
             options.zone,
             payload,
             kept,
-            options.earlier,
             computing,
         )
         found += own
