@@ -36,7 +36,6 @@ COMMANDS: Mapping[str, str] = {
     "stop": "hetopt.cli.runs",
     "fetch": "hetopt.cli.runs",
     "report": "hetopt.cli.report",
-    "export": "hetopt.cli.report",
     "convert": "hetopt.cli.check",
     "serve": "hetopt.cli.serving",
     "metrics": "hetopt.cli.serving",
