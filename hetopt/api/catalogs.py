@@ -28,12 +28,11 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogI
     return catalog_in_use(region, directory, today=datetime.datetime.now(datetime.UTC).date())
 
 
-def in_regions(region: str, directory: Path | None = None) -> tuple[Catalog, ...]:
+def in_regions(region: str, directory: Path | None = None) -> tuple[CatalogInUse, ...]:
     """Return the catalogue in use of a region, or for `ANY_REGION` of each that has prices; errors as of `in_use`."""
     if region != ANY_REGION:
-        return (in_use(region, directory).catalog,)
-    today = datetime.datetime.now(datetime.UTC).date()
-    return tuple(one.catalog for one in regional_catalogs(directory, today=today))
+        return (in_use(region, directory),)
+    return regional_catalogs(directory, today=datetime.datetime.now(datetime.UTC).date())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +87,6 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
         BadInput: no GPU is called so, or there is no such region.
     """
     asked = Gpus(**options)
-    loaded, *elsewhere = in_regions(asked.region, asked.catalog)
+    loaded, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog))
     chosen = {name: getattr(asked, name) for name in ("market", "memory_min_gib", "price_max_usd_per_hour", "sort")}
     return rentable_gpus(loaded, names(only, "only"), reverse=asked.reverse, elsewhere=elsewhere, **chosen)

@@ -35,7 +35,7 @@ def gpus(
     if as_json:
         render.print_json([_facts(gpu) for gpu in found])
     elif found:
-        render.show(gpu_table(found, in_regions(asked.region, asked.catalog)))
+        render.show(gpu_table(found, [one.catalog for one in in_regions(asked.region, asked.catalog)]))
     if not found:
         render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 

@@ -123,11 +123,21 @@ def _named(question: Question, found: Found, limits: Limits) -> Iterator[tuple[C
             yield "safest", row
 
 
+def gpus_named(texts: Sequence[str]) -> list[str]:
+    """Return the names of several GPUs that were asked for, of which each is to be shown; none of a single one."""
+    return [text.partition(":")[0] for text in texts] if len(texts) > 1 else []
+
+
+def rows_of_gpus(space: SearchSpace, found: Found, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
+    """Yield the rows of each of several GPUs that were named."""
+    for name in gpus_named(texts):
+        has = np.array([has_accelerator(option.offer.instance_type, name) for option in space.options])
+        yield np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
+
+
 def _of_each_gpu(question: Question, found: Found, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
     """Yield the best row of each of several GPUs that were named, of which none is shown."""
-    for name in (text.partition(":")[0] for text in question.gpus if len(question.gpus) > 1):
-        has = np.array([has_accelerator(option.offer.instance_type, name) for option in question.space.options])
-        rows = np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
+    for rows in rows_of_gpus(question.space, found, question.gpus):
         if rows.size and not set(shown) & set(rows.tolist()):
             yield int(rows[best_rows(found.forecast.take(rows), limits, 1)[0]])
 

@@ -136,7 +136,7 @@ def recommend(
     ways = choices(model, question, found, limits)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
-    unpriced = Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
+    unpriced = _unpriced(catalog, options)
     return Plan(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
@@ -175,6 +175,11 @@ def recommend(
         ),
         profile=request.profile,
     )
+
+
+def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
+    """Return the types without a price; of one's own machines, whose owner says what they cost, none."""
+    return Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
 
 
 def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
@@ -438,7 +443,7 @@ def space_of(
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
         by_gpus = bool(set(options.gpus) - {"any"}) and not options.only_types
-        unpriced = Unpriced.of([catalog], options.wishes)
+        unpriced = _unpriced(catalog, options)
         if unpriced.is_most:
             excluded = {**excluded, unpriced.counted: unpriced.missing}
         raise nothing_usable(catalog.region, offered, excluded, by_gpus=by_gpus)
