@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hetopt.api.options import Gpus, Listed
-from hetopt.core.option import names, takes
+from hetopt.api.options import Gpus, Listed, Rentable
+from hetopt.core.option import names, options_of, takes
 from hetopt.optimizer.market import catalog_filter
 from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, catalog_in_use, regional_catalogs
-from hetopt.optimizer.market.catalog_filter import Criteria
 from hetopt.optimizer.market.gpus import RentableGpu, RentableGpus, rentable_gpus
+from hetopt.optimizer.market.offer_filter import Wishes, of_listings
 
 __all__ = ["Found", "RentableGpu", "find", "gpus", "in_use"]
 
@@ -61,13 +61,14 @@ def find(**options: Any) -> Found:
         BadInput: a name that nothing has, or prices where the region has none.
     """
     asked = Listed(**options)
-    criteria = Criteria(**{one.name: getattr(asked, one.name) for one in fields(Criteria)})
+    named = {one.name for one in fields(Wishes)}
+    wishes = Wishes(**{name: getattr(asked, name) for name in options_of(Rentable) if name in named})
     catalog = in_use(asked.region, asked.catalog).catalog
     listings = list(catalog.listings.values())
-    if not catalog.has_prices and (criteria.price_max_usd_per_hour is not None or criteria.market == "on-demand"):
+    if not catalog.has_prices and (asked.max_hourly_usd is not None or asked.market == "on-demand"):
         raise no_prices(catalog)
-    filters = criteria.filters(catalog)
-    quantity = catalog_filter.quantities(criteria.market)[asked.sort]
+    filters = of_listings(catalog, wishes)
+    quantity = catalog_filter.quantities(wishes.market)[asked.sort]
     found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
     why_none = "" if found else catalog_filter.why_none(listings, filters)
     return Found(catalog=catalog, listings=found, why_none=why_none)

@@ -163,8 +163,6 @@ def _planned(
 
 
 _CALLED = {
-    "types": "only_types",
-    "exclude": "exclude_types",
     "data": "data_bytes",
     "provisioning": "startup_s",
     "ratio": "ratios",
@@ -599,7 +597,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         asked,
         gpus=asked.gpus or ("any",),
         quotas=quotas,
-        exclude_types=exclude,
+        exclude=exclude,
         mixed_types=1,
         batch_size=job.batch_size,
         precision=None,

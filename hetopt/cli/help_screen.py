@@ -28,10 +28,9 @@ _WANTS_ALL = "hetopt.cli.help_screen.all"
 FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "catalog list": (
-            "--gpu",
-            "--gpus-min",
-            "--vcpus-min",
-            "--price-max",
+            "--gpus",
+            "--types",
+            "--max-hourly",
             "--market",
             "--region",
             "--sort",

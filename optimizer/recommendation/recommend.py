@@ -179,14 +179,14 @@ def recommend(
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
     """Return the types without a price; of one's own machines, whose owner says what they cost, none."""
-    return Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
+    return Unpriced.of([] if catalog.region == OWN else [catalog], options)
 
 
 def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
     """Return the question, to be asked again with no more boxes than it took: a cluster of one type is one, too."""
     most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
     again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
-    gpus = options.wishes.gpus
+    gpus = options.gpus
     return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=gpus)
 
 
@@ -415,7 +415,7 @@ def space_of(
     Raises:
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
     """
-    offered = narrow(catalog, options.wishes)
+    offered = narrow(catalog, options)
     to_target = goal.ends == "target"
     menu = _menu(model, options, to_target=to_target)
     kept = most_kept(one.memory for one in menu.options if one.memory is not None)
@@ -442,7 +442,7 @@ def space_of(
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
-        by_gpus = bool(set(options.gpus) - {"any"}) and not options.only_types
+        by_gpus = bool(set(options.gpus) - {"any"}) and not options.types
         unpriced = _unpriced(catalog, options)
         if unpriced.is_most:
             excluded = {**excluded, unpriced.counted: unpriced.missing}
@@ -516,7 +516,7 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
         local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
-    least = options.minimum_gain or minimum_gain(model.convergence, to_target=to_target)
+    least = minimum_gain(model.convergence, to_target=to_target)
     # A learning rate that follows the noise of gradients needs whole ones.
     compresses = options.learning_rate_rule != "adascale"
     menu = exchange_menu(

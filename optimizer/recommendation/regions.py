@@ -112,7 +112,7 @@ def compare_regions(request: PlanRequest, markets: Iterable[Market]) -> Compared
         best=tuple({one.market.catalog.region: one.market for one in winners}.values()),
         offers=tuple(one.offer for one in found[:SHOWN]),
         regions=len(markets),
-        unpriced=Unpriced.of([one.catalog for one in markets], options.wishes),
+        unpriced=Unpriced.of([one.catalog for one in markets], options),
     )
 
 

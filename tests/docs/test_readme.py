@@ -151,7 +151,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(RECORDED / "digits.json", folder / "profile.json")
     # Long and large enough for several machines, of a kind that can be rehearsed here.
     goal = Goal(budget_usd=50.0, ends="epochs", amount=2000.0)
-    options = Options(batch_size=1024, only_types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
+    options = Options(batch_size=1024, types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
     profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
     recommend(PlanRequest(profile, load_catalog(), goal, options), seed=0, now=moment).save(folder / "plan.json")
     told = hetopt_library.estimate(

@@ -106,7 +106,7 @@ SAID = re.compile(r"may be ([\d.]+)x longer or shorter; a probe on (\S+) for abo
 
 def planned(profile: Profile, types: tuple[str, ...]) -> Plan:
     goal = Goal(budget_usd=20.0, ends="epochs", amount=2.0)
-    options = Options(only_types=types, max_machines=1, trials=20, precision="fp32")
+    options = Options(types=types, max_machines=1, trials=20, precision="fp32")
     return recommend(
         PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
     )
