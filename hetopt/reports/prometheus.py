@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from hetopt.core.events.fold import RunFold
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "hetopt_"
 
 HELP: Mapping[str, str] = {

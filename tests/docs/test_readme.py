@@ -124,8 +124,6 @@ DONE_ELSEWHERE = {
     r"profile \S+ (--from-samples \S+ )?-o": "tests/docs/test_own_code.py::test_the_example_can_be_profiled",
     r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
     r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
-    r"metrics --listen": "tests/face/test_dashboard.py::test_the_endpoint_answers",
-    r"serve": "tests/face/test_dashboard.py::test_the_command_serves_until_it_is_interrupted",
     r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
     r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
     r"launch .*--on ssh": "tests/ssh/test_backend.py::test_a_run_ends_and_nothing",
