@@ -10,7 +10,7 @@ from hetopt.core.artifact import Artifact
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.run_spec import OWN_NAME, RunSpec
-from hetopt.optimizer.plan import Plan, Prediction, without
+from hetopt.optimizer.plan import Plan, Prediction
 
 LAUNCH_FILE = "launch.json"
 
@@ -24,7 +24,6 @@ class Launch(Artifact):
     KIND: ClassVar[str] = "launch"
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt launch PLAN"
-    _of_earlier_versions = without("host", "earlier")
 
     created: str
     started_s: float = Field(description="seconds since the epoch when the processes were asked for")

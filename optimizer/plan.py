@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -148,19 +148,8 @@ class MachineMemory(Record):
         )
 
 
-def without(*names: str) -> Any:
-    """Return a validator that drops fields which plans of earlier versions have, and nobody reads any more."""
-
-    def dropped(value: object) -> object:
-        return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
-
-    return model_validator(mode="before")(dropped)
-
-
 class Group(Record):
     """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
-
-    _of_earlier_versions = without("earlier", "earlier_links")
 
     instance_type: str
     machines: PositiveInt
@@ -344,8 +333,6 @@ class QuotaNeed(Record):
 class Choice(Record):
     """One of the few ways to go that a plan shows side by side; what is the same cluster has several names."""
 
-    _of_earlier_versions = without("earlier")
-
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
     total_s: Range
@@ -383,8 +370,6 @@ class Goal(Record):
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
 
-    _of_earlier_versions = without("zones")
-
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
     """'its budget of $5.00 and its deadline of 6 h'; '' without either."""
@@ -415,8 +400,6 @@ class Sensitivity(Record):
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
     losses of machines, step times and steps.
     """
-
-    _of_earlier_versions = without("scenarios", "rejected")
 
     gap: NonNegativeFloat | None = Field(
         description="no mix that was looked at is better than the choice by a larger part; absent where not shown"

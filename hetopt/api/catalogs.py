@@ -89,5 +89,5 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
     """
     asked = Gpus(**options)
     loaded, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog))
-    chosen = {name: getattr(asked, name) for name in ("market", "memory_min_gib", "price_max_usd_per_hour", "sort")}
-    return rentable_gpus(loaded, names(only, "only"), reverse=asked.reverse, elsewhere=elsewhere, **chosen)
+    order = {name: getattr(asked, name) for name in ("market", "sort", "reverse")}
+    return rentable_gpus(loaded, names(only, "only"), elsewhere=elsewhere, **order)

@@ -700,24 +700,6 @@ class Gpus(Options):
             names=("hetopt.optimizer.market.catalog_filter:AnyMarket",),
         ),
     ] = "any"
-    memory_min_gib: Annotated[
-        float | None,
-        Option(
-            help="Memory of one GPU, at least.",
-            flag="memory-min",
-            metavar="GIB",
-            read=partial(positive, unit="GiB"),
-        ),
-    ] = None
-    price_max_usd_per_hour: Annotated[
-        float | None,
-        Option(
-            help="Price of the machine's hour, at most.",
-            flag="price-max",
-            metavar="USD",
-            read=partial(positive, unit="USD an hour"),
-        ),
-    ] = None
     sort: Annotated[
         str,
         Option(

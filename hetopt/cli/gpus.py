@@ -26,7 +26,7 @@ def gpus(
     \b
       hetopt gpus
       hetopt gpus A10G L4 --region eu-west-1
-      hetopt gpus --memory-min 40 --sort rate-per-usd --reverse
+      hetopt gpus --sort rate-per-usd --reverse
     """
     from hetopt.api.catalogs import in_regions
     from hetopt.reports.catalog_document import gpu_table

@@ -139,8 +139,6 @@ def test_each_gpu_comes_once_with_the_cheapest_machine(region: str, market: AnyM
     [
         ({"only": "l4,A10g"}, {"L4", "A10G"}),
         ({"only": ("A100-80GB",)}, {"A100"}),
-        ({"memory_min_gib": 100}, {"H200", "B200"}),
-        ({"price_max_usd_per_hour": "$0.6"}, {"T4", "T4G", "A10G", "L4"}),
     ],
 )
 def test_wishes(wish: dict[str, object], names: set[str]) -> None:

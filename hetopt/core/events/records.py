@@ -19,7 +19,6 @@ from typing import Annotated, Literal, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     ConfigDict,
     Field,
     StringConstraints,
@@ -91,7 +90,7 @@ class StartedWorker:
 
     host: Name
     type: Name = ""
-    slowdown: Annotated[float, Field(gt=0, le=1e9, validation_alias=AliasChoices("slowdown", "pace"))] = 1.0
+    slowdown: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     local_batch_size: Count = 0
 
 
