@@ -37,7 +37,6 @@ COMMANDS: Mapping[str, str] = {
     "fetch": "hetopt.cli.runs",
     "report": "hetopt.cli.report",
     "convert": "hetopt.cli.check",
-    "metrics": "hetopt.cli.status",
     "inject": "hetopt.cli.runs",
     "attach": "hetopt.cli.account",
     "gc": "hetopt.cli.gc",

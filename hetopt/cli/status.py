@@ -1,4 +1,4 @@
-"""`hetopt status` and `metrics`: how a run is, from any terminal; `--watch` draws it again and again."""
+"""`hetopt status`: how a run is, from any terminal; `--watch` draws it again and again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hetopt.api.run import Run, facts_or_why
-from hetopt.cli import render, terminal
+from hetopt.cli import render
 from hetopt.cli.options import NewestRun
 from hetopt.core.run_status import RunState
 
@@ -57,22 +57,6 @@ def status(
         render.show(status_document.status(fact))
         for note in status_document.notes(fact):
             render.note(note)
-
-
-def metrics(run: NewestRun = None) -> None:
-    """Print a run's newest figures in Prometheus' text format.
-
-    \b
-      hetopt metrics
-    """
-    from hetopt.reports.prometheus import exposition
-
-    found = Run.find(run)
-    live = found.unread()
-    live.read()
-    terminal.write(exposition([(found.name, live.progress, live.unread.lines)]))
-    if live.unread.sentence is not None:
-        render.note(live.unread.sentence)
 
 
 EVERY_S = 2.0

@@ -44,8 +44,6 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--spot", "--on-demand"], "--spot and --on-demand exclude each other"),
-        (["--market", "any", "--spot"], "--spot and --market any exclude each other"),
         (["--gpus", "A10G", "--arch", "arm64"], "fulfils --gpus A10G and --arch arm64"),
         (["--types", "g5.*", "--exclude", "g5.*"], "Nothing that can be rented"),
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
@@ -136,7 +134,7 @@ def test_what_launches_have_seen_is_believed_unless_told_otherwise(
 ) -> None:
     # As if a launch had watched every type for a day.
     types = ("g5.xlarge", "g6.xlarge", "g4dn.xlarge")
-    asked = ("--budget", 2, "--spot", "--types", ",".join(types))
+    asked = ("--budget", 2, "--market", "spot", "--types", ",".join(types))
     pools = [ObservedPool(instance_type=name, region="us-east-1", instance_hours=24.0, losses=12) for name in types]
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     keep(tmp_path / "home" / "observed-losses.json", pools, until="2026-11-20T12:00:00+00:00")
@@ -188,7 +186,7 @@ QUESTIONS: dict[str, tuple[str | Profile, str, int]] = {
     "cpu-only": ("resnet20-cifar10", "--epochs 2000 --deadline 1h --gpus none", 0),
     "arm": ("lstm-small", "--epochs 400 --deadline 2h --arch arm64", 0),
     "gpu": (BERT, "--epochs 3 --budget 20", 0),
-    "on-demand": (BERT, "--epochs 3 --deadline 2h --on-demand", 0),
+    "on-demand": (BERT, "--epochs 3 --deadline 2h --market on-demand", 0),
     "new-account": (BERT, "--epochs 3 --budget 20 --quota default", 3),
     "days": (GPT2, "--epochs 10 --budget 300 --deadline 3d --quota p=0 --quota g=64", 0),
     "thousand-workers": (RESNET101, "--epochs 90 --deadline 6h --gpus any --max-workers 1024", 0),

@@ -35,13 +35,12 @@ from hetopt.optimizer.plan import Plan, Range
 from hetopt.reports import html, plan_document, profile_document, run_document
 from hetopt.reports.document import Block, Document
 from hetopt.reports.live_run import resume_command
-from hetopt.reports.prometheus import HELP, exposition
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
 from hetopt.reports.series import envelope, over_time, stretches
 from hetopt.reports.timeline import pause
 from tests.browser import WIDTHS, browser
-from tests.logs import an_event, events_of, history_of
+from tests.logs import an_event, history_of
 from tests.work import calls_of
 
 from .logged import compressed_log, disturbed_log, plain_log, report_of
@@ -463,15 +462,3 @@ def test_a_rehearsal_and_one_that_goes_on(rehearsed: Launch, tmp_path: Path, sho
     (tmp_path / CHECKPOINT_FOLDER).mkdir()
     (tmp_path / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-281\n", encoding="utf-8")
     shown("launch-resumed", launch_document._here(Prepared(launch=rehearsed, folder=tmp_path)))
-
-
-def test_prometheus_gets_the_newest_of_each(rehearsed: Launch) -> None:
-    run = RunFold.of(events_of(compressed_log(rehearsed)))
-    text = exposition([('odd "name"', run, 0), ("other", run, 0)])
-    lines = text.splitlines()
-    assert 'hetopt_steps_total{run="odd \\"name\\""} 200.0' in lines
-    assert any(line.startswith("hetopt_local_batch_size{") and 'worker="1"' in line for line in lines)
-    assert 'hetopt_metric{run="odd \\"name\\"",name="accuracy"} 0.9' in lines
-    assert sum(line.startswith("# TYPE") for line in lines) == len(HELP)
-    names = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
-    assert len(names) == len(set(names))
