@@ -311,33 +311,6 @@ def conversion() -> str:
     )
 
 
-SCHEMAS = DOCS / "schemas"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def schemas() -> dict[Path, str]:
-    """The JSON Schema of every kind of file that other programs read, by its file."""
-    from hetopt.core.artifact import Artifact
-    from hetopt.core.profile import Profile
-    from hetopt.core.run_spec import RunSpec
-    from hetopt.core.step_samples import StepSample, StepSamples
-    from hetopt.optimizer.launch_record import Launch
-    from hetopt.optimizer.plan import Plan
-    from hetopt.reports.report import Report
-
-    made = {}
-    for record in (Profile, StepSample, StepSamples, Plan, RunSpec, Launch, Report):
-        name = re.sub(r"(?<!^)(?=[A-Z])", "-", record.__name__).lower()
-        schema = {"$schema": DIALECT, **record.model_json_schema(), "title": name}
-        if issubclass(record, Artifact):
-            schema["properties"]["kind"] = {"const": record.KIND}
-            schema["properties"]["schema_version"] = {"const": record.VERSION}
-            schema["required"] = ["kind", "schema_version", *schema.get("required", [])]
-            schema["description"] = f"{schema.get('description', '')} Made by `{record.MADE_BY}`.".strip()
-        made[SCHEMAS / f"{name}.schema.json"] = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-    return made
-
-
 def pages() -> dict[Path, str]:
     """The text of every page that is made, or partly made, by its file."""
     own = DOCS / "your-own-code.md"
@@ -348,7 +321,6 @@ def pages() -> dict[Path, str]:
         **{page: methods(page) for page in (DOCS / "methods.md", *METHOD_PAGES.glob("*.md"))},
         own: _filled(own, "conversion", conversion()),
         README: _filled(README, "measured", front()),
-        **schemas(),
     }
 
 

@@ -125,6 +125,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/backends/host/look.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/receive.py": "the command line of pip",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
+    "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
     "hetopt/reports/html.py": "variables of a style sheet",
     "hetopt/reports/plan_plots.py": "variables of a style sheet",
     "hetopt/reports/plan_document.py": "the command that starts a plan",
@@ -195,8 +196,10 @@ FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bun
 
 OURS = {
     "hetopt/cli/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
+    "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
     "hetopt/core/run_folder.py: Path(place) / name": "what lies there",
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
+    "hetopt/cli/report.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/runs.py: out.with_name(f'.{out.name}.partial')": "as typed",
     "hetopt/backends/host/bundle.py: folder / first": "a module that the person's own code imports",
     "hetopt/backends/host/bundle.py: folder / f'{first}.py'": "likewise",

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "stop": "hetopt.cli.runs",
     "fetch": "hetopt.cli.runs",
     "report": "hetopt.cli.report",
+    "export": "hetopt.cli.report",
     "convert": "hetopt.cli.check",
     "inject": "hetopt.cli.runs",
     "attach": "hetopt.cli.account",

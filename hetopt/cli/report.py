@@ -1,4 +1,4 @@
-"""`hetopt report`: predicted against measured, for a run that is over or still going."""
+"""`hetopt report`: predicted against measured, for a run that is over or still going; and `hetopt export`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import hetopt
 from hetopt.cli import render, terminal
 from hetopt.cli.options import NewestRun
 from hetopt.cli.parse import ready_to_write
+from hetopt.core.artifact import write_atomically
+from hetopt.core.errors import BadInput
+from hetopt.core.listening import new_secret
 from hetopt.core.profile import Profile
 
 if TYPE_CHECKING:
@@ -68,3 +71,67 @@ def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     learned.profile.save(path)
     if learned.news:
         render.note(f"{path} has learned {' and '.join(learned.news)}")
+
+
+def export(
+    plan: Path | None = typer.Argument(None, help="Plan, a file that `hetopt recommend` wrote."),
+    torchrun: Path | None = typer.Option(
+        None, help="Folder for a script that starts each machine with torchrun, and the run's spec."
+    ),
+    skypilot: Path | None = typer.Option(None, help="File for a SkyPilot task, of a plan of one type."),
+    schemas: Path | None = typer.Option(None, help="Folder for a JSON Schema of every kind of file."),
+    force: bool = typer.Option(False, "--force", help="Replace files that exist."),
+) -> None:
+    """Write a plan in the words of other launchers: torchrun commands, or a SkyPilot task.
+
+    Budget, deadline, interruptions and giving machines back are then in other hands than hetopt's.
+
+    \b
+      hetopt export plan.json --torchrun cluster
+      hetopt export plan.json --skypilot task.yaml
+    """
+
+    if (plan is None) != (torchrun is None and skypilot is None) or (plan is None and schemas is None):
+        raise BadInput(
+            "name a plan and what to make of it, or a folder for schemas.",
+            hint="hetopt export plan.json --torchrun cluster, or hetopt export --schemas schemas",
+        )
+    _write(_texts(plan, torchrun, skypilot, schemas), force=force)
+
+
+def _texts(
+    plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
+) -> dict[Path, str | bytes]:
+    """Return what to write where; everything is made before anything is written."""
+    from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
+    from hetopt.reports.exports import schemas as all_schemas
+
+    texts: dict[Path, str | bytes] = {}
+    if plan is not None:
+        made = hetopt.Plan.load(plan)
+        made.refuse_if_estimated()
+        name, wheel = own_wheel()
+        if torchrun is not None:
+            texts[torchrun / name] = wheel
+            texts[torchrun / SPEC_FILE] = made.run.model_dump_json(indent=2) + "\n"
+            texts[torchrun / SCRIPT_FILE] = torchrun_script(made, name, new_secret())
+        if skypilot is not None:
+            texts[skypilot.parent / name] = wheel
+            texts[skypilot] = skypilot_task(made, name, new_secret())
+    if schemas is not None:
+        texts |= {schemas / name: text for name, text in all_schemas().items()}
+    return texts
+
+
+def _write(texts: dict[Path, str | bytes], *, force: bool) -> None:
+
+    for folder in {path.parent for path in texts}:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{folder} cannot be made: {error.strerror}.", hint="name another folder") from None
+    for path in texts:
+        ready_to_write(path, force=force)
+    for path, text in texts.items():
+        write_atomically(path, text)
+        render.note(f"wrote {path}")

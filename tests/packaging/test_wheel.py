@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.core.search_path import CPU_INDEX, install_command, requirement
+from hetopt.reports.exports import own_wheel
 from tests.packaging.conftest import COMMIT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -96,6 +97,46 @@ def test_the_source_distribution_is_the_repository(distributions: Path, tracked:
     linked = {link.name for link in links}
     expected = {Path("hetopt", name) if name.parts[0] in linked else name for name in tracked} - links
     assert there == {name for name in expected if name != Path(".gitignore")} | {Path("MANIFEST.in")}
+
+
+# What is exported to other launchers, or hinted at, can be installed without an index that has hetopt.
+
+
+def test_the_wheel_made_of_itself_holds_what_the_built_one_holds(wheel: Path, tmp_path: Path) -> None:
+    name, data = own_wheel()
+    made = tmp_path / name
+    made.write_bytes(data)
+    assert name == wheel.name
+    assert own_wheel()[1] == data
+    with zipfile.ZipFile(made) as own, zipfile.ZipFile(wheel) as built:
+        for entry in built.namelist():
+            if ".dist-info/" not in entry:
+                assert own.read(entry) == built.read(entry), entry
+        code = [entry for entry in own.namelist() if ".dist-info/" not in entry]
+        assert set(code) == {entry for entry in built.namelist() if ".dist-info/" not in entry}
+
+
+def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
+    name, data = own_wheel()
+    (tmp_path / name).write_bytes(data)
+    there = tmp_path / "there"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps", "-q"]
+    subprocess.run([*pip, "--target", str(there), f"./{name}[train]"], cwd=tmp_path, check=True)
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import hetopt.core.search_path as s; print(s.__file__, s.install_command('aws'))",
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(there)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.startswith(str(there))
+    assert "boto3>=1.35" in told
 
 
 @pytest.mark.parametrize("extra", ["train", "aws", "streams", "docs"])
