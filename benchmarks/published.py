@@ -58,7 +58,7 @@ def answers(path: Path) -> Iterator[Answer]:
     for line in path.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         with tempfile.TemporaryDirectory() as written:
-            job = described(_told(run, Path(written)), now=datetime.datetime.now(datetime.UTC))
+            job = described(_told(run, Path(written)), [catalog], now=datetime.datetime.now(datetime.UTC))
         each = catalog.instance_types[run["instance_type"]].cuda_devices
         used = min(each, run["gpus"])
         nodes = (Node(type=run["instance_type"], workers=used),) * (run["gpus"] // used)

@@ -356,7 +356,7 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
 
 
 def of_the_gpu(found: Sequence[Answer]) -> float:
-    """Share of the errors' variance that is the GPU's and not the job's: rho of `earlier_runs`.
+    """Share of the errors' variance that is the GPU's and not the job's.
 
     Moments of one-way random effects about zero, which is what is foreseen; a job's mean error on a GPU is one value.
     """

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetopt.api.catalogs import gpus as gpus
     from hetopt.api.converting import convert as convert
-    from hetopt.api.dashboard import serve as serve
     from hetopt.api.launching import launch as launch
     from hetopt.api.launching import resume as resume
     from hetopt.api.options import Ec2 as Ec2
@@ -73,7 +72,6 @@ _HOMES = {
     "recommend": "hetopt.api.planning",
     "report": "hetopt.api.run",
     "resume": "hetopt.api.launching",
-    "serve": "hetopt.api.dashboard",
     "session": "hetopt.trainer.session",
 }
 """Where each name of the library is defined."""

@@ -10,7 +10,7 @@ from hetopt.core.artifact import Artifact
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.run_spec import OWN_NAME, RunSpec
-from hetopt.optimizer.plan import Earlier, Plan, Prediction
+from hetopt.optimizer.plan import Plan, Prediction
 
 LAUNCH_FILE = "launch.json"
 
@@ -35,14 +35,10 @@ class Launch(Artifact):
     plan: Plan
     spec: RunSpec = Field(description="the plan's run as it was mapped onto this place's workers")
     prediction: Prediction = Field(description="for this place, not for the rented cluster")
-    host: str | None = Field(
-        default=None, description="the machine of its workers, where it is the one that was profiled and no emulation"
-    )
     machine: MachineReading | None = Field(default=None, description="speed and contention of this machine just before")
     slower: PositiveFloat = Field(
         default=1.0, description="times as long as profiled that computing is predicted to take, by processor time"
     )
-    earlier: Earlier | None = Field(default=None, description="what earlier runs said of that machine, counted in")
     notes: tuple[str, ...] = Field(default=(), description="what to know of this place to read its numbers")
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -96,27 +96,6 @@ class Watched(Record):
         return f"{losses} in {hours} instance-hour{'s' * (self.instance_hours != 1)}"
 
 
-class Earlier(Record):
-    """What earlier runs said of a type before a plan: how it computes, or its links, against what was foreseen."""
-
-    runs: PositiveInt
-    jobs: PositiveInt = Field(description="that they trained")
-    log_factor: float = Field(description="on the time of it, as it was counted in")
-    log_sd: NonNegativeFloat = Field(description="how well that is then known")
-    until: str = Field(description="day of the last of it, ISO 8601")
-
-    @property
-    def in_words(self) -> str:
-        """'2 runs of 1 job until 2026-11-26: 8 % slower than foreseen'."""
-        change = math.expm1(self.log_factor)
-        runs, jobs = (f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.runs, "run"), (self.jobs, "job")))
-        said = f"{100 * abs(change):.0f} %"
-        found = f"{said} {'slower' if change > 0 else 'quicker'} than" if abs(change) >= 0.005 else "as"
-        if change > 1:
-            found = f"{1 + change:.1f} times as long as"
-        return f"{runs} of {jobs} until {self.until}: {found} foreseen"
-
-
 NetworkSource = Literal["samples", "profile", "catalogue"]
 """Where the links between machines of a type are known from: whole steps of such, timed collectives, or its rate."""
 
@@ -183,12 +162,6 @@ class Group(Record):
     price_is_estimate: bool
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
     watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
-    earlier: Earlier | None = Field(
-        default=None, description="what earlier runs said of how the type computes, counted in"
-    )
-    earlier_links: Earlier | None = Field(
-        default=None, description="what they said of the links between such machines, counted in"
-    )
     network: NetworkSource | None = Field(
         default=None, description="where those links are known from; absent with one machine, and in older plans"
     )
@@ -370,9 +343,6 @@ class Choice(Record):
     )
     costs_usd: tuple[NonNegativeFloat, ...] = Field(default=(), description="likewise")
     quotas: tuple[QuotaNeed, ...] = ()
-    earlier: Earlier | None = Field(
-        default=None, description="what earlier runs said of the machine that was profiled, counted in"
-    )
 
     def __str__(self) -> str:
         """Its names, machines, time and cost."""
@@ -389,15 +359,6 @@ class Choice(Record):
         return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
 
 
-def without(*names: str) -> Any:
-    """Return a validator that drops fields which plans of earlier versions have, and nobody reads any more."""
-
-    def dropped(value: object) -> object:
-        return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
-
-    return model_validator(mode="before")(dropped)
-
-
 class Goal(Record):
     """What was asked for. Budget and deadline are totals and hard."""
 
@@ -408,8 +369,6 @@ class Goal(Record):
     target_metric: str | None = None
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
-
-    _of_earlier_versions = without("zones")
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
@@ -441,8 +400,6 @@ class Sensitivity(Record):
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
     losses of machines, step times and steps.
     """
-
-    _of_earlier_versions = without("scenarios", "rejected")
 
     gap: NonNegativeFloat | None = Field(
         description="no mix that was looked at is better than the choice by a larger part; absent where not shown"

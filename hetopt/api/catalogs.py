@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hetopt.api.options import Gpus, Listed
-from hetopt.core.option import names, takes
+from hetopt.api.options import Gpus, Listed, Rentable
+from hetopt.core.option import names, options_of, takes
 from hetopt.optimizer.market import catalog_filter
 from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, catalog_in_use, regional_catalogs
-from hetopt.optimizer.market.catalog_filter import Criteria
 from hetopt.optimizer.market.gpus import RentableGpu, RentableGpus, rentable_gpus
+from hetopt.optimizer.market.offer_filter import Wishes, of_listings
 
 __all__ = ["Found", "RentableGpu", "find", "gpus", "in_use"]
 
@@ -28,12 +28,11 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogI
     return catalog_in_use(region, directory, today=datetime.datetime.now(datetime.UTC).date())
 
 
-def in_regions(region: str, directory: Path | None = None) -> tuple[Catalog, ...]:
+def in_regions(region: str, directory: Path | None = None) -> tuple[CatalogInUse, ...]:
     """Return the catalogue in use of a region, or for `ANY_REGION` of each that has prices; errors as of `in_use`."""
     if region != ANY_REGION:
-        return (in_use(region, directory).catalog,)
-    today = datetime.datetime.now(datetime.UTC).date()
-    return tuple(one.catalog for one in regional_catalogs(directory, today=today))
+        return (in_use(region, directory),)
+    return regional_catalogs(directory, today=datetime.datetime.now(datetime.UTC).date())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +61,14 @@ def find(**options: Any) -> Found:
         BadInput: a name that nothing has, or prices where the region has none.
     """
     asked = Listed(**options)
-    criteria = Criteria(**{one.name: getattr(asked, one.name) for one in fields(Criteria)})
+    named = {one.name for one in fields(Wishes)}
+    wishes = Wishes(**{name: getattr(asked, name) for name in options_of(Rentable) if name in named})
     catalog = in_use(asked.region, asked.catalog).catalog
     listings = list(catalog.listings.values())
-    if not catalog.has_prices and (criteria.price_max_usd_per_hour is not None or criteria.market == "on-demand"):
+    if not catalog.has_prices and (asked.max_hourly_usd is not None or asked.market == "on-demand"):
         raise no_prices(catalog)
-    filters = criteria.filters(catalog)
-    quantity = catalog_filter.quantities(criteria.market)[asked.sort]
+    filters = of_listings(catalog, wishes)
+    quantity = catalog_filter.quantities(wishes.market)[asked.sort]
     found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
     why_none = "" if found else catalog_filter.why_none(listings, filters)
     return Found(catalog=catalog, listings=found, why_none=why_none)
@@ -88,6 +88,6 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
         BadInput: no GPU is called so, or there is no such region.
     """
     asked = Gpus(**options)
-    loaded, *elsewhere = in_regions(asked.region, asked.catalog)
-    chosen = {name: getattr(asked, name) for name in ("market", "memory_min_gib", "price_max_usd_per_hour", "sort")}
-    return rentable_gpus(loaded, names(only, "only"), reverse=asked.reverse, elsewhere=elsewhere, **chosen)
+    loaded, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog))
+    order = {name: getattr(asked, name) for name in ("market", "sort", "reverse")}
+    return rentable_gpus(loaded, names(only, "only"), elsewhere=elsewhere, **order)

@@ -9,19 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hetopt.api.catalogs import in_regions, in_use
+from hetopt.api.catalogs import in_regions
 from hetopt.api.changes import into_plan
 from hetopt.api.options import Described, Search, Sought
 from hetopt.core.artifact import kind_in
 from hetopt.core.comm.compression_text import IDENTITY
-from hetopt.core.errors import BadInput, NoFeasiblePlan, setting
-from hetopt.core.formatting import bytes_, duration, vcpus
+from hetopt.core.errors import BadInput, setting
+from hetopt.core.formatting import bytes_, duration
 from hetopt.core.grammar import NUMBER, arguments, quantity
-from hetopt.core.hosts import read_hosts
+from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
@@ -33,19 +32,18 @@ from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, obse
 from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, age_note
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.owned import gpu_named, owned
-from hetopt.optimizer.market.quota import obtainable, read_quotas
+from hetopt.optimizer.market.quota import Quotas, obtainable, read_quotas
 from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
-from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_bytes, usable_on_gpu
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
+from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
@@ -80,64 +78,91 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     asked, told = Search(**options), reporter or Reporter()
     if asked.budget_usd is None and asked.deadline is None:
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
-    _check_own(asked)
-    limits = search_options(
-        asked,
-        quotas=read_quotas(() if asked.region == ANY_REGION else _quotas(asked.quotas, asked.region, told)),
-        observed=_observed(asked.observed, told),
-        earlier=_earlier(told),
-    )
+    places = Places.of(asked)
+    limits = search_options(asked, quotas=places.quotas(asked, told), observed=_observed(asked.observed, told))
     measured = profile_of(profile)
     if measured.job.script and limits.batch_size is None:
         # A script's batch size is its own: its learning rate goes with it, and its loader says it.
         limits = replace(limits, batch_size=measured.job.batch_size)
     goal = _goal(measured, asked, told)
-    told("the catalogue")
-    compared = compared_regions(measured, goal, limits, asked, told) if asked.region == ANY_REGION else None
-    if compared is None:
-        loaded = in_use(asked.region, asked.catalog).catalog
-    else:
-        loaded, limits = compared.best[0].catalog, replace(limits, quotas=compared.best[0].quotas)
-    for remark in contradictions(measured, loaded.instance_types):
+    for remark in contradictions(measured, places.catalogs[0].instance_types):
         told.note(remark)
-    now = datetime.datetime.now(datetime.UTC)
-    request = PlanRequest(measured, loaded, goal, limits)
-
-    def found(request: PlanRequest) -> Plan:
-        return find_plan(request, seed=asked.seed, now=now, tell=lambda text: told(text, None))
-
-    def rented() -> Plan:
-        return found(request) if compared is None else compared.planned(request, found)
-
-    if asked.inventory is None:
-        plan = rented()
-    else:
-        hosts = read_hosts(asked.inventory)
-        told("your own machines")
-        if asked.market == "own":
-            plan = on_own_machines(request, hosts, seed=asked.seed, now=now)
-            plan = plan.model_copy(update={"advice": None})  # which is whether to rent
-        else:
-            plan = better_of(request, hosts, rented, seed=asked.seed, now=now)
-    if compared is None:
-        tell_price_ages(plan, loaded, told)
-    plan = into_plan(asked.sync, plan)
+    plan = into_plan(asked.sync, _planned(measured, goal, limits, asked, places, told, seed=asked.seed))
     if plan.run.script:
         check_for_script(plan.run)
     return plan
 
 
-def _check_own(asked: Sought) -> None:
-    if asked.market == "own" and (asked.inventory is None or asked.region == ANY_REGION):
-        raise BadInput(
-            '`market="own"` plans for machines of your own, in no region.',
-            hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
-        )
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where a plan may run.
+
+    Attributes:
+        regional: catalogues in use, of the region that was asked for or of each that has prices.
+        hosts: machines of one's own.
+    """
+
+    regional: tuple[CatalogInUse, ...]
+    hosts: tuple[Host, ...] = ()
+
+    @classmethod
+    def of(cls, asked: Sought) -> Places:
+        """Return those that were asked for.
+
+        Raises:
+            BadInput: there is no such region, or a file cannot be read.
+        """
+        if asked.market == "own" and (asked.inventory is None or asked.region == ANY_REGION):
+            raise BadInput(
+                '`market="own"` plans for machines of your own, in no region.',
+                hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
+            )
+        hosts = () if asked.inventory is None else read_hosts(asked.inventory)
+        return cls(regional=in_regions(asked.region, asked.catalog), hosts=hosts)
+
+    @property
+    def catalogs(self) -> tuple[Catalog, ...]:
+        """Return the catalogue of each region."""
+        return tuple(one.catalog for one in self.regional)
+
+    def quotas(self, asked: Sought, told: Reporter) -> Quotas:
+        """Return the quotas of the one region, or those that were given for each."""
+        if asked.region == ANY_REGION:
+            return read_quotas(asked.quotas)
+        return read_quotas(_quotas(asked.quotas, asked.region, told))
+
+
+def _planned(
+    profile: Profile, goal: Goal, limits: Options, asked: Sought, places: Places, told: Reporter, *, seed: int = 0
+) -> Plan:
+    """Return the best plan of all places: rented machines, one's own, or the better of both."""
+    now = datetime.datetime.now(datetime.UTC)
+    told("the catalogue")
+
+    def found(request: PlanRequest) -> Plan:
+        return find_plan(request, seed=seed, now=now, tell=lambda text: told(text, None))
+
+    request = PlanRequest(profile, places.catalogs[0], goal, limits)
+    rented = partial(found, request)
+    if asked.region == ANY_REGION:
+        compared = _compared(request, asked, places, told)
+        request = compared.of_market(request, compared.best[0])
+        rented = partial(compared.planned, request, found)
+    if not places.hosts:
+        plan = rented()
+    elif asked.market == "own":
+        told("your own machines")
+        plan = on_own_machines(request, places.hosts, seed=seed, now=now)
+        plan = plan.model_copy(update={"advice": None})  # which is whether to rent
+    else:
+        told("your own machines")
+        plan = better_of(request, places.hosts, rented, seed=seed, now=now)
+    if asked.region != ANY_REGION:
+        _tell_price_ages(plan, request.catalog, told)
+    return plan
 
 
 _CALLED = {
-    "types": "only_types",
-    "exclude": "exclude_types",
     "data": "data_bytes",
     "provisioning": "startup_s",
     "ratio": "ratios",
@@ -179,7 +204,7 @@ def profile_of(given: Profile | Path | str) -> Profile:
     return Profile.load(path)
 
 
-def tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
+def _tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
     """Note how old the prices are that a plan shows; nothing of those that it does not."""
     shown = [plan.chosen, *(way.candidate for way in plan.choices if way.candidate is not None)]
     dates = {group.price_date for one in shown for group in one.groups if not group.is_own}
@@ -188,25 +213,15 @@ def tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
         told.note(note)
 
 
-def compared_regions(profile: Profile, goal: Goal, limits: Options, asked: Sought, told: Reporter) -> Compared:
-    """Return the regions side by side."""
-    today = datetime.datetime.now(datetime.UTC).date()
-    regional = regional_catalogs(asked.catalog, today=today)
-    days = [one.day for one in regional if one.day is not None]
-    told.note(f"prices of {len(regional)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
+def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> Compared:
+    """Return the regions side by side, each with the account's quotas there."""
+    days = [one.day for one in places.regional if one.day is not None]
+    told.note(f"prices of {len(days)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
     markets = [
-        Market(catalog=one.catalog, quotas=read_quotas(_quotas(asked.quotas, one.catalog.region, told)))
-        for one in regional
+        Market(catalog=one, quotas=read_quotas(_quotas(asked.quotas, one.region, told)) or request.options.quotas)
+        for one in places.catalogs
     ]
-    return compare_regions(profile, markets, goal, limits)
-
-
-def _earlier(told: Reporter) -> EarlierRuns | None:
-    """Return what runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
-    found = kept()
-    if found is not None:
-        told.note(f"machine types as {len(found.runs)} earlier runs found them, of {earlier_runs_file()}, count in")
-    return found
+    return compare_regions(request, markets)
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
@@ -338,28 +353,16 @@ class Estimate:
 
     Attributes:
         plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
-        model: as it was counted.
-        samples: that are trained on; ``batch_size``: in a step.
-        recipe: what is trained, and by which optimizer.
-        flops: of the whole training.
-        state_bytes: of weights, gradients and the optimizer, on every GPU; ``sample_bytes``: of a sample's activations.
+        job: as it was counted.
         fits: what the GPUs of the ways to go hold.
-        assumed: what was not given, in words.
         timed: the training by which it was foretold, such as '3d on 1 x A10G'; None: by its operations alone.
         beside: what one's own machines would take, or rented ones in their place; None: one has none.
         presumed: whether nothing is known of what the account may rent.
     """
 
     plan: Plan
-    model: ModelCount
-    samples: int
-    batch_size: int
-    recipe: Recipe
-    flops: float
-    state_bytes: int
-    sample_bytes: float
+    job: DescribedJob
     fits: tuple[Fit, ...]
-    assumed: tuple[str, ...]
     presumed: bool = False
     timed: str | None = None
     beside: str | None = None
@@ -368,30 +371,19 @@ class Estimate:
     def document(self) -> Document:
         """Return what was counted, the ways to go, and what both rest on: at most 22 lines of 80 columns."""
         from hetopt.reports.document import Document, Line, Remarks
-        from hetopt.reports.plan_document import choices, limits_of
+        from hetopt.reports.plan_document import choices, limits_of, quota_notes
 
-        counted = f"{self.model.name}, {self.samples:,} x {self.model.sample}, {self.flops:.2g} FLOPs"
+        job = self.job
+        counted = f"{job.model.name}, {job.samples:,} x {job.model.sample}, {job.flops:.2g} FLOPs"
         title = ", ".join([counted, *limits_of(self.plan.goal)])
         blocks = [*choices(self.plan), Line(""), Remarks(list(self._sentences()))]
-        lacking = [Line(text, "warning") for text in self._lacking()]
+        lacking = [Line(text, "warning") for text in quota_notes(self.plan, presumed=True) if self.presumed]
         return Document(kind="hetopt estimate", title=title, about=lacking, blocks=blocks)
 
-    def _lacking(self) -> Iterator[str]:
-        """Yield what a new account has to ask for before it can rent what is shown."""
-        from hetopt.reports.plan_document import chosen_way
-
-        way = chosen_way(self.plan)
-        for need in () if way is None or not self.presumed else way.quotas:
-            if need.vcpus > need.new_account:
-                yield (
-                    f"A new account may not rent this: it has {need.new_account} of {vcpus(need.vcpus)} "
-                    f"({need.bucket}). Ask for them first; see `hetopt doctor`."
-                )
-
     def _sentences(self) -> Iterator[str]:
-        from hetopt.reports.plan_document import chosen_way, quota_notes, region_notes
+        from hetopt.reports.plan_document import chosen_way, region_notes
 
-        way = chosen_way(self.plan)
+        way, job = chosen_way(self.plan), self.job
         took = self.plan.chosen.prediction.total_s if way is None else way.total_s
         basis = "Counted FLOPs, not measured" if self.timed is None else f"By {self.timed}"
         yield (
@@ -399,8 +391,8 @@ class Estimate:
             "times the time shown (90 %); profiling narrows that."
         )
         yield (
-            f"Memory: {bytes_(self.state_bytes)} for weights, gradients and {self.recipe.optimizer}, "
-            f"{bytes_(self.sample_bytes)} a sample; at once fit {', '.join(map(str, self.fits))}."
+            f"Memory: {bytes_(job.state_bytes)} for weights, gradients and {job.recipe.optimizer}, "
+            f"{bytes_(job.sample_bytes)} a sample; at once fit {', '.join(map(str, self.fits))}."
         )
         if any(fit.scheme.shards > 1 for fit in self.fits):
             yield (
@@ -409,10 +401,9 @@ class Estimate:
             )
         if self.beside is not None:
             yield self.beside
-        if self.assumed:
-            yield f"Assumed: {', '.join(self.assumed)}."
+        if job.assumed:
+            yield f"Assumed: {', '.join(job.assumed)}."
         yield from region_notes(self.plan)
-        yield from quota_notes(self.plan)
 
     def __str__(self) -> str:
         """Return the document as `hetopt estimate` prints it."""
@@ -421,7 +412,7 @@ class Estimate:
         return whole(self.document)
 
     def __repr__(self) -> str:
-        return f"<Estimate of {self.model.name}, {self.samples:,} samples: {self.plan!r}>"
+        return f"<Estimate of {self.job.model.name}, {self.job.samples:,} samples: {self.plan!r}>"
 
     def _repr_html_(self) -> str:
         """Return the document as notebooks show it."""
@@ -448,9 +439,39 @@ class DescribedJob:
     profile: Profile
     assumed: list[str]
 
+    @property
+    def flops(self) -> float:
+        """Return the operations of the whole training."""
+        return self.recipe.passes * self.model.forward_flops * self.samples
 
-def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
+    @property
+    def memory(self) -> TrainingMemory:
+        """Return what a replica takes."""
+        memory = self.profile.devices[0].memory
+        assert memory is not None
+        return memory
+
+    @property
+    def state_bytes(self) -> int:
+        """Return bytes of weights, gradients and the optimizer's state of a replica."""
+        return self.memory.kept_bytes
+
+    @property
+    def sample_bytes(self) -> float:
+        """Return bytes of a sample's activations."""
+        return self.memory.peak_bytes(2) - self.memory.peak_bytes(1)
+
+
+def described(
+    asked: Described, catalogs: Sequence[Catalog], hosts: Sequence[Host] = (), *, now: datetime.datetime
+) -> DescribedJob:
     """Count a job that was described.
+
+    Args:
+        asked: what is known of it.
+        catalogs: of the regions where it may run.
+        hosts: of one's own, where it may run as well.
+        now: the profile's date.
 
     Raises:
         BadInput: something is missing, or contradicts the rest.
@@ -460,10 +481,10 @@ def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
     batch = min(asked.batch_size or BATCH_SIZE, samples)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    recipe, precision = _recipe(asked, assumed), _precision(asked, now)
+    recipe, precision = _recipe(asked, assumed), _precision(asked, catalogs, hosts, now)
     counted = utilisation_prior().counted(model, precision, recipe)
     if asked.took is not None or asked.on is not None:
-        counted = _timed(asked, counted, samples, precision)
+        counted = _timed(asked, catalogs[0], counted, samples, precision)
     profile = described_profile(
         model,
         samples=samples,
@@ -476,7 +497,9 @@ def described(asked: Described, *, now: datetime.datetime) -> DescribedJob:
     return DescribedJob(model=model, recipe=recipe, samples=samples, batch_size=batch, profile=profile, assumed=assumed)
 
 
-def _precision(asked: Described, now: datetime.datetime) -> Precision:
+def _precision(
+    asked: Described, catalogs: Sequence[Catalog], hosts: Sequence[Host], now: datetime.datetime
+) -> Precision:
     """Return bf16, or fp16 where a machine that is named, or one's own, has no units for that.
 
     Raises:
@@ -484,23 +507,23 @@ def _precision(asked: Described, now: datetime.datetime) -> Precision:
     """
     if asked.precision != "auto":
         return asked.precision
-    catalog = in_regions(asked.region, asked.catalog)[0]
     gpus = [text.partition(":")[0] for text in asked.gpus]
     named = [
         instance
+        for catalog in catalogs
         for instance in catalog.instance_types.values()
         if any(fnmatch(instance.name, pattern) for pattern in asked.types)
         or any(has_accelerator(instance, name) for name in gpus)
     ]
-    if asked.inventory is not None:
-        named += owned(catalog, read_hosts(asked.inventory), now.date()).catalog.instance_types.values()
+    if hosts:
+        named += [one.instance_type for one in owned(catalogs[0], hosts, now.date()).catalog.listings.values()]
     return "fp16" if any(no_units(instance, "bf16") for instance in named) else "bf16"
 
 
 _ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
 
 
-def _timed(asked: Described, counted: Counted, samples: int, precision: Precision) -> Counted:
+def _timed(asked: Described, catalog: Catalog, counted: Counted, samples: int, precision: Precision) -> Counted:
     """Return what a sample comes to where the whole training took so long on some GPUs.
 
     Raises:
@@ -512,7 +535,7 @@ def _timed(asked: Described, counted: Counted, samples: int, precision: Precisio
     count = int(written.group(1) or 1) if written else 0
     if written is None or count < 1:
         raise BadInput(f"`on` must be so many GPUs, got {asked.on!r}.", hint='for example `on="8 x A100"`')
-    gpu = gpu_of(gpu_named(in_regions(asked.region, asked.catalog)[0], written.group(2)))
+    gpu = gpu_of(gpu_named(catalog, written.group(2)))
     if gpu is None:
         raise BadInput(f"no rates of the {written.group(2)} are published.", hint="leave `took` and `on` out")
     foretold_s = samples * sample_s(counted, gpu, precision) / count * beside_others(count)
@@ -558,101 +581,47 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
     asked, told = Described(**options), reporter or Reporter()
-    _check_own(asked)
-    now = datetime.datetime.now(datetime.UTC)
-    job = described(asked, now=now)
-    model, batch, profile = job.model, job.batch_size, job.profile
-    known = read_quotas(() if asked.region == ANY_REGION else _quotas(asked.quotas, asked.region, told))
-    catalogs = in_regions(asked.region, asked.catalog)
-    counted_on, patterns = obtainable()
-    reserved = (name for one in catalogs for name in one.instance_types if any(fnmatch(name, way) for way in patterns))
-    presumed = not known and not asked.quotas and asked.market != "own"
+    places = Places.of(asked)
+    job = described(asked, places.catalogs, places.hosts, now=datetime.datetime.now(datetime.UTC))
+    quotas, exclude = places.quotas(asked, told), asked.exclude
+    presumed = not quotas and not asked.quotas and asked.market != "own"
     if presumed:
+        quotas, patterns = obtainable()
         job.assumed.append(
-            f"one machine of {max(counted_on.values())} vCPUs a family can be had (`quotas`; none: any number)"
+            f"one machine of {max(quotas.values())} vCPUs a family can be had (`quotas`; none: any number)"
         )
+        if not (asked.gpus or asked.types):
+            names = dict.fromkeys(name for catalog in places.catalogs for name in catalog.instance_types)
+            exclude = (*exclude, *(name for name in names if any(fnmatch(name, pattern) for pattern in patterns)))
     limits = search_options(
         asked,
         gpus=asked.gpus or ("any",),
-        quotas=counted_on if presumed else known,
-        exclude_types=(*asked.exclude, *(reserved if presumed and not (asked.gpus or asked.types) else ())),
+        quotas=quotas,
+        exclude=exclude,
         mixed_types=1,
-        batch_size=batch,
+        batch_size=job.batch_size,
         precision=None,
         trials=0,
         accept_risk=True,
         compression=(IDENTITY,),
     )
-    steps = math.ceil(job.samples / batch)
+    steps = math.ceil(job.samples / job.batch_size)
     goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=steps)
-    memory, counted = profile.devices[0].memory, profile.devices[0].counted
-    assert memory is not None
-    assert counted is not None
-
-    def found(request: PlanRequest) -> Plan:
-        return find_plan(request, seed=0, now=now, tell=lambda text: told(text, None))
-
-    _refuse_what_no_machine_holds(model, memory, counted, catalogs)
-    if asked.region == ANY_REGION:
-        compared = compared_regions(profile, goal, limits, asked, told)
-        plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, limits), found)
-    else:
-        request = PlanRequest(profile, catalogs[0], goal, limits)
-        if asked.inventory is None:
-            plan = found(request)
-        elif asked.market == "own":
-            plan = on_own_machines(request, read_hosts(asked.inventory), seed=0, now=now)
-        else:
-            plan = better_of(request, read_hosts(asked.inventory), partial(found, request), seed=0, now=now)
-        tell_price_ages(plan, catalogs[0], told)
+    plan = _planned(job.profile, goal, limits, asked, places, told)
     return Estimate(
         plan=plan,
-        model=model,
-        samples=job.samples,
-        batch_size=batch,
-        recipe=job.recipe,
-        flops=job.recipe.passes * model.forward_flops * job.samples,
-        state_bytes=memory.kept_bytes,
-        sample_bytes=memory.peak_bytes(2) - memory.peak_bytes(1),
-        fits=tuple(_fits(plan, memory, counted)),
-        assumed=tuple(job.assumed),
+        job=job,
+        fits=tuple(_fits(plan, job)),
         presumed=presumed,
-        beside=plan.reasons[0] if asked.inventory is not None and asked.market != "own" else None,
+        beside=plan.reasons[0] if places.hosts and asked.market != "own" else None,
         timed=None if asked.took is None else f"a training of {duration(asked.took)} on {asked.on}",
     )
 
 
-def _refuse_what_no_machine_holds(
-    model: ModelCount, memory: TrainingMemory, described: Counted, catalogs: Sequence[Catalog]
-) -> None:
-    """Refuse a model that the GPUs of no one machine hold together.
-
-    Raises:
-        NoFeasiblePlan: one sample does not fit.
-    """
-    room: list[tuple[float, float, InstanceType]] = []
-    for instance in (one for catalog in catalogs for one in catalog.instance_types.values() if one.cuda_devices):
-        usable = usable_bytes(instance)[1]
-        scheme = scheme_of(memory, described, devices=instance.cuda_devices, usable_bytes=usable)
-        needed = scheme.held(memory, described).peak_bytes(1)
-        room.append((usable / needed, needed, instance))
-    if not room:
-        return
-    times, needed, roomiest = max(room, key=itemgetter(0))
-    if times >= 1:
-        return
-    assert roomiest.accelerator is not None
-    where = catalogs[0].region if len(catalogs) == 1 else "any region"
-    raise NoFeasiblePlan(
-        f"Training {model.name} takes {bytes_(needed)} on each of the {roomiest.cuda_devices} GPUs of "
-        f"{roomiest.name}, the machine with most room in {where}, which have {roomiest.accelerator.memory_gib:.0f} "
-        "GiB: hetopt plans models that the GPUs of one machine hold together.",
-        hint='choose a smaller model, shorten the samples with `tokens`, or train adapters with `method="lora"`',
-    )
-
-
-def _fits(plan: Plan, memory: TrainingMemory, described: Counted) -> Iterator[Fit]:
+def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
     """Of each GPU among the ways to go, once."""
+    memory, described = job.memory, job.profile.devices[0].counted
+    assert described is not None
     groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
     found: dict[Fit, None] = {}
     for group in groups:

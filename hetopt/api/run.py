@@ -435,15 +435,12 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         time.sleep(POLL_S)
 
 
-def facts_or_why(run: Run, followed: Callable[[Path], LiveRun] | None = None) -> dict[str, Any]:
-    """Return the facts of a run, without asking a cloud; of one that cannot be read, why: it must not hide others.
-
-    ``followed`` gives what was read of it before.
-    """
+def facts_or_why(run: Run) -> dict[str, Any]:
+    """Return the facts of a run, without asking a cloud; of one that cannot be read, why: it must not hide others."""
     from hetopt.reports.live_run import UNREADABLE
 
     try:
-        return run.facts(live=followed(run.folder) if followed is not None else None)
+        return run.facts()
     except HetoptError as error:
         reason = error.message
     except OSError as error:

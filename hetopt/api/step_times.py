@@ -15,7 +15,6 @@ from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
-from hetopt.optimizer.step_time.earlier_runs import kept
 from hetopt.optimizer.step_time.model import Explanation, StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
@@ -64,9 +63,7 @@ class StepTimes:
         where = next(one for one in MARKETS if one == known(market, MARKETS, "market"))
         observed, priors, whole = _observed(profile)
         listed = in_use(region, catalog).catalog
-        plans = None if whole is None else AskedSteps.of(whole, listed, kept())
-        if plans is not None:
-            priors = plans.with_network(priors, observed.rows.types[0])
+        plans = None if whole is None else AskedSteps.of(whole, listed)
         own = StepTimeModel.fit(observed, listed.instance_types, priors)
         return cls(own=own, plans=plans, catalog=listed, market=where)
 

@@ -4,8 +4,7 @@ What a profile of this machine would say were it taken now, when the machine may
 
 One reading of the yardstick tells how fast the machine is for a second. Where a profile's own readings lay far apart,
 as on processors that are shared with others and change their speed every few seconds, the next minutes will be more
-like the mean of those readings than like the last one. A difference is followed as far as it is not scatter. What runs
-in earnest found beyond that follows by `host_level`.
+like the mean of those readings than like the last one. A difference is followed as far as it is not scatter.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
-from hetopt.optimizer.plan import Earlier, Plan
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, kept
-from hetopt.optimizer.step_time.host_level import contention_reach, followed, host_named, told_of_host
+from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.step_time.profiled import contention_reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +51,10 @@ class _OnThisMachine(ProcessLauncher):
     def _map(self, plan: Plan, options: Any) -> Mapped:
         raise NotImplementedError("each of them maps its own way")
 
-    def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
-        """The machine that its workers have to themselves, and what earlier runs found; None where they emulate others.
-
-        Args:
-            profile: of the plan, which may have been taken on another machine.
-        """
-        return None, None
-
     def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
         present = at_present(wanted, _read_as_worker)
-        host, earlier = self._known(present.plan.profile)
-        wanted, counted = as_runs_found(present.plan, earlier)
-        remarks = (*present.notes, *_said(counted))
+        wanted = present.plan
         here = self._map(wanted, options)
         spec = here.run
         if options.data is not None:
@@ -84,11 +72,9 @@ class _OnThisMachine(ProcessLauncher):
             plan=made,
             spec=_restarted(spec, options),
             prediction=here.prediction,
-            host=host,
             machine=present.reading,
             slower=present.slower,
-            earlier=counted,
-            notes=(*remarks, *here.notes),
+            notes=(*present.notes, *here.notes),
         )
         return Prepared(launch=launch)
 
@@ -132,9 +118,6 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
     def _map(self, plan: Plan, options: Local) -> Mapped:
         return predict_on_local(plan, options.slowdowns)
 
-    def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
-        return (host_named(profile.host), kept()) if ThisMachine.seen().is_profiled(profile.host) else (None, None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
@@ -162,10 +145,6 @@ def _read_as_worker() -> MachineReading:
     command = [sys.executable, "-m", "hetopt.core.calibration_benchmark"]
     read = subprocess.run(command, start_new_session=True, stdout=subprocess.PIPE, check=True)
     return MachineReading.model_validate_json(read.stdout)
-
-
-def _said(counted: Earlier | None) -> tuple[str, ...]:
-    return () if counted is None else (f"Counted in for this machine: {counted.in_words}.",)
 
 
 def _restarted(spec: RunSpec, options: OnThisMachine) -> RunSpec:
@@ -286,6 +265,14 @@ def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
     return Present(changed, now, factor, tuple(_notes(slower, factor, scatter, contention_reach(busiest))))
 
 
+def followed(difference: float, log_sd: float) -> float:
+    """Return what part of a difference of logs is not scatter: none at all below it, almost all far above.
+
+    As far as a James-Stein estimate would follow it, ``1 - s^2 / r^2`` of a difference ``r`` that scatters by ``s``.
+    """
+    return 0.0 if abs(difference) <= log_sd else difference * (1 - (log_sd / difference) ** 2)
+
+
 def _notes(slower: float, factor: float, scatter: float, reach: float) -> Iterator[str]:
     if max(slower, 1 / slower) >= 1 + WORTH_SAYING:
         compared = f"{slower:.2f} times as much" if slower > 1 else f"{100 * slower:.0f} % of the"
@@ -301,14 +288,6 @@ def _notes(slower: float, factor: float, scatter: float, reach: float) -> Iterat
             f"Other programs share the processors: computing was seen to take up to {reach:.1f} times its processor "
             "time, and the interval reaches as far."
         )
-
-
-def as_runs_found(plan: Plan, runs: EarlierRuns | None) -> tuple[Plan, Earlier | None]:
-    """The plan with its profile as runs on this machine found it in earnest, and what they said; None: nothing."""
-    told = told_of_host(runs, plan.profile)
-    if told is None or not told.log_factor:
-        return plan, told
-    return plan.model_copy(update={"profile": slowed(plan.profile, math.exp(told.log_factor))}), told
 
 
 def slowed(profile: Profile, slower: float) -> Profile:

@@ -22,7 +22,7 @@ app = typer.Typer(
     help="""What can be rented: instance types, prices, interruption bands.
 
     \b
-      hetopt catalog list --gpu A10G --market spot
+      hetopt catalog list --gpus A10G --market spot
       hetopt catalog show g5.xlarge
     """,
     no_args_is_help=True,
@@ -45,9 +45,9 @@ def list_(
     """List instance types; filters combine.
 
     \b
-      hetopt catalog list --gpu A10G --market spot
-      hetopt catalog list --vcpus-min 16 --sort price-per-coremark
-      hetopt catalog list --gpus-min 8 --sort network --reverse
+      hetopt catalog list --gpus A10G --market spot
+      hetopt catalog list --gpus none --sort price-per-coremark
+      hetopt catalog list --gpus any:8+ --sort network --reverse
     """
     from hetopt.api.catalogs import find
     from hetopt.reports import catalog_document

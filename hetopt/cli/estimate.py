@@ -51,20 +51,21 @@ def estimate(
 
 
 def _facts(told: Estimate) -> dict[str, Any]:
+    job = told.job
     return {
         "model": {
-            "name": told.model.name,
-            "parameters": told.model.parameters,
-            "forward_flops_per_sample": told.model.forward_flops,
-            "sample": told.model.sample,
+            "name": job.model.name,
+            "parameters": job.model.parameters,
+            "forward_flops_per_sample": job.model.forward_flops,
+            "sample": job.model.sample,
         },
-        "samples": told.samples,
-        "batch_size": told.batch_size,
-        "flops": told.flops,
-        "state_bytes": told.state_bytes,
-        "sample_bytes": told.sample_bytes,
+        "samples": job.samples,
+        "batch_size": job.batch_size,
+        "flops": job.flops,
+        "state_bytes": job.state_bytes,
+        "sample_bytes": job.sample_bytes,
         "fits": [asdict(fit) for fit in told.fits],
-        "assumed": list(told.assumed),
+        "assumed": job.assumed,
         "evidence": "counted FLOPs, not measured",
         "plan": told.plan.model_dump(mode="json"),
     }

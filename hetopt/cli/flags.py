@@ -14,7 +14,6 @@ from functools import cache
 OTHERS: Mapping[str, str] = {
     "account": "--account",
     "everybody": "--everybody",
-    "listen": "--listen",
     "on": "--on",
 }
 """Options of parameters that are no field of a record of options."""

@@ -26,7 +26,7 @@ def gpus(
     \b
       hetopt gpus
       hetopt gpus A10G L4 --region eu-west-1
-      hetopt gpus --memory-min 40 --sort rate-per-usd --reverse
+      hetopt gpus --sort rate-per-usd --reverse
     """
     from hetopt.api.catalogs import in_regions
     from hetopt.reports.catalog_document import gpu_table
@@ -35,7 +35,7 @@ def gpus(
     if as_json:
         render.print_json([_facts(gpu) for gpu in found])
     elif found:
-        render.show(gpu_table(found, in_regions(asked.region, asked.catalog)))
+        render.show(gpu_table(found, [one.catalog for one in in_regions(asked.region, asked.catalog)]))
     if not found:
         render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 

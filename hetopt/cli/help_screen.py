@@ -28,10 +28,9 @@ _WANTS_ALL = "hetopt.cli.help_screen.all"
 FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "catalog list": (
-            "--gpu",
-            "--gpus-min",
-            "--vcpus-min",
-            "--price-max",
+            "--gpus",
+            "--types",
+            "--max-hourly",
             "--market",
             "--region",
             "--sort",
@@ -41,7 +40,7 @@ FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
         "estimate": ("--params", "--config", "--flops", "--samples", "--tokens", "--budget", "--deadline", "--region"),
         "doctor": ("--region", "--budget", "--bucket", "--subnet", "--security-group", "--json"),
         "gc": ("--on", "--dry-run", "--remove", "--json"),
-        "gpus": ("--region", "--market", "--memory-min", "--price-max", "--sort", "--reverse", "--json"),
+        "gpus": ("--region", "--market", "--sort", "--reverse", "--json"),
         "launch": ("--on", "--budget", "--slowdown", "--hosts", "--steps", "--dry-run", "--detach", "--yes"),
         "predict": ("--suggest-probes", "--explain"),
         "profile": ("--output", "--data", "--time-budget", "--from-samples", "--explore", "--json"),

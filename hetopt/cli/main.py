@@ -38,8 +38,6 @@ COMMANDS: Mapping[str, str] = {
     "report": "hetopt.cli.report",
     "export": "hetopt.cli.report",
     "convert": "hetopt.cli.check",
-    "serve": "hetopt.cli.serving",
-    "metrics": "hetopt.cli.serving",
     "inject": "hetopt.cli.runs",
     "attach": "hetopt.cli.account",
     "gc": "hetopt.cli.gc",

@@ -1,4 +1,4 @@
-"""Who can answer, which market was meant, what may be written where, and text files a line at a time."""
+"""Who can answer, what may be written where, and text files a line at a time."""
 
 from __future__ import annotations
 
@@ -25,24 +25,6 @@ from hetopt.core.synchronization import parse_sync
 def is_attended() -> bool:
     """Return whether a person can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def market(text: str | None, *, spot: bool, on_demand: bool) -> dict[str, str]:
-    """Return the market that was named in one of three options; nothing where none was.
-
-    Raises:
-        BadInput: options exclude each other.
-    """
-    asked: dict[str, str] = {"--spot": "spot"} if spot else {}
-    if on_demand:
-        asked["--on-demand"] = "on-demand"
-    if text is not None:
-        asked[f"--market {text}"] = text
-    if len(set(asked.values())) > 1:
-        raise BadInput(
-            f"{' and '.join(asked)} exclude each other.", hint="keep one of them; --market any takes both markets"
-        )
-    return dict.fromkeys(["market"], next(iter(asked.values()))) if asked else {}
 
 
 def refuse(names: Collection[str], use: str) -> None:

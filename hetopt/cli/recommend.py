@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 @with_options(Search)
 def recommend(
     profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`.")],
-    spot: Annotated[bool, typer.Option("--spot", help="The same as --market spot.")] = False,
-    on_demand: Annotated[bool, typer.Option("--on-demand", help="The same as --market on-demand.")] = False,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -56,7 +54,6 @@ def recommend(
 
     parse.ready_to_write(output, force=force, replaces="plan")
     parse.ready_to_write(report, force=force, replaces="hetopt plan")
-    typed |= parse.market(typed.get("market"), spot=spot, on_demand=on_demand)
     with render.progress("searching") as reporter:
         plan = hetopt.recommend(profile, reporter=reporter, **typed)
     if report is not None:

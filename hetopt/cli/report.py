@@ -64,15 +64,13 @@ def report(
 
 def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     """Bring a profile up to date with what a run measured."""
-    from hetopt.reports.learn import keep_for_other_jobs, learn
+    from hetopt.reports.learn import learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
     learned = learn(known, launch, history)
     learned.profile.save(path)
     if learned.news:
         render.note(f"{path} has learned {' and '.join(learned.news)}")
-    if (told := keep_for_other_jobs(learned)) is not None:
-        render.note(told)
 
 
 def export(

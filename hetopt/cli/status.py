@@ -45,7 +45,7 @@ def status(
         if json_:
             render.print_json(listed)
             return
-        render.show(status_document.runs(listed, now_s=time.time()))
+        render.show(status_document.runs(listed))
         for fact in listed:
             if note := fact["reason"] if fact["state"] == UNREADABLE else fact["unread"]:
                 render.note(f"{fact['run']}: {note}")

@@ -113,22 +113,11 @@ class RecordLeavingOut(Record):
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
-def renamed(value: object, names: Mapping[str, str]) -> object:
-    """A record as it was read, with the present names in place of those that its fields had before (old: new)."""
-    if not isinstance(value, dict):
-        return value
-    return {names.get(key, key) if names.get(key) not in value else key: one for key, one in value.items()}
-
-
 class Artifact(Record):
-    """A record that is a file of its own. ``schema_version`` grows whenever an older reader would misread the file.
-
-    ``READ_AS_WELL`` are earlier versions whose fields are those of today.
-    """
+    """A record that is a file of its own. ``schema_version`` grows whenever an older reader would misread the file."""
 
     KIND: ClassVar[str]
     VERSION: ClassVar[int]
-    READ_AS_WELL: ClassVar[tuple[int, ...]] = ()
     MADE_BY: ClassVar[str]
     SHOWN_BY: ClassVar[str] = ""
     """What makes the document that a notebook shows, as ``module:function``; empty: a notebook shows the text."""
@@ -171,7 +160,7 @@ class Artifact(Record):
                 f"{origin} was written with {cls.KIND} schema {version}; this hetopt reads up to {cls.VERSION}.",
                 hint="install the newer hetopt that wrote it",
             )
-        if version not in (cls.VERSION, *cls.READ_AS_WELL):
+        if version != cls.VERSION:
             shown = shortened(repr(version), 40)
             raise BadInput(f"{origin} has {cls.KIND} schema {shown}, which this hetopt cannot read.", hint=again)
         return validated(cls, data, origin=origin, hint=f"correct that field or {again}")

@@ -238,7 +238,6 @@ SIZE = Unit(
 MONEY = Unit(what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0}, prefix="$", most=1e12)
 """At most what all clouds together are paid in a year."""
 FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, "%": 0.01, "x": math.nan})
-PERCENT = Unit(what="a percentage", example="10%", scales={"": 0.01, "%": 0.01})
 
 
 def quantity(text: str, unit: Unit, what: str) -> float:

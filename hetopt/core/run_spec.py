@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults, renamed
+from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import FRACTION, call, record, written
 from hetopt.core.memory import Precision
@@ -400,12 +400,6 @@ class WorkerSpec(Record):
         default=None,
         description="samples that its memory holds at once; a task computes a larger local batch in micro-batches",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_named_before(cls, value: object) -> object:
-        """Return files of 0.1 call the slowdown factor ``pace``."""
-        return renamed(value, {"pace": "slowdown"})
 
 
 class StopRule(Record):

@@ -82,14 +82,13 @@ class Heading:
 class Line:
     """A sentence or a phrase that stands alone, or in a cell.
 
-    ``is_copied``: a command for the clipboard, never wrapped; ``link``: where a page leads from it.
+    ``is_copied``: a command for the clipboard, never wrapped.
     """
 
     text: str
     style: Style = ""
     hang: int = 0
     is_copied: bool = False
-    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,6 @@ class Document:
         about: below the heading.
         blocks: what follows.
         below: the last line.
-        head: more markup of a page's head.
         script: markup at the end of a page.
     """
 
@@ -196,5 +194,4 @@ class Document:
     about: Sequence[Block] = ()
     blocks: Sequence[Block] = ()
     below: Cell = ""
-    head: str = ""
     script: str = ""

@@ -51,8 +51,6 @@ p { margin: .4rem 0; } li { margin: .3rem 0; } a { color: var(--accent); }
 .kind { color: var(--accent); font-weight: 600; font-size: .85rem; margin: 0; }
 .lead { font-size: 1.1rem; } .risk { color: var(--warn); font-weight: 600; } .advice { font-weight: 600; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-.skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .5rem; background: var(--paper); }
-nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; margin: .3rem 0; }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: .6rem; color: var(--soft);
   font-size: .85rem; }
 
@@ -134,7 +132,7 @@ output { font-variant-numeric: tabular-nums; font-weight: 600; }
     margin-left: -7.5rem; }
   td.n { display: inline-block; padding: 0 1.1rem 0 0; white-space: normal; }
   td.n::before { float: none; width: auto; margin: 0 .4rem 0 0; } td:empty, td.n:empty { display: none; } }
-@media print { body { max-width: none; padding: 0; font-size: 10.5pt; } #now input, .skip, nav { display: none; }
+@media print { body { max-width: none; padding: 0; font-size: 10.5pt; } #now input { display: none; }
   * { print-color-adjust: exact; } tr, .way, .tile, figure, li { break-inside: avoid; }
   h2, h3 { break-after: avoid; } #now { position: static; } }
 """
@@ -151,7 +149,7 @@ def page(document: Document) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"{_maker(document.kind)}\n"
-        f"{document.head}<title>{escape(document.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(document.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f'<header>\n<p class="kind">{escape(document.kind)}</p>\n<h1>{escape(document.title)}</h1>\n'
         f"{inside(document.about)}\n</header>\n<main>\n{inside(document.blocks)}\n</main>\n"
         f"<footer>{cell(document.below)}</footer>{document.script}\n</body>\n</html>\n"
@@ -226,12 +224,8 @@ def cell(value: Cell) -> str:
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, Line):
-        name = (
-            f'<a class="name" href="{escape(value.link)}">{escape(value.text)}</a>'
-            if value.link
-            else escape(value.text)
-        )
-        return f'<span class="{_CLASSES[value.style]}">{name}</span>' if value.style else name
+        text = escape(value.text)
+        return f'<span class="{_CLASSES[value.style]}">{text}</span>' if value.style else text
     return _number(value) + _span(value)
 
 

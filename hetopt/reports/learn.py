@@ -7,7 +7,6 @@ step samples, which the step model is then fitted to, and the way to the target 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,13 +18,11 @@ from hetopt.core import formatting
 from hetopt.core.artifact import faults
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.records import Evaluated, NetworkMeasured, RunStarted, StepsLogged, TrainingStarted
+from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
 from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile, Provisioned
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization import spell_sync
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.plan import Earlier
-from hetopt.optimizer.step_time.earlier_runs import RunOnType, device_named, earlier_runs_file, job_named, keep
 from hetopt.optimizer.step_time.profiled import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
@@ -42,14 +39,10 @@ OWN_PLACE = "ssh"
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A profile that knows more; ``news`` says what, a sentence each.
-
-    ``types``: what the run found in machine types that were not measured before, for other jobs.
-    """
+    """A profile that knows more; ``news`` says what, a sentence each."""
 
     profile: Profile
     news: tuple[str, ...]
-    types: tuple[RunOnType, ...] = ()
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
@@ -81,11 +74,10 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
     seen = _provisioned(launch, history)
     launches = [seen] if seen is not None and seen.run not in {one.run for one in profile.provisioned} else []
-    types = tuple(_on_types(launch, history))
-    if not samples and not pilots and not launches and not any(one.instance_type == launch.host for one in types):
+    if not samples and not pilots and not launches:
         raise BadInput(
             f"{launch.run_id} measured nothing that the profile lacks.",
-            hint="step times are learned from rented machines and this one, and steps to the target from evaluations",
+            hint="step times are learned from rented machines or your own, steps to the target from evaluations",
         )
     news = []
     if samples:
@@ -108,104 +100,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
             "provisioned": (*profile.provisioned, *launches),
         }
     )
-    return Learned(
-        profile=Profile.model_validate(changed.model_dump()),
-        news=tuple(news),
-        types=types,
-    )
-
-
-def keep_for_other_jobs(learned: Learned) -> str | None:
-    """Write what a run found in machine types where plans read it, and say so; None: it found nothing.
-
-    Raises:
-        BadInput: the file cannot be read or written, or holds something else.
-    """
-    if not learned.types:
-        return None
-    path = earlier_runs_file()
-    keep(path, learned.types)
-    computing = [one.instance_type for one in learned.types if one.log_factor is not None]
-    linked = [one.instance_type for one in learned.types if one.link_log_factor is not None]
-    news = [f"how fast {' and '.join(computing)} computes"] if computing else []
-    news += [f"the links between {' and '.join(linked)}"] if linked else []
-    return f"{path} has learned {', and '.join(news)}, for plans of other jobs"
-
-
-def _on_types(launch: Launch, history: RunHistory) -> Iterator[RunOnType]:
-    """Yield how many times as long each machine type computed, and a byte took between machines, as the plan foresaw.
-
-    Of types whose steps the plan had measured, the links alone. What earlier runs had told is left out of what was
-    foreseen, so that it does not count twice.
-    """
-    spec, events = launch.spec, history.steps.events
-    if launch.host is not None:
-        yield from _on_this_machine(launch, launch.host, events)
-    if not _is_real(launch):
-        return
-    job = launch.plan.profile.job
-    groups = {group.instance_type: group for group in launch.plan.chosen.groups}
-    rows = [event for event in events if len(event.compute_s) == len(spec.workers)][1:]
-    for name, group in groups.items():
-        ranks = [rank for rank, worker in enumerate(spec.workers) if worker.type == name]
-        ratios = [
-            math.log(event.compute_s[rank] / group.assumed.time_s(event.local_batch_sizes[rank]))
-            for event in rows
-            for rank in ranks
-            if group.assumed is not None and event.compute_s[rank] > 0 and event.local_batch_sizes[rank] > 0
-        ]
-        computing = _beyond(statistics.median(ratios), group.earlier) if ratios else None
-        links = _links(launch, history) if len(groups) == 1 and not group.is_own else None
-        if group.evidence == "measured":
-            computing = None
-        if computing is not None or links is not None:
-            yield RunOnType(
-                run=launch.run_id,
-                job=job_named(job),
-                instance_type=name,
-                device=device_named(name, None if group.hardware is None else group.hardware.gpu),
-                log_factor=computing,
-                link_log_factor=links,
-                day=launch.created[:10],
-            )
-
-
-def _on_this_machine(launch: Launch, host: str, events: Sequence[StepsLogged]) -> Iterator[RunOnType]:
-    """How many times as long its workers computed as was foreseen, with the local batches that this was foreseen for.
-
-    By processor time, as it was foreseen: how busy others kept the machine is no speed of it. Of workers that were
-    slowed on purpose, nothing.
-    """
-    shares = tuple(worker.local_batch_size for worker in launch.spec.workers)
-    steps = [event for event in events if event.local_batch_sizes == shares][1:]
-    foreseen_s = launch.prediction.compute_s
-    took_s = [longest for event in steps if (longest := max(event.processor_s or event.compute_s)) > 0]
-    if took_s and foreseen_s > 0 and all(worker.slowdown == 1 for worker in launch.spec.workers):
-        yield RunOnType(
-            run=launch.run_id,
-            job=job_named(launch.plan.profile.job),
-            instance_type=host,
-            log_factor=_beyond(math.log(statistics.median(took_s) / foreseen_s), launch.earlier),
-            day=launch.created[:10],
-        )
-
-
-def _beyond(log_factor: float, earlier: Earlier | None) -> float:
-    """Return what a run found against what was foreseen without ``earlier``, within the limits of the file."""
-    return round(min(5.0, max(-5.0, log_factor + (0.0 if earlier is None else earlier.log_factor))), 4)
-
-
-def _links(launch: Launch, history: RunHistory) -> float | None:
-    """Log of the time of a byte between the run's machines against what the plan foresaw; None: it was not measured."""
-    (group,) = launch.plan.chosen.groups
-    seen = [
-        one.event.bytes_per_s
-        for one in history.others
-        if isinstance(one.event, NetworkMeasured) and one.event.bytes_per_s > 0
-    ]
-    if group.machines < 2 or group.assumed is None or not seen:
-        return None
-    return _beyond(math.log(group.assumed.link_bytes_per_s / statistics.median(seen)), group.earlier_links)
+    return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
 
 
 def _is_real(launch: Launch) -> bool:

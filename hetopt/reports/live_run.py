@@ -1,6 +1,6 @@
 """A run as it goes on: what its log has gained is read and folded, and its facts, as screens, pages and JSON have them.
 
-`hetopt status`, the metrics and the dashboard all read runs by this: nobody reads a line twice.
+`hetopt status` reads runs by this: nobody reads a line twice.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def _dots(way: Choice, what: str, name: str, limit: float, axis: Scale) -> Html:
 def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
     """Return what a way rents, what a machine has, how it trains where not as usual, quotas, and (asked) evidence."""
     if way.candidate is None:
-        return "this machine, measured" if way.earlier is None else "this machine, as measured and as runs found it"
+        return "this machine, measured"
     groups = way.candidate.groups
     quotas = "".join(f"{need.vcpus:,} + " for need in way.quotas[:-1])
     quotas += "".join(formatting.vcpus(need.vcpus) for need in way.quotas[-1:])
@@ -307,11 +307,16 @@ def region_notes(plan: Plan) -> Iterator[str]:
         yield f"{best.region} is the best region{moved}{f'; next {next_}' if others else ''}."
 
 
-def quota_notes(plan: Plan) -> Iterator[str]:
-    """Yield what a new account would have to ask for first, where nobody knows what this one has."""
+def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
+    """Yield what a new account would have to ask for first, where nobody knows what this one has.
+
+    Args:
+        plan: with the ways to go.
+        presumed: whether what it was planned with is known of no account.
+    """
     own = chosen_way(plan)
     for need in () if own is None else own.quotas:
-        if need.granted is None and need.vcpus > need.new_account:
+        if (presumed or need.granted is None) and need.vcpus > need.new_account:
             yield (
                 f"Needs a quota of {formatting.vcpus(need.vcpus)} ({need.bucket}); a new account has "
                 f"{need.new_account} (`hetopt doctor`)."

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hetopt.core import formatting
-from hetopt.core.artifact import Artifact, Record, Told, renamed
+from hetopt.core.artifact import Artifact, Record, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
@@ -52,12 +52,6 @@ class WorkerReport(Record):
     wait_s: NonNegativeFloat | None
     steps: int = Field(default=0, description="logged, that it took part in")
     is_present: bool = Field(default=True, description="whether it was there at the end")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_named_before(cls, value: object) -> object:
-        """Return files of 0.1 call the slowdown factor ``pace``."""
-        return renamed(value, {"pace": "slowdown"})
 
 
 class Contention(Record):

@@ -2,98 +2,40 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
-from urllib.parse import quote
 
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.reports.document import Block, Drawing, Html, Line, Remarks, Table, columns
-from hetopt.reports.html import interval_bar, share_bar
+from hetopt.reports.document import Block, Drawing, Line, Remarks, Table, columns
 from hetopt.reports.live_run import UNREADABLE, LiveRun
 from hetopt.reports.report import WorkerReport
 from hetopt.reports.run_document import worker_table
 from hetopt.reports.text import BAR, bar, phrases
-from hetopt.reports.timeline import figures, place, step_of
+from hetopt.reports.timeline import figures, step_of
 
 UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
 
-WIDEST = 4.0
-"""Ratio of measured to predicted at the edges of a drawing."""
 
-OVER = ("finished", "stopped", "failed")
-
-
-def runs(facts: Sequence[Mapping[str, Any]], *, now_s: float) -> Iterator[Block]:
-    """Yield a row for each run; a page also has what it costs and when it ends beside its plan."""
+def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """Yield a row for each run."""
     if not facts:
         yield Line("no runs yet; start one with `hetopt launch PLAN --on local`")
         return
     yield Table(
         name="runs",
-        columns=columns("!run, state, #step, #elapsed, metrics, what, cost, end, beside its plan"),
+        columns=columns("!run, state, #step, #elapsed, metrics"),
         rows=[
             [
-                Line(fact["run"], link=f"/run/{quote(fact['run'])}"),
+                fact["run"],
                 Line(fact["state"], "warning" if fact["state"] in ("failed", UNREADABLE) else ""),
                 formatting.count(fact["step"]) if "step" in fact else "",
                 formatting.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
                 formatting.reached(fact.get("metrics", {}), fact.get("loss")),
-                Html(_what(fact)),
-                Html(_cost(fact)),
-                Html(_end(fact, now_s)),
-                Html(_beside(fact)),
             ]
             for fact in facts
         ],
     )
-
-
-def _what(fact: Mapping[str, Any]) -> str:
-    """Return what a run trains, where, and why it is as it is."""
-    workers = formatting.counted(len(fact["workers"]), "worker") if fact.get("workers") else ""
-    where = " ".join(filter(None, [workers, place(fact["on"]) if fact.get("on") else ""]))
-    why = formatting.ending(fact["reason"])[2:] if fact["state"] == "finished" else fact["reason"]
-    return escape(", ".join(filter(None, [fact.get("task"), where, why])))
-
-
-def _cost(fact: Mapping[str, Any]) -> str:
-    """Return what a run has cost, and how much of its budget that is."""
-    rental = fact.get("rental")
-    usd = fact.get("usd") if rental is None else rental["spent_usd"]
-    if usd is None:
-        return ""
-    budget = fact["budget_usd"]
-    of = f" of {formatting.usd(budget)}" if budget else ""
-    words = f"{formatting.usd(usd)}{of}" if rental else cost_words(usd, fact["usd_per_hour"], fact["on"], of)
-    drawn = share_bar("budget used", usd / budget) if budget and usd else ""
-    unseen = f'<p class="of">{UNSEEN_END}</p>' if rental and rental["spent_is_estimate"] else ""
-    return f"{words}{drawn}{unseen}"
-
-
-def _end(fact: Mapping[str, Any], now_s: float) -> str:
-    """Return when a run will end, and how much of it is done."""
-    if fact.get("left_s") is None:
-        return ""
-    ends = datetime.datetime.fromtimestamp(now_s + fact["left_s"]).astimezone()
-    done = share_bar("steps done", fact["step"] / fact["predicted_steps"]) if fact["predicted_steps"] else ""
-    return f'in {formatting.duration(fact["left_s"])}<p class="of">{ends:%Y-%m-%d %H:%M}</p>{done}'
-
-
-def _beside(fact: Mapping[str, Any]) -> str:
-    """Return the whole time that a run took or will take, beside what was predicted."""
-    said, took_s = fact.get("predicted_s"), fact.get("elapsed_s")
-    if said is None or took_s is None or fact["state"] in ("stopped", "failed"):
-        return ""
-    if fact["state"] not in OVER:
-        if fact["left_s"] is None:
-            return ""
-        took_s += fact["left_s"]
-    longer = "longer" if took_s > said["value"] else "shorter"
-    apart = f"{100 * abs(took_s / said['value'] - 1):.0f} % {longer}" if said["value"] else ""
-    return apart + interval_bar(said["value"], said["low"], said["high"], took_s, widest=WIDEST)
 
 
 def status(fact: Mapping[str, Any]) -> Iterator[Block]:

@@ -202,7 +202,7 @@ class Catalog:
             BadInput: there is none; hints at names that are close.
         """
         gpus = {one.accelerator.name.casefold() for one in self.instance_types.values() if one.accelerator is not None}
-        hint = f"the machines with a GPU of that name: `hetopt catalog list --gpu {name}`"
+        hint = f"the machines with a GPU of that name: `hetopt catalog list --gpus {name}`"
         hint = hint if name.casefold() in gpus else "see `hetopt catalog list`"
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 

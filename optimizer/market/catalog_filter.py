@@ -1,16 +1,15 @@
-"""Narrows a catalogue to what someone wants, sorts it, and says which wish nothing fulfils."""
+"""Filters over what can be rented, quantities it can be sorted by, and which wish nothing fulfils."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from hetopt.core.errors import setting
 from hetopt.core.plain_text import unknown
-from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price
-from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
+from hetopt.optimizer.market.catalog import Listing, Price
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 
 T = TypeVar("T")
 AnyMarket = Literal["spot", "on-demand", "any"]
@@ -23,84 +22,6 @@ class Filter:
 
     setting: str
     keeps: Callable[[Any], bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Criteria:
-    """What an instance type must have. Absent: anything will do. What the catalogue does not know is not fulfilled.
-
-    Attributes:
-        accelerator: its name, or another name of it (`AcceleratorModel.aliases`), in any spelling.
-        accelerators_min: whole devices on one machine; a partition of a device counts as none.
-        families: any of these.
-        market: where it can be rented; 'spot' also keeps types whose spot saving is known and whose price is not.
-        price_max_usd_per_hour: of the market, or of the cheaper one.
-        interruption_max: share of spot machines interrupted in a month.
-    """
-
-    accelerator: str | None = None
-    accelerators_min: int | None = None
-    vcpus_min: int | None = None
-    vcpus_max: int | None = None
-    memory_min_gib: float | None = None
-    network_min_gbps: float | None = None
-    architecture: Architecture | None = None
-    families: tuple[str, ...] = ()
-    market: AnyMarket = "any"
-    price_max_usd_per_hour: float | None = None
-    interruption_max: float | None = None
-
-    def filters(self, catalog: Catalog) -> tuple[Filter, ...]:
-        """One filter for each wish.
-
-        Raises:
-            BadInput: the catalogue has no such accelerator or family; hints at names that are close.
-        """
-        types = catalog.instance_types.values()
-        found: list[Filter] = []
-
-        def wish(name: str, value: float | str, keeps: Callable[[Listing], bool]) -> None:
-            found.append(Filter(setting=setting(name, value), keeps=keeps))
-
-        def wish_type(name: str, value: float | str, keeps: Callable[[InstanceType], bool]) -> None:
-            wish(name, value, lambda listing: keeps(listing.instance_type))
-
-        if (name := self.accelerator) is not None:
-            known_accelerator(name, types)
-            wish_type("accelerator", name, lambda one: has_accelerator(one, name))
-        if (devices := self.accelerators_min) is not None:
-            wish_type("accelerators_min", devices, lambda one: _whole_devices(one) >= devices)
-        for parameter, asked, keeps in of_types(self):
-            wish_type(parameter, asked, keeps)
-        if families := {family.casefold() for family in self.families}:
-            for family in families:
-                _known("family", family, {t.family for t in types})
-            wish_type("families", ",".join(self.families), lambda one: one.family in families)
-        if (market := self.market) != "any":
-            wish("market", market, lambda listing: _is_sold(listing, market))
-        if (dollars := self.price_max_usd_per_hour) is not None:
-            wish("price_max_usd_per_hour", dollars, lambda listing: _at_most(price_in(listing, self.market), dollars))
-        if (share := self.interruption_max) is not None:
-            wish("interruption_max", share, lambda listing: listing.band is not None and listing.band.high <= share)
-        return tuple(found)
-
-
-_OF_TYPES: Mapping[str, Callable[[Any], Callable[[InstanceType], bool]]] = {
-    "vcpus_min": lambda asked: lambda found: found.vcpus >= asked,
-    "vcpus_max": lambda asked: lambda found: found.vcpus <= asked,
-    "memory_min_gib": lambda asked: lambda found: found.memory_gib >= asked,
-    "architecture": lambda asked: lambda found: found.architecture == asked,
-    "network_min_gbps": lambda asked: lambda found: found.network_baseline_gbps >= asked,
-    "network_max_gbps": lambda asked: lambda found: found.network_baseline_gbps <= asked,
-}
-"""What can be asked of a type by a number or a word, by the parameter that asks for it."""
-
-
-def of_types(wishes: object) -> Iterator[tuple[str, float | str, Callable[[InstanceType], bool]]]:
-    """Those of a person's wishes: parameter, value, and what keeps a type."""
-    for parameter, keeps in _OF_TYPES.items():
-        if (asked := getattr(wishes, parameter, None)) is not None:
-            yield parameter, asked, keeps(asked)
 
 
 def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
@@ -176,20 +97,8 @@ def _natural_order(found: InstanceType) -> tuple[str, int, float, str]:
     return found.family, found.vcpus, found.memory_gib, found.name
 
 
-def _whole_devices(found: InstanceType) -> int:
-    return found.accelerator.whole if found.accelerator else 0
-
-
 def _physical_devices(found: InstanceType) -> float | None:
     return found.accelerator.count * found.accelerator.fraction if found.accelerator else None
-
-
-def _at_most(price: Price | None, usd_per_hour: float) -> bool:
-    return price is not None and price.usd_per_hour <= usd_per_hour
-
-
-def _is_sold(listing: Listing, market: Market) -> bool:
-    return listing.price(market) is not None or (market == "spot" and listing.spot_saving is not None)
 
 
 def _names(accelerator: Accelerator) -> tuple[str, ...]:
@@ -222,13 +131,7 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
         BadInput: hints at names that are close, and lists all without their other spellings.
     """
     found = [one.accelerator for one in types if one.accelerator]
-    every = ", ".join(sorted({one.name for one in found}))
     names = {spelling for one in found for spelling in _names(one)}
-    _known("accelerator", name, names, hint=f"choose one of: {every}")
-
-
-def _known(kind: str, name: str, names: set[str], hint: str | None = None) -> None:
-    """Refuse a name that no instance type has."""
     if _plain(name) not in {_plain(other) for other in names}:
-        many = "see `hetopt catalog list --sort name`" if len(names) > 40 else hint
-        raise unknown(name, sorted(names), kind, hint=many)
+        every = ", ".join(sorted({one.name for one in found}))
+        raise unknown(name, sorted(names), "accelerator", hint=f"choose one of: {every}")

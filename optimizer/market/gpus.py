@@ -88,8 +88,6 @@ def rentable_gpus(
     names: Sequence[str] = (),
     *,
     market: AnyMarket = "any",
-    memory_min_gib: float | None = None,
-    price_max_usd_per_hour: float | None = None,
     sort: GpuSort = "price",
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
@@ -101,8 +99,6 @@ def rentable_gpus(
         elsewhere: catalogues of other regions, where its cheapest machine may be as well.
         names: only these, by any of their names. Absent: all.
         market: on which the cheapest machine is sought.
-        memory_min_gib: of one GPU.
-        price_max_usd_per_hour: of the cheapest machine.
         sort: smallest first, the unknown last.
         reverse: largest first.
 
@@ -122,10 +118,9 @@ def rentable_gpus(
         if market != "any" and priced and listing.price(market) is None:
             continue
         machines.setdefault((gpu.name, gpu.memory_gib), []).append((gpu, listing))
-    found = (_cheapest(alike, market) for alike in machines.values())
-    kept = [gpu for gpu in found if _fits(gpu, market, memory_min_gib, price_max_usd_per_hour)]
-    kept.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
-    return RentableGpus(by_quantity(kept, _quantities(market)[sort], reverse=reverse))
+    found = [_cheapest(alike, market) for alike in machines.values()]
+    found.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
+    return RentableGpus(by_quantity(found, _quantities(market)[sort], reverse=reverse))
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:
@@ -150,13 +145,6 @@ def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket
         source=None if facts is None else facts.source,
         count=gpu.count,
         machine=listing,
-    )
-
-
-def _fits(gpu: RentableGpu, market: AnyMarket, memory_min_gib: float | None, price_max: float | None) -> bool:
-    price = gpu.usd_per_hour(market)
-    return (memory_min_gib is None or gpu.memory_gib >= memory_min_gib) and (
-        price_max is None or (price is not None and price <= price_max)
     )
 
 

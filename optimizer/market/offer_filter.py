@@ -12,13 +12,13 @@ from typing import get_args
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
 from hetopt.core.plain_text import unknown
-from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, offers
+from hetopt.optimizer.market.catalog import Catalog, InstanceType, Listing, Market, Offer, offers
 from hetopt.optimizer.market.catalog_filter import (
     AnyMarket,
     Filter,
     has_accelerator,
     known_accelerator,
-    of_types,
+    price_in,
     select,
     why_none,
 )
@@ -42,7 +42,6 @@ class Wishes:
         gpus: names of accelerators, any of which will do, each perhaps with how many a machine has (``L4:4``) or has at
             least (``L4:4+``);
             ``any`` is any CUDA device, ``none`` a machine without.
-        network_min_gbps, network_max_gbps: sustained rate of a machine's network, Gbit/s.
         market: where it may be rented.
         max_hourly_usd: of the whole cluster, so of each machine too.
         zone: the availability zone of all machines, by name (``us-east-1a``) or id (``use1-az1``). With an id a
@@ -53,9 +52,7 @@ class Wishes:
     exclude: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     architecture: Architecture | None = None
-    network_min_gbps: float | None = None
-    network_max_gbps: float | None = None
-    market: AnyMarket = "spot"
+    market: AnyMarket = "any"
     max_hourly_usd: float | None = None
     zone: str | None = None
 
@@ -67,12 +64,41 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
         BadInput: a name or a pattern that means nothing in this catalogue, or wishes that nothing fulfils: names the
             one that nothing fulfils, the two that exclude each other, or the one that removed the last offer.
     """
-    filters = _filters(catalog, wishes)
-    everything = offers(catalog)
+    if wishes.zone is not None:
+        _belongs(catalog, wishes.zone)
+    filters, everything = _of_types(catalog, wishes), offers(catalog)
+    if wishes.market != "any":
+        sold = setting("market", wishes.market)
+        filters.insert(0, Filter(setting=sold, keeps=lambda offer: offer.price.market == wishes.market))
+    if (dollars := wishes.max_hourly_usd) is not None:
+        dear = setting("max_hourly_usd", dollars)
+        filters.append(Filter(setting=dear, keeps=lambda offer: offer.price.usd_per_hour <= dollars))
     left = select(everything, filters)
     if not left:
         raise _nothing_left(catalog, everything, wishes, filters)
     return tuple(left)
+
+
+def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
+    """Return a filter for each wish, over listings; 'spot' also keeps what spot saves on, at a price not known.
+
+    Raises:
+        BadInput: a name or a pattern that means nothing in this catalogue.
+    """
+    filters, market, dollars = _of_types(catalog, wishes), wishes.market, wishes.max_hourly_usd
+
+    def is_sold(listing: Listing) -> bool:
+        return price_in(listing, market) is not None or (market == "spot" and listing.spot_saving is not None)
+
+    def is_cheap(listing: Listing) -> bool:
+        price = price_in(listing, market)
+        return price is not None and price.usd_per_hour <= (dollars or math.inf)
+
+    if market != "any":
+        filters.append(Filter(setting=setting("market", market), keeps=is_sold))
+    if dollars is not None:
+        filters.append(Filter(setting=setting("max_hourly_usd", dollars), keeps=is_cheap))
+    return filters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +122,10 @@ class Unpriced:
         """Return those of the catalogues of some regions."""
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
-            any(catalog.price(found.name, market) for market in markets)
+            any(map(listing.price, markets))
             for catalog in catalogs
-            for gpus in [[_gpu(catalog, text) for text in wishes.gpus]]
-            for found in catalog.instance_types.values()
-            if pinned().objection(found) is None
-            and (not wishes.types or _matches(found.name, wishes.types))
-            and not _matches(found.name, wishes.exclude)
-            and (not gpus or any(keeps(found) for keeps in gpus))
-            and wishes.architecture in (None, found.architecture)
+            for listing in select(map(catalog.listing, catalog.instance_types), _of_types(catalog, wishes))
+            if pinned().objection(listing.instance_type) is None
         ]
         several = len(catalogs) > 1
         return cls(
@@ -130,33 +151,25 @@ class Unpriced:
         return f"{self.counted} and were not compared; `hetopt catalog refresh --region {self.refresh}` reads prices."
 
 
-def _filters(catalog: Catalog, wishes: Wishes) -> list[Filter]:
+def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
+    """Return filters over what has an instance type."""
     found: list[Filter] = []
 
-    def wish(name: str, value: float | str, keeps: Callable[[Offer], bool]) -> None:
-        found.append(Filter(setting=setting(name, value), keeps=keeps))
-
-    def wish_type(name: str, value: float | str, keeps: Callable[[InstanceType], bool]) -> None:
-        wish(name, value, lambda offer: keeps(offer.instance_type))
+    def wish(name: str, value: str, keeps: Callable[[InstanceType], bool]) -> None:
+        found.append(Filter(setting=setting(name, value), keeps=lambda one: keeps(one.instance_type)))
 
     for name, patterns in (("types", wishes.types), ("exclude", wishes.exclude)):
         for pattern in patterns:
             _means_something(catalog, name, pattern)
-    if wishes.zone is not None:
-        _belongs(catalog, wishes.zone)
-    if wishes.market != "any":
-        wish("market", wishes.market, lambda offer: offer.price.market == wishes.market)
     if wishes.types:
-        wish_type("types", ",".join(wishes.types), lambda one: _matches(one.name, wishes.types))
+        wish("types", ",".join(wishes.types), lambda one: _matches(one.name, wishes.types))
     if wishes.exclude:
-        wish_type("exclude", ",".join(wishes.exclude), lambda one: not _matches(one.name, wishes.exclude))
+        wish("exclude", ",".join(wishes.exclude), lambda one: not _matches(one.name, wishes.exclude))
     if wishes.gpus:
         kept = [_gpu(catalog, text) for text in wishes.gpus]
-        wish_type("gpus", ",".join(wishes.gpus), lambda one: any(keeps(one) for keeps in kept))
-    for parameter, asked, keeps in of_types(wishes):
-        wish_type(parameter, asked, keeps)
-    if (dollars := wishes.max_hourly_usd) is not None:
-        wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
+        wish("gpus", ",".join(wishes.gpus), lambda one: any(keeps(one) for keeps in kept))
+    if wishes.architecture is not None:
+        wish("architecture", wishes.architecture, lambda one: one.architecture == wishes.architecture)
     return found
 
 

@@ -83,8 +83,6 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         price_is_estimate=price.is_estimate,
         interruption_band=band.label if band else None,
         watched=option.watched,
-        earlier=option.earlier,
-        earlier_links=option.network.earlier if machines > 1 else None,
         network=option.network.source if machines > 1 else None,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,

@@ -15,7 +15,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.quota import named_quota, needed
-from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, Earlier, QuotaNeed, Range
+from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, QuotaNeed, Range
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
 from hetopt.optimizer.recommendation.confidence import AS_LIKELY, confident, simulate
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
@@ -24,9 +24,8 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
-from hetopt.optimizer.step_time.host_level import contention_reach, told_of_host
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
+from hetopt.optimizer.step_time.profiled import contention_reach
 from hetopt.optimizer.step_time.transfer import SAME_ACCELERATOR_LOG_SD, SAME_FAMILY_LOG_SD
 
 COMPARED = 2000
@@ -61,9 +60,7 @@ def listed(question: Question, found: Found, limits: Limits) -> Found:
     return replace(found, front=np.array(sorted(front, key=found.forecast.total_s.__getitem__), dtype=np.intp))
 
 
-def choices(
-    model: FittedModel, question: Question, found: Found, limits: Limits, earlier: EarlierRuns | None = None
-) -> tuple[Choice, ...]:
+def choices(model: FittedModel, question: Question, found: Found, limits: Limits) -> tuple[Choice, ...]:
     """Return the ways to go, cheapest first behind this machine: plans of the list under names, and the safest.
 
     Args:
@@ -71,7 +68,6 @@ def choices(
         question: what was asked, and of which space.
         found: the search, with its choice and the list of plans (see `listed`).
         limits: budget, deadline and what was wanted.
-        earlier: what runs found, of this machine too.
     """
     names: dict[int, list[ChoiceName]] = {}
     for name, row in _named(question, found, limits):
@@ -86,7 +82,7 @@ def choices(
     limited = limits.budget_usd is not None or limits.deadline_s is not None
     assert found.chosen is not None
     like = question.space.options[found.cluster(found.chosen).machines[0][0]]
-    here = list(_here(model, question, limits, like, told_of_host(earlier, model.whole)))
+    here = list(_here(model, question, limits, like))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
     in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
     told: list[Choice] = []
@@ -127,11 +123,21 @@ def _named(question: Question, found: Found, limits: Limits) -> Iterator[tuple[C
             yield "safest", row
 
 
+def gpus_named(texts: Sequence[str]) -> list[str]:
+    """Return the names of several GPUs that were asked for, of which each is to be shown; none of a single one."""
+    return [text.partition(":")[0] for text in texts] if len(texts) > 1 else []
+
+
+def rows_of_gpus(space: SearchSpace, found: Found, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
+    """Yield the rows of each of several GPUs that were named."""
+    for name in gpus_named(texts):
+        has = np.array([has_accelerator(option.offer.instance_type, name) for option in space.options])
+        yield np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
+
+
 def _of_each_gpu(question: Question, found: Found, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
     """Yield the best row of each of several GPUs that were named, of which none is shown."""
-    for name in (text.partition(":")[0] for text in question.gpus if len(question.gpus) > 1):
-        has = np.array([has_accelerator(option.offer.instance_type, name) for option in question.space.options])
-        rows = np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
+    for rows in rows_of_gpus(question.space, found, question.gpus):
         if rows.size and not set(shown) & set(rows.tolist()):
             yield int(rows[best_rows(found.forecast.take(rows), limits, 1)[0]])
 
@@ -184,12 +190,10 @@ def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]
     )
 
 
-def _here(
-    model: FittedModel, question: Question, limits: Limits, like: MachineOption, earlier: Earlier | None
-) -> Iterator[Choice]:
+def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
     """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for.
 
-    In the plan's precision, so that the plan can be launched there, and as slow as earlier runs found the machine.
+    In the plan's precision, so that the plan can be launched there.
     """
     model = model.computing_in(like.precision)
     device, usual = model.whole_host, model.profile.job.batch_size
@@ -201,8 +205,7 @@ def _here(
     steps = float(job.steps.steps(batch, 1.0)) * like.stretch
     looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
     log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)), like.stretch_log_sd)
-    slower = 1.0 if earlier is None else math.exp(earlier.log_factor)
-    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)  # its median
+    total = spread(steps * device.time_s(batch) + looks, log_sd)  # its median
     contended = log_sd + math.log(contention_reach(model.profile)) / Z90  # above the median
     chance = None
     if limits.deadline_s is not None:
@@ -214,19 +217,12 @@ def _here(
     times_s = _short(total.value * np.exp([z * (contended if z > 0 else log_sd) for z in apart]))
     none = Range(value=0, low=0, high=0)
     reach = total.model_copy(update={"high": total.value * math.exp(Z90 * contended)})
-    yield Choice(names=("here",), total_s=reach, cost_usd=none, chance=chance, times_s=times_s, earlier=earlier)
+    yield Choice(names=("here",), total_s=reach, cost_usd=none, chance=chance, times_s=times_s)
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
     """With as many digits as can be seen in a drawing."""
     return tuple(float(f"{value:.4g}") for value in values.tolist())
-
-
-def counted_here(ways: Sequence[Choice]) -> Iterator[str]:
-    """What earlier runs said of this machine, where it is one of the ways."""
-    for way in ways:
-        if way.earlier is not None:
-            yield f"Counted in for this machine: {way.earlier.in_words}."
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
@@ -300,4 +296,6 @@ def _narrowing(chosen: Candidate, space: SearchSpace) -> str:
 
 
 def _device(option: MachineOption) -> str:
-    return device_of(option.offer.instance_type)
+    """Return what computes in a machine: its GPU, or its family of processors."""
+    instance = option.offer.instance_type
+    return instance.family if instance.accelerator is None else instance.accelerator.name

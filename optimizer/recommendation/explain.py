@@ -197,12 +197,6 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
                 f"Step time on {' and '.join(names)} is {meaning} (× or ÷ {reach:.2f} with 90 % probability)"
                 + ("; profile there to know better." if tier != "measured" else ".")
             )
-    for name, earlier in {group.instance_type: group.earlier for group in chosen.groups}.items():
-        if earlier is not None:
-            yield f"Counted in for {name}: {earlier.in_words}."
-    for name, links in {group.instance_type: group.earlier_links for group in chosen.groups}.items():
-        if links is not None:
-            yield f"Counted in for links between {name}: {links.in_words}."
     if model.reference.device.kind == "cpu" and any(group.evidence != "measured" for group in chosen.groups):
         yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
     wide = told.steps.high / told.steps.value

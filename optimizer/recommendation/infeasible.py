@@ -12,7 +12,7 @@ from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd, usd_at_least
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, bucket_of, raised
-from hetopt.optimizer.plan import limits_in_words
+from hetopt.optimizer.plan import OWN, limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import NEVER, Question, remedies
 from hetopt.optimizer.search.objective import Limits
@@ -41,14 +41,17 @@ def nothing_usable(
     names = sorted({offer.instance_type.name for offer in offered})
     who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
     verb = "can" if len(names) > MOST_NAMED else "cannot"
+    place = "of the inventory" if region == OWN else f"in {region}"
     named, listing = ("gpus", "gpus") if by_gpus else ("types", "catalog list")
     others = f"name other `{named}`, or leave it out; `hetopt {listing} --region {region}` shows what there is"
+    if region == OWN:
+        others = "measure a step there (`hetopt profile` on it), or leave it out of the inventory"
     changes = [
         *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),
         *(["choose a smaller `batch_size` or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
     ]
     why = "; ".join(sorted(excluded, key=lambda reason: -excluded[reason]))
-    return BadInput(f"{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(changes) or others)
+    return BadInput(f"{who} {place} {verb} be planned with: {why}.", hint=", or ".join(changes) or others)
 
 
 def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:

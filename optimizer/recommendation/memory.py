@@ -10,7 +10,7 @@ from hetopt.core.memory import TrainingMemory
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog, Offer, offers
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.plan import Candidate, MachineMemory
+from hetopt.optimizer.plan import OWN, Candidate, MachineMemory
 from hetopt.optimizer.search.search_space import MachineOption
 from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, room, scheme_of, usable_bytes
 from hetopt.optimizer.step_time.transfer import unusable
@@ -77,7 +77,13 @@ def _device(instance: InstanceType) -> str:
 
 
 def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer]) -> NoFeasiblePlan:
-    """The error where no machine holds the fewest samples: the least need, the largest device, and what would help."""
+    """Return the error where no machine holds the fewest samples: what they need, the largest device, what would help.
+
+    Args:
+        model: what the profile says.
+        catalog: of the region, or of one's own machines.
+        offered: of it, what was asked for.
+    """
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}
     possible = [one for one in instances.values() if unusable(one) is None]
     described = model.reference.device.counted
@@ -97,12 +103,21 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     need = memory.peak_bytes(least) if memory is not None else line.peak_bytes(least) if line is not None else 0.0
     samples = "one sample" if least == 1 else f"{least} samples, the fewest that BatchNorm can normalise,"
     parts = "" if memory is None else f" ({_parts(memory, need)})"
+    place = "of your own" if catalog.region == OWN else f"offered in {catalog.region}"
+    device = "a GPU" if on_gpu else "main memory"
+    if described is not None and largest.cuda_devices > 1:
+        device = f"each of {largest.cuda_devices} GPUs that share the model"
+    remedies = [_SMALLER_JOB] if described is not None else _remedies(memory, least, usable)
     return NoFeasiblePlan(
-        f"No machine offered in {catalog.region} holds a training step of {samples}: it needs {bytes_(need)} of "
-        f"{'a GPU' if on_gpu else 'main memory'}{parts}, and the largest, {largest.name}, has {bytes_(device_bytes)} "
-        f"({_device(largest)}), of which training may use {bytes_(max(0, usable))}.",
-        hint=", or ".join([*_remedies(memory, least, usable), *_cheapest(model, catalog, on_gpu=on_gpu)]),
+        f"No machine {place} holds a training step of {samples}: it needs {bytes_(need)} of {device}{parts}, and the "
+        f"largest, {largest.name}, has {bytes_(device_bytes)} ({_device(largest)}), of which training may use "
+        f"{bytes_(max(0, usable))}.",
+        hint=", or ".join([*remedies, *_cheapest(model, catalog, on_gpu=on_gpu)]),
     )
+
+
+_SMALLER_JOB = 'choose a smaller model, shorten the samples with `tokens`, or train adapters with `method="lora"`'
+"""What makes a described job fit; sharding over a machine's GPUs and recomputing were tried."""
 
 
 def _parts(memory: TrainingMemory, need: float) -> str:
@@ -151,7 +166,8 @@ def _cheapest(model: FittedModel, catalog: Catalog, *, on_gpu: bool) -> list[str
         if held[instance.name] and (least is None or offer.price.usd_per_hour < least.price.usd_per_hour):
             least = offer
     if least is None:
-        return [f"split the model over several devices (sharded training), as no machine in {catalog.region} holds it"]
+        place = "of your own" if catalog.region == OWN else f"in {catalog.region}"
+        return [f"split the model over several machines, as none {place} holds it"]
     instance = least.instance_type
     return [
         f"allow {instance.name} ({_device(instance)}, {bytes_(usable_bytes(instance)[0])}), the cheapest that holds "

@@ -38,7 +38,6 @@ from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
     choices,
-    counted_here,
     listed,
     not_worth_renting,
     reasons,
@@ -134,10 +133,10 @@ def recommend(
 
     assert found.chosen is not None
     chosen, front = candidate(found.chosen), tuple(candidate(row) for row in found.front.tolist())
-    ways = choices(model, question, found, limits, options.earlier)
+    ways = choices(model, question, found, limits)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
-    unpriced = Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
+    unpriced = _unpriced(catalog, options)
     return Plan(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
@@ -161,7 +160,6 @@ def recommend(
                 space.left_out,
                 to_target=goal.ends == "target",
             ),
-            *counted_here(ways),
             *([unpriced.in_words] if unpriced.missing and not unpriced.is_most else []),
             *(() if memory else (NOT_COUNTED,)),
         ),
@@ -179,11 +177,16 @@ def recommend(
     )
 
 
+def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
+    """Return the types without a price; of one's own machines, whose owner says what they cost, none."""
+    return Unpriced.of([] if catalog.region == OWN else [catalog], options)
+
+
 def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
     """Return the question, to be asked again with no more boxes than it took: a cluster of one type is one, too."""
     most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
     again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
-    gpus = options.wishes.gpus
+    gpus = options.gpus
     return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=gpus)
 
 
@@ -412,7 +415,7 @@ def space_of(
     Raises:
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
     """
-    offered = narrow(catalog, options.wishes)
+    offered = narrow(catalog, options)
     to_target = goal.ends == "target"
     menu = _menu(model, options, to_target=to_target)
     kept = most_kept(one.memory for one in menu.options if one.memory is not None)
@@ -431,7 +434,6 @@ def space_of(
             options.zone,
             payload,
             kept,
-            options.earlier,
             computing,
         )
         found += own
@@ -440,8 +442,8 @@ def space_of(
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
-        by_gpus = bool(set(options.gpus) - {"any"}) and not options.only_types
-        unpriced = Unpriced.of([catalog], options.wishes)
+        by_gpus = bool(set(options.gpus) - {"any"}) and not options.types
+        unpriced = _unpriced(catalog, options)
         if unpriced.is_most:
             excluded = {**excluded, unpriced.counted: unpriced.missing}
         raise nothing_usable(catalog.region, offered, excluded, by_gpus=by_gpus)
@@ -514,7 +516,7 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
         local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
-    least = options.minimum_gain or minimum_gain(model.convergence, to_target=to_target)
+    least = minimum_gain(model.convergence, to_target=to_target)
     # A learning rate that follows the noise of gradients needs whole ones.
     compresses = options.learning_rate_rule != "adascale"
     menu = exchange_menu(

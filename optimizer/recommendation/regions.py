@@ -11,14 +11,14 @@ import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words
-from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.offer_filter import Unpriced
 from hetopt.optimizer.market.quota import Quotas
-from hetopt.optimizer.plan import Candidate, ChoiceName, Goal, Plan, RegionOffer
+from hetopt.optimizer.plan import Candidate, ChoiceName, Plan, RegionOffer
 from hetopt.optimizer.recommendation.candidates import expected_scores
-from hetopt.optimizer.recommendation.choices import on_demand_rows
-from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options, PlanRequest
+from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus
+from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, PlanRequest
 from hetopt.optimizer.recommendation.recommend import search_problem
 from hetopt.optimizer.search.objective import Limits, best_for_some
 from hetopt.optimizer.search.search import Effort, search
@@ -41,7 +41,8 @@ class _Offer:
 
     Attributes:
         score: of what is wanted.
-        by_wish: the best of its plans for each of `TIME_WEIGHTS`, and of those on demand for what is wanted.
+        by_wish: the best of its plans for each of `TIME_WEIGHTS`, of those on demand and of those of each GPU that was
+            named for what is wanted.
     """
 
     market: Market
@@ -67,6 +68,10 @@ class Compared:
     regions: int
     unpriced: Unpriced
 
+    def of_market(self, request: PlanRequest, market: Market) -> PlanRequest:
+        """Return the request with a region's catalogue and quotas."""
+        return replace(request, catalog=market.catalog, options=replace(request.options, quotas=market.quotas))
+
     def planned(self, request: PlanRequest, find: Callable[[PlanRequest], Plan]) -> Plan:
         """Return the best plan of the best regions, with the plans of all of them as its list.
 
@@ -74,28 +79,26 @@ class Compared:
             request: what to plan; catalogue and quotas are those of each region.
             find: plans for one of them.
         """
-        plans = [
-            find(replace(request, catalog=market.catalog, options=replace(request.options, quotas=market.quotas)))
-            for market in self.best
-        ]
+        plans = [find(self.of_market(request, market)) for market in self.best]
         not_compared = self.unpriced.in_words if self.unpriced.is_most else None
-        return together(plans, request.limits).model_copy(update={"regions": self.offers, "not_compared": not_compared})
+        return together(plans, request).model_copy(update={"regions": self.offers, "not_compared": not_compared})
 
 
-def compare_regions(profile: Profile, markets: Iterable[Market], goal: Goal, options: Options) -> Compared:
+def compare_regions(request: PlanRequest, markets: Iterable[Market]) -> Compared:
     """Search the clusters of one type of each region; mixes of types are left to the search in the best.
 
     Args:
-        profile: what was measured of the job.
+        request: what to plan; catalogue and quotas are those of each region.
         markets: the regions.
-        goal: what the run is for, and its limits.
-        options: what narrows the search; quotas are those of each region.
 
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
     """
     markets = tuple(markets)
-    offers = [_offer(PlanRequest(profile, one.catalog, goal, replace(options, quotas=one.quotas))) for one in markets]
+    options = request.options
+    offers = [
+        _offer(replace(request, catalog=one.catalog, options=replace(options, quotas=one.quotas))) for one in markets
+    ]
     found = sorted(filter(None, offers), key=lambda one: (not one.safe, one.score))
     if not found:
         names = ", ".join(one.catalog.region for one in markets[:SHOWN])
@@ -109,7 +112,7 @@ def compare_regions(profile: Profile, markets: Iterable[Market], goal: Goal, opt
         best=tuple({one.market.catalog.region: one.market for one in winners}.values()),
         offers=tuple(one.offer for one in found[:SHOWN]),
         regions=len(markets),
-        unpriced=Unpriced.of([one.catalog for one in markets], options.wishes),
+        unpriced=Unpriced.of([one.catalog for one in markets], options),
     )
 
 
@@ -118,7 +121,7 @@ def _offer(request: PlanRequest) -> _Offer | None:
     limits = request.limits
     try:
         problem = search_problem(request)
-    except BadInput:
+    except (BadInput, NoFeasiblePlan):
         return None
     found = search(problem.space, problem.job, limits, effort=Effort(types=1))
     if found.chosen is None:
@@ -140,6 +143,10 @@ def _offer(request: PlanRequest) -> _Offer | None:
                 for weight in TIME_WEIGHTS.values()
             ),
             float(limits.expected_score(steady).min(initial=math.inf)),
+            *(
+                float(limits.expected_score(told.take(rows)).min(initial=math.inf))
+                for rows in rows_of_gpus(problem.space, found, request.options.gpus)
+            ),
         ),
         offer=RegionOffer(
             region=request.catalog.region,
@@ -151,11 +158,12 @@ def _offer(request: PlanRequest) -> _Offer | None:
     )
 
 
-def together(plans: Sequence[Plan], limits: Limits) -> Plan:
+def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     """Return the best of some plans, with the plans and the ways to go of all of them as one list.
 
     Plans that are a risk are left out where one is none.
     """
+    limits, types = request.limits, request.catalog.instance_types
     best = min(plans, key=lambda plan: (plan.risk is not None, _score(plan.chosen, limits)))
     alike = [plan for plan in plans if (plan.risk is None) == (best.risk is None)]
     candidates = list(dict.fromkeys(candidate for plan in alike for candidate in plan.pareto))
@@ -168,9 +176,18 @@ def together(plans: Sequence[Plan], limits: Limits) -> Plan:
     for name in get_args(ChoiceName):
         wish = replace(limits, time_weight=TIME_WEIGHTS.get(name, limits.time_weight))
         named = [way.candidate for way in ways if name in way.names and way.candidate is not None]
-        if named:
+        if named and name != "other GPU":
             own = wish == limits and name != "safest"
             names.setdefault(best.chosen if own else min(named, key=lambda one: _score(one, wish)), []).append(name)
+    for gpu in gpus_named(request.options.gpus):
+        having = [
+            way.candidate
+            for way in ways
+            if way.candidate is not None
+            and all(has_accelerator(types[group.instance_type], gpu) for group in way.candidate.groups)
+        ]
+        if having and not names.keys() & set(having):
+            names[min(having, key=lambda one: _score(one, limits))] = ["other GPU"]
     records = {way.candidate: way for way in reversed(ways)}
     rented = [records[candidate].model_copy(update={"names": tuple(told)}) for candidate, told in names.items()]
     here = tuple(way for way in best.choices if way.candidate is None)

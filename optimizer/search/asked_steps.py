@@ -7,9 +7,8 @@ search, so that the step of a plan's cluster is the plan's.
 from __future__ import annotations
 
 import datetime
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,10 +29,9 @@ from hetopt.optimizer.search.search_space import (
     SearchSpace,
     machine_options,
 )
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 from hetopt.optimizer.step_time.links import Network, network_of, not_measured
 from hetopt.optimizer.step_time.model import TIERS, Explanation, StepTime, largest_shares
-from hetopt.optimizer.step_time.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.priors import PRIORS
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
@@ -57,11 +55,10 @@ class AskedSteps:
     host: ReferenceHost
     shape: Shape
     sampled: SampledMachines | None
-    earlier: EarlierRuns | None = None
     _machines: dict[Node, MachineOption | str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, profile: Profile, catalog: Catalog, earlier: EarlierRuns | None = None) -> AskedSteps:
+    def of(cls, profile: Profile, catalog: Catalog) -> AskedSteps:
         """As `recommend` reads a profile and a catalogue."""
         model = fit(profile)
         sampled = sampled_machines(profile, catalog.instance_types)
@@ -71,7 +68,6 @@ class AskedSteps:
             host=reference_host(model, catalog.instance_types.values()),
             shape=learned_shape(model, sampled),
             sampled=sampled,
-            earlier=earlier,
         )
 
     def answers(self, asked: Configuration) -> bool:
@@ -106,21 +102,7 @@ class AskedSteps:
     def network(self, name: str) -> Network:
         """What is known of the links between machines of a type of the catalogue."""
         seen = None if self.sampled is None else self.sampled.machine(name)
-        return network_of(self.model, self.catalog.instance_types[name], self.shape, seen, self.earlier)
-
-    def with_network(self, priors: Mapping[str, Normal], name: str) -> Mapping[str, Normal]:
-        """Priors for what plans do not answer, such as machines with idle GPUs, on the network that plans take."""
-        if name not in self.catalog.instance_types:
-            return priors
-        network = self.network(name)
-        if network.source == "samples":  # which the priors are about to meet
-            return priors
-        link = network.links["all_reduce"]
-        believed = {
-            "network": (math.log(self.shape.gradient_bytes / link.bytes_per_s), network.log_sd),
-            "network_latency": (math.log(link.latency_s), priors["network_latency"].sd),
-        }
-        return {**priors, **{key: replace(priors[key], mean=mean, sd=sd) for key, (mean, sd) in believed.items()}}
+        return network_of(self.model, self.catalog.instance_types[name], self.shape, seen)
 
     def explain(self, asked: Configuration, measured_up_to: tuple[int, int]) -> Explanation:
         """The same with its terms, their variances and what they are based on.
@@ -202,9 +184,7 @@ class AskedSteps:
         if instance.accelerator is not None and node.workers < instance.cuda_devices:
             instance = replace(instance, accelerator=replace(instance.accelerator, count=node.workers))
         offer = Offer(instance_type=instance, price=NO_MATTER, band=None)
-        options, excluded = machine_options(
-            self.model, [offer], self.host, self.shape, self.sampled, earlier=self.earlier
-        )
+        options, excluded = machine_options(self.model, [offer], self.host, self.shape, self.sampled)
         return options[0] if options else next(iter(excluded))
 
 

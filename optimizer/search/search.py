@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core import formatting
-from hetopt.core.errors import BadInput
 from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
@@ -35,7 +34,6 @@ __all__ = ["Effort", "Found", "Limits", "Proof", "choose", "search"]
 
 Array = NDArray[np.float64]
 
-MOST_TRIALS = 1_000_000
 
 NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
@@ -64,18 +62,6 @@ class Effort:
     boxes: int = BOXES
     boxes_of_three: int = BOXES_OF_THREE
     study: Path | optuna.Study | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what is no effort."""
-        if not 1 <= self.types <= MAX_TYPES:
-            raise BadInput(
-                f"`mixed_types` must be 1 to {MAX_TYPES}, got {self.types}.",
-                hint="a cluster has so many instance types at most",
-            )
-        if not 0 <= self.trials <= MOST_TRIALS:
-            raise BadInput(
-                f"`trials` must be 0 to {MOST_TRIALS:,}, got {self.trials}.", hint="0 adds none to what was proved"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

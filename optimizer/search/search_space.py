@@ -20,10 +20,9 @@ from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import Quotas, bucket_of
-from hetopt.optimizer.plan import Earlier, Watched
+from hetopt.optimizer.plan import Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
 from hetopt.optimizer.step_time.links import Network, gathering_s, in_company, inside_machine, network_of
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
@@ -56,7 +55,6 @@ class MachineOption:
         disk_gb: of its disk.
         belief: of its pool's hazard; absent on demand.
         watched: what that rests on beside the prior; absent where nothing was seen of the pool.
-        earlier: what runs of other jobs said of the type, which ``worker`` has; absent where they said nothing.
     """
 
     offer: Offer
@@ -68,7 +66,6 @@ class MachineOption:
     disk_gb: int
     belief: PreemptionRatePosterior | None = None
     watched: Watched | None = None
-    earlier: Earlier | None = None
     precision: Precision = "fp32"
     stretch: float = 1.0
     stretch_log_sd: float = 0.0
@@ -192,7 +189,6 @@ def machine_options(
     zone: str | None = None,
     payload: Payload | None = None,
     exchange: ExchangeMemory = ALONE,
-    earlier: EarlierRuns | None = None,
     computing: Computing | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
     """The offers whose speed can be predicted, and how many were left out for which reason.
@@ -207,7 +203,6 @@ def machine_options(
         zone: where machines are wanted; absent: anywhere in the region, so that all its zones tell of them.
         payload: what a run brings to its machines; absent: hardly anything.
         exchange: the most that one keeps in a worker's memory.
-        earlier: what runs of other jobs found in machine types; absent: nothing.
         computing: what workers compute in; absent: the model's precision, as it was measured.
     """
     computing = computing or Computing(precision=model.precision)
@@ -217,7 +212,6 @@ def machine_options(
     found: list[MachineOption] = []
     excluded: Counter[str] = Counter()
     workers: dict[str, WorkerModel | Unusable] = {}
-    told: dict[str, Earlier | None] = {}
     for offer in offers:
         instance = offer.instance_type
         if instance.name not in workers:
@@ -225,9 +219,8 @@ def machine_options(
             known[instance.name] = None if sampled is None else sampled.machine(instance.name, computing.precision)
             like = partial(worker_model, model, host, exchange=exchange)
             alone = _gathering(_in_company(worker_of(instance, like), model, shape), model, instance)
-            found_so, told[instance.name] = _as_earlier(alone, instance, earlier)
             workers[instance.name] = _as_sampled(
-                found_so,
+                alone,
                 known[instance.name],
                 shape,
                 model.reference.largest_measured,
@@ -235,8 +228,6 @@ def machine_options(
             )
             if only_sampled and (lacking := no_units(instance, computing.precision)):
                 workers[instance.name] = Unusable(reason=lacking)
-            if workers[instance.name] is not found_so:
-                told[instance.name] = None
         worker = workers[instance.name]
         if isinstance(worker, Unusable):
             excluded[worker.reason] += 1
@@ -249,7 +240,7 @@ def machine_options(
             MachineOption(
                 offer=offer,
                 worker=worker,
-                network=network_of(model, instance, shape, seen, earlier),
+                network=network_of(model, instance, shape, seen),
                 bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
                 if seen is None or seen.bus is None
                 else in_company(seen.bus, worker.workers, shape.host_sharing.value),
@@ -261,7 +252,6 @@ def machine_options(
                 disk_gb=disk_gb(instance, payload),
                 belief=pool_belief(offer.band.label if offer.band else None, watched) if spot else None,
                 watched=watched,
-                earlier=told[instance.name],
             )
         )
     return tuple(found), MappingProxyType(dict(excluded))
@@ -289,16 +279,6 @@ def _gathering(worker: WorkerModel | Unusable, model: FittedModel, instance: Ins
     gathered_s = gathering_s(instance, worker.room.scheme.shards, described.weight_bytes)
     floor_s = max(worker.time.floor_s, gathered_s)
     return replace(worker, time=replace(worker.time, floor_s=floor_s))
-
-
-def _as_earlier(
-    worker: WorkerModel | Unusable, instance: InstanceType, earlier: EarlierRuns | None
-) -> tuple[WorkerModel | Unusable, Earlier | None]:
-    """The worker as runs of other jobs found its type, where it was not measured itself, and what they said."""
-    if isinstance(worker, Unusable) or worker.evidence == "measured" or earlier is None:
-        return worker, None
-    told = earlier.told(instance.name, worker.log_sd, device_of(instance))
-    return (worker if told is None else worker.slower(math.exp(told.log_factor), told.log_sd)), told
 
 
 def _as_sampled(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.plan import Earlier, NetworkSource
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.plan import NetworkSource
 from hetopt.optimizer.step_time.sampled import SampledMachine
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import sharing
@@ -57,34 +55,27 @@ class Network:
         log_sd: of the log of what a byte takes.
         source: where it is from.
         relief: bandwidth between three or more machines over that between two, for which ``links`` stand.
-        earlier: what runs of other jobs said of such links, counted in; absent where they said nothing.
     """
 
     links: Mapping[Collective, LinkModel]
     log_sd: float
     source: NetworkSource
     relief: float = 1.0
-    earlier: Earlier | None = None
 
 
 def network_of(
-    model: FittedModel,
-    instance: InstanceType,
-    shape: Shape,
-    sampled: SampledMachine | None = None,
-    earlier: EarlierRuns | None = None,
+    model: FittedModel, instance: InstanceType, shape: Shape, sampled: SampledMachine | None = None
 ) -> Network:
     """What a profile knows of the network between machines of a type: the one place where that is decided.
 
     Whole steps of such machines, or of their relatives, go before collectives that were timed elsewhere, and those
-    before the catalogue's rate, which runs of other jobs correct.
+    before the catalogue's rate.
 
     Args:
         model: what the profile says.
         instance: the type.
         shape: what steps have in common.
         sampled: the type as step samples know it.
-        earlier: what runs of other jobs found.
     """
     if sampled is not None and sampled.network is not None:
         return Network(
@@ -96,12 +87,7 @@ def network_of(
     links = {name: between_machines(model, instance, name) for name in COLLECTIVES}
     if model.network_links:
         return Network(links=links, log_sd=MEASURED_LINK_LOG_SD, source="profile")
-    told = None if earlier is None else earlier.told_of_links(instance.name, NETWORK_LOG_SD)
-    if told is None:
-        return Network(links=links, log_sd=NETWORK_LOG_SD, source="catalogue")
-    slower = math.exp(told.log_factor)
-    links = {name: replace(link, bytes_per_s=link.bytes_per_s / slower) for name, link in links.items()}
-    return Network(links=links, log_sd=told.log_sd, source="catalogue", earlier=told)
+    return Network(links=links, log_sd=NETWORK_LOG_SD, source="catalogue")
 
 
 def between_machines(model: FittedModel, instance: InstanceType, collective: Collective) -> LinkModel:

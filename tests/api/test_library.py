@@ -164,7 +164,7 @@ def test_every_region_of_the_catalogue_has_a_city() -> None:
 
 
 def test_the_name_of_a_gpu_is_no_type_and_says_which_have_it() -> None:
-    with pytest.raises(BadInput, match=r"catalog list --gpu l4"):
+    with pytest.raises(BadInput, match=r"catalog list --gpus l4"):
         load_catalog().instance_type("l4")
 
 

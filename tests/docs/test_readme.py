@@ -124,8 +124,6 @@ DONE_ELSEWHERE = {
     r"profile \S+ (--from-samples \S+ )?-o": "tests/docs/test_own_code.py::test_the_example_can_be_profiled",
     r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
     r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
-    r"metrics --listen": "tests/face/test_dashboard.py::test_the_endpoint_answers",
-    r"serve": "tests/face/test_dashboard.py::test_the_command_serves_until_it_is_interrupted",
     r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
     r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
     r"launch .*--on ssh": "tests/ssh/test_backend.py::test_a_run_ends_and_nothing",
@@ -151,7 +149,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(RECORDED / "digits.json", folder / "profile.json")
     # Long and large enough for several machines, of a kind that can be rehearsed here.
     goal = Goal(budget_usd=50.0, ends="epochs", amount=2000.0)
-    options = Options(batch_size=1024, only_types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
+    options = Options(batch_size=1024, types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
     profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
     recommend(PlanRequest(profile, load_catalog(), goal, options), seed=0, now=moment).save(folder / "plan.json")
     told = hetopt_library.estimate(

@@ -164,7 +164,7 @@ def test_a_variable_that_is_almost_an_option_is_refused(home: Path) -> None:
         settings(ROOT, {"HETOPT_BUGDET": "5"}, Path.cwd(), typed="recommend")
     assert "HETOPT_BUGDET" in refused.value.message
     # Another command's option is none of these, however near.
-    assert settings(ROOT, {"HETOPT_GPUS": "T4", "HETOPT_HOME": "/tmp"}, Path.cwd(), typed="catalog") == ()
+    assert settings(ROOT, {"HETOPT_DEADLINE": "6h", "HETOPT_HOME": "/tmp"}, Path.cwd(), typed="catalog") == ()
 
 
 def test_a_run_can_be_ended_whatever_a_file_says(hetopt, home: Path) -> None:
@@ -266,11 +266,11 @@ def _refused(answer: Answer, code: int, said: str) -> None:
         (["--deadline", "6"], "--deadline needs a unit, got '6'"),
         (["--deadline", "1e300"], "--deadline needs a unit, got '1e300'"),
         (["--deadline", "1e300h"], "--deadline must be at most 36525d, got '1e300h'"),
-        (["--budget", "5", "--disk", "-4"], "--disk must be 1 to 16,384 GB, got -4"),
+        (["--budget", "5", "--disk", "-4"], "--disk must be at least 1, got -4"),
         (["--budget", "5", "--provisioning", "x"], "--provisioning must be a length of time, got 'x'"),
         (["--budget", "5", "-o", "-"], "- is no file to write to"),
         (["--budget", "5", "--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--budget", "5", "--max-machines", "0"], "--max-machines must be 1 to 4096, got 0"),
+        (["--budget", "5", "--max-machines", "0"], "--max-machines must be at least 1, got 0"),
         (["--budget", "5", "--market", "black"], "There is no market called 'black'"),
         (["--budget", "5", "--region", "mars-1"], "mars-1"),
         (["--budget", "5", "--types", "g5.xlagre"], "g5.xlagre"),

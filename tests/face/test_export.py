@@ -193,7 +193,6 @@ def test_every_artifact_has_a_schema() -> None:
         "seen",
         "order",
         "observed-losses",
-        "earlier-runs",
         "account-quotas",
         "manifest",
         "checkpoint",

@@ -52,7 +52,6 @@ from hetopt.reports.document import (
 )
 from hetopt.reports.learn import learn
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.prometheus import exposition
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
 from tests.disturbance import PATIENCE_S
@@ -274,7 +273,7 @@ def test_a_home_that_cannot_be_is_one_sentence(
     (tmp_path / "file").write_text("")
     for home in ("x" * 300, str(tmp_path / "file")):
         monkeypatch.setenv("HETOPT_HOME", home)
-        for verb in ("status", "report", "stop", "logs", "metrics"):
+        for verb in ("status", "report", "stop", "logs"):
             answer = hetopt(verb)
             assert answer.code == 2
             assert "Traceback" not in answer.err
@@ -377,7 +376,6 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     going = RunStatus(state=RunState.RUNNING)
     now_s = events[-1].time_s if events else 0.0
     assert picture(watched, watched.facts(folder, going, now_s=now_s), now_s=now_s)
-    exposition([(folder.name, record.progress, record.unread.lines)])
     standing = RunProgress.of(events)
     assert all(speed > 0 for speed in standing.speeds)
     fit = FitWatch()
@@ -469,13 +467,12 @@ def home(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def test_what_could_not_be_read_is_told(home: Path, tmp_path: Path, hetopt: Callable[..., Any]) -> None:
     said = "1 line of the event log could not be read and is left out: line 3 (step): step_time_s is missing."
-    for command in (("status", "old"), ("report", "old"), ("metrics", "old")):
+    for command in (("status", "old"), ("report", "old")):
         answer = hetopt(*command)
         assert answer.code == 0, answer.err
         assert said in " ".join(answer.err.split())
         assert "\x1b" not in answer.out + answer.err
     assert json.loads(hetopt("status", "old", "--json").out)["unread_lines"] == 1
-    assert 'hetopt_unread_lines_total{run="20261126-000001-old-0001"} 1.0' in hetopt("metrics", "old").out
 
 
 def test_one_run_that_nobody_can_read_hides_no_other(home: Path, hetopt: Callable[..., Any]) -> None:

@@ -100,7 +100,7 @@ def test_spot_that_costs_more_than_on_demand_is_not_taken_and_that_is_said() -> 
     goal, options = Goal(budget_usd=50, ends="epochs", amount=200), Options(max_workers=2, trials=0)
     made = recommend(PlanRequest(Profile.load(RECORDED), odd, goal, options), seed=0, now=datetime.now(UTC))
     assert {group.market for group in made.chosen.groups} == {"on-demand"}
-    on_spot = replace(options, market="spot", only_types=("c7i.*",))
+    on_spot = replace(options, market="spot", types=("c7i.*",))
     with pytest.raises(BadInput, match=r"spot costs no less than on demand for c7i\.xlarge"):
         recommend(PlanRequest(Profile.load(RECORDED), odd, goal, on_spot), seed=0, now=datetime.now(UTC))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from hetopt.optimizer.market.catalog import load_catalog, offers
 from hetopt.optimizer.plan import Candidate, NetworkSource
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.search.search_space import machine_options
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, RunOnType
 from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, Network
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.transfer import reference_host
@@ -354,9 +352,9 @@ def test_everybody_who_speaks_of_the_network_says_the_same(
     assert told["exposed_s"] + told["compress_s"] == pytest.approx(plan.chosen.prediction.communication_s)
 
 
-def network(case: str, earlier: EarlierRuns | None = None) -> Network:
+def network(case: str) -> Network:
     known, catalog = CASES[case][0], load_catalog()
-    return AskedSteps.of(known, catalog, earlier).network(ASKED)
+    return AskedSteps.of(known, catalog).network(ASKED)
 
 
 def test_links_are_known_as_well_as_what_is_nearest_to_them_was_measured() -> None:
@@ -364,31 +362,3 @@ def test_links_are_known_as_well_as_what_is_nearest_to_them_was_measured() -> No
     own, relative, stranger = (network(case) for case in ("two machines", "two of another size", "two processors"))
     assert own.log_sd < relative.log_sd
     assert stranger.log_sd == network("nothing").log_sd == NETWORK_LOG_SD
-
-
-def test_runs_narrow_what_is_known_of_links_and_widen_it_where_they_contradict_each_other() -> None:
-    def found(*factors: float) -> EarlierRuns:
-        return EarlierRuns(
-            runs=tuple(
-                RunOnType(run=f"{n}", job=f"{n}", instance_type=ASKED, link_log_factor=factor, day="2026-11-20")
-                for n, factor in enumerate(factors)
-            )
-        )
-
-    alike, torn = (network("nothing", found(*factors)) for factors in ((0.5, 0.5, 0.5), (-2.0, 2.0)))
-    assert alike.log_sd < NETWORK_LOG_SD < torn.log_sd
-    before, after = (one.links["all_reduce"].bytes_per_s for one in (network("nothing"), alike))
-    assert after < before
-
-
-def test_machines_with_idle_gpus_have_the_network_that_plans_take(
-    hetopt: Callable[..., Answer], tmp_path: Path
-) -> None:
-    """Which no plan has, so that the model of what was measured answers."""
-    profile, queries = tmp_path / "p.json", tmp_path / "q.jsonl"
-    sampled("g4dn.12xlarge", 1).save(profile)
-    nodes = [{"type": "g4dn.12xlarge", "workers": 1}] * 2
-    queries.write_text(json.dumps({"nodes": nodes, "local_batch_size": 1}) + "\n")
-    told = json.loads(hetopt("predict", profile, queries, "--explain", 1, "--json").out)["explanation"]
-    rate = 0.8 * 50e9 / 8  # of its sustained 50 Gbit/s
-    assert math.log(told["exchange_s"] / (PLAIN.job.gradient_bytes / rate)) == pytest.approx(0, abs=0.2)

@@ -16,11 +16,10 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hetopt.core.artifact import Artifact, PlainText, Record, Told, write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.events.records import StartedWorker
 from hetopt.core.paths import (
     MissingFile,
     lines_of,
@@ -31,8 +30,6 @@ from hetopt.core.paths import (
     shortened,
 )
 from hetopt.core.plain_text import MOST_CHARACTERS, escaped, fault_of, one_line
-from hetopt.core.run_spec import WorkerSpec
-from hetopt.reports.report import WorkerReport
 from tests.sources import modules
 
 
@@ -133,18 +130,6 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert pipe.is_fifo()
-
-
-def test_a_slowdown_is_read_under_the_name_that_files_had_for_it() -> None:
-    """Plans, logs and reports of 0.1 say ``pace``; both names at once are one too many."""
-    worker = {"host": "a", "type": "local", "local_batch_size": 8}
-    assert WorkerSpec.model_validate({**worker, "pace": 2}) == WorkerSpec.model_validate({**worker, "slowdown": 2})
-    with pytest.raises(ValidationError):
-        WorkerSpec.model_validate({**worker, "slowdown": 2, "pace": 2})
-    started = TypeAdapter(StartedWorker)
-    assert started.validate_json('{"host": "a", "pace": 3}') == StartedWorker(host="a", slowdown=3.0)
-    told = {"host": "a", "type": "t", "pace": 2, "local_batch_size": 8, "compute_s": 1, "wait_s": 0}
-    assert WorkerReport.model_validate(told).slowdown == 2
 
 
 # Whatever lies where a file is expected: its content, or one sentence, in bounded time and memory.

@@ -24,7 +24,6 @@ from hetopt.core.grammar import (
     DURATION,
     FRACTION,
     MONEY,
-    PERCENT,
     RATE,
     Unit,
     arguments,
@@ -156,8 +155,6 @@ def test_what_was_written_before_is_still_understood(read: Callable[[str], objec
         ("100mbit", RATE, 1e8),
         ("30%", FRACTION, 0.3),
         ("100x", FRACTION, 0.01),
-        ("30%", PERCENT, 0.3),
-        ("30", PERCENT, 0.3),
     ],
 )
 def test_quantities(text: str, unit: Unit, value: float) -> None:

@@ -30,7 +30,7 @@ from tests.face.described import RESNET101
 from .conftest import NOW
 from .profiles import make_profile
 
-FEW = Options(trials=0, max_workers=8, mixed_types=1, only_types=("c7a.*large", "g5.xlarge", "g4dn.xlarge"))
+FEW = Options(trials=0, max_workers=8, mixed_types=1, types=("c7a.*large", "g5.xlarge", "g4dn.xlarge"))
 LARGE = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
 
 
@@ -92,7 +92,7 @@ def test_the_safest_is_on_demand_and_keeps_the_limits_no_less(plan: Plan) -> Non
 
 def test_figures_are_medians_and_doubt_counts_in_the_choice() -> None:
     """An eighth of an L4 for a month, or for anything between three days and ten months, is not the cheapest."""
-    options = Options(objective="cheapest", mixed_types=1, only_types=("g6f.large", "g5.xlarge"))
+    options = Options(objective="cheapest", mixed_types=1, types=("g6f.large", "g5.xlarge"))
     goal = Goal(ends="epochs", amount=90, budget_usd=5000.0)
     told = recommend(PlanRequest(RESNET101, load_catalog("eu-central-1"), goal, options), seed=0, now=NOW)
     assert [group.instance_type for group in told.chosen.groups] == ["g5.xlarge"]
@@ -121,7 +121,7 @@ def test_quotas_of_a_new_account() -> None:
 
 
 def test_quotas_that_exclude_everything_name_the_least_increase_that_helps(catalog: Catalog) -> None:
-    only_gpus = replace(FEW, only_types=("g5.xlarge", "g4dn.xlarge", "c7a.large"), quotas=read_quotas(["default"]))
+    only_gpus = replace(FEW, types=("g5.xlarge", "g4dn.xlarge", "c7a.large"), quotas=read_quotas(["default"]))
     with pytest.raises(NoFeasiblePlan) as refused:
         _plan(catalog, only_gpus, budget_usd=50.0, deadline_s=4 * 3600.0)
     assert refused.value.hint is not None

@@ -50,7 +50,7 @@ def heavy(kept_gib: float, sample_gib: float, *, script: bool = False) -> Profil
 
 
 def planned(catalog: Catalog, profile: Profile, **more: object) -> Plan:
-    options = Options(trials=0, mixed_types=1, max_workers=4, only_types=TYPES, **more)  # type: ignore[arg-type]
+    options = Options(trials=0, mixed_types=1, max_workers=4, types=TYPES, **more)  # type: ignore[arg-type]
     return recommend(PlanRequest(profile, catalog, STEPS, options), seed=0, now=NOW)
 
 
@@ -92,7 +92,7 @@ def test_a_step_in_micro_batches_is_predicted_as_it_is_planned(catalog: Catalog)
     profile = heavy(4, 0.25)
     # Without a compressor to choose: else micro-batches leave room for the largest of them.
     dense = tuple(device.model_copy(update={"compressors": ()}) for device in profile.devices)
-    plan = planned(catalog, profile.model_copy(update={"devices": dense}), minimum_gain=1.0)
+    plan = planned(catalog, profile.model_copy(update={"devices": dense}), compression=("identity",))
     (group,) = plan.chosen.groups
     assert group.assumed is not None
     assert group.assumed.micro_batch is not None

@@ -39,8 +39,6 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
     "gpus": st.lists(st.sampled_from(["A10G", "l4:4", "any", "none"]), max_size=2).map(tuple),
     "architecture": st.sampled_from(["x86_64", "arm64"]),
     "market": st.sampled_from(["spot", "on-demand", "any"]),
-    "network_min_gbps": st.sampled_from([1.0, 12.5, 25.0]),
-    "network_max_gbps": st.sampled_from([1.0, 12.5, 25.0]),
     "max_hourly_usd": st.floats(0.01, 10),
 }
 
@@ -65,7 +63,6 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
         ({"types": ("g5.*",), "exclude": ("g5.*",)}, r'fulfils .*`types="g5\.\*"` and `exclude="g5\.\*"`: of'),
         ({"gpus": ("A10G",), "architecture": "arm64"}, 'fulfils .*`gpus="A10G"` and `architecture="arm64"`: of'),
         ({"gpus": ("H100",), "max_hourly_usd": 0.5}, r'`gpus="H100"` and `max_hourly_usd=0\.5`'),
-        ({"network_min_gbps": 25.0, "network_max_gbps": 1.0}, r"`network_min_gbps=25` and `network_max_gbps=1`"),
         ({"max_hourly_usd": 0.0001}, r"fulfils .*`max_hourly_usd=0\.0001`"),
         ({"types": ("c7a.*", "g5.*"), "gpus": ("A10G", "none"), "exclude": ("g5.*",), "max_hourly_usd": 0.01},
          "Nothing that can be rented"),

@@ -27,7 +27,7 @@ from hetopt.reports.plan_document import next_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOAL = Goal(ends="epochs", amount=50, budget_usd=5)
-OPTIONS = Options(trials=0, batch_size=128, only_types=("c7i.large", "c7i.xlarge"), max_workers=4)
+OPTIONS = Options(trials=0, batch_size=128, types=("c7i.large", "c7i.xlarge"), max_workers=4)
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
 
 

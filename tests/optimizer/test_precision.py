@@ -28,7 +28,7 @@ OWN = ("g5.xlarge", "g5.2xlarge", "g5.12xlarge")
 
 GPUS = (*OWN, "g4dn.xlarge", "g6.xlarge")
 TO_TARGET = Goal(ends="target", budget_usd=50.0)
-FEW = Options(trials=0, only_types=OWN, max_workers=8, mixed_types=2)
+FEW = Options(trials=0, types=OWN, max_workers=8, mixed_types=2)
 
 
 SLOWER = st.just(1.0) | st.floats(1.01, 4)
@@ -132,15 +132,13 @@ def test_a_cpu_speaks_for_its_like_alone() -> None:
         make_device(type="c7i.large", per_sample_s=per_sample).model_copy(update={"precision": precision})
         for per_sample, precision in ((0.004, "fp32"), (0.001, "bf16"))
     )
-    found = problem(
-        make_profile(devices=[usual, half]), options=replace(FEW, only_types=("c7i.*", "c7a.*", "g5.xlarge"))
-    )
+    found = problem(make_profile(devices=[usual, half]), options=replace(FEW, types=("c7i.*", "c7a.*", "g5.xlarge")))
     families = {option.name.split(".")[0] for option in found.space.options if option.precision == "bf16"}
     assert families == {"c7i"}
     here, there = (make_device(per_sample_s=0.004), half.model_copy(update={"type": "local"}))
     for cpu, alike in (("AMD EPYC 9R14 Processor", {"c7a"}), ("AMD EPYC", set[str]())):
         local = make_profile(devices=[here, there], cpu_model=cpu)
-        found = problem(local, options=replace(FEW, only_types=("c7i.*", "c7a.*", "c5a.*")))
+        found = problem(local, options=replace(FEW, types=("c7i.*", "c7a.*", "c5a.*")))
         assert {option.name.split(".")[0] for option in found.space.options if option.precision == "bf16"} == alike
 
 
@@ -188,7 +186,7 @@ def test_imported_steps_say_what_a_described_job_may_compute_in() -> None:
         for part in [whole * (0.004 + 0.004 * size)]
     )
     alone = profile.model_copy(update={"devices": profile.devices[:1], "precision_trials": (), "samples": samples})
-    found = problem(alone, options=replace(FEW, only_types=GPUS))
+    found = problem(alone, options=replace(FEW, types=GPUS))
     assert "bf16" in found.space.precisions
     assert {option.name for option in found.space.options if option.precision == "bf16"}.isdisjoint({"g4dn.xlarge"})
     plan = planned(alone)

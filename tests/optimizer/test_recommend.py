@@ -94,7 +94,7 @@ def test_a_plan_adds_up(plan: Plan) -> None:
     [("none", 1.0, "fixed"), ("linear", 4.0, "fixed"), ("sqrt", 2.0, "fixed"), ("adascale", 3.389, "adascale")],
 )
 def test_the_learning_rate_follows_the_rule(some: Catalog, rule: ScalingRule, scale: float, told: str) -> None:
-    options = Options(trials=20, batch_size=256, learning_rate_rule=rule, only_types=("c7a.large",))
+    options = Options(trials=20, batch_size=256, learning_rate_rule=rule, types=("c7a.large",))
     run = _plan(some, Goal(ends="epochs", amount=1, budget_usd=9.0), options, profile=make_profile()).run
     # The planted noise scale is 1000 samples: (1 + 1000 / 64) / (1 + 1000 / 256) = 3.389.
     assert run.learning_rate_scale == pytest.approx(scale, rel=1e-3)
@@ -143,8 +143,8 @@ def test_recorded_profiles_can_be_planned(some: Catalog, path: Path) -> None:
         (LARGE, Goal(ends="target", budget_usd=1, target_value=0.99), QUICK, "accuracy=0.9"),
         (LARGE, Goal(ends="target", budget_usd=1, target_metric="loss"), QUICK, "accuracy=0.9"),
         (LARGE, Goal(ends="epochs", budget_usd=1), QUICK, "how many epochs"),
-        (LARGE, Goal(ends="target", budget_usd=1), Options(only_types=("c9000.huge",)), "c9000.huge"),
-        (LARGE, Goal(ends="target", budget_usd=1), Options(only_types=("c5.metal",)), "bare metal"),
+        (LARGE, Goal(ends="target", budget_usd=1), Options(types=("c9000.huge",)), "c9000.huge"),
+        (LARGE, Goal(ends="target", budget_usd=1), Options(types=("c5.metal",)), "bare metal"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(
@@ -176,7 +176,7 @@ def test_planning_is_light(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_epoch_nothing_tells_is_planned_by_steps_alone(catalog: Catalog) -> None:
-    options = Options(trials=20, batch_size=256, only_types=("c7a.large",))
+    options = Options(trials=20, batch_size=256, types=("c7a.large",))
     profile = make_profile()
     stream = profile.model_copy(update={"job": profile.job.model_copy(update={"counts_epochs": False})})
     plan = recommend(
@@ -188,7 +188,7 @@ def test_a_script_whose_epoch_nothing_tells_is_planned_by_steps_alone(catalog: C
 
 
 def _planned(catalog: Catalog, profile: Profile, *types: str) -> Plan:
-    options = Options(trials=20, only_types=types)
+    options = Options(trials=20, types=types)
     return recommend(
         PlanRequest(profile, catalog, Goal(ends="epochs", amount=1, budget_usd=9), options), seed=0, now=NOW
     )
@@ -326,7 +326,7 @@ def planned(catalog: Catalog, profile: Profile, **options: object) -> Plan:
         trials=0,
         mixed_types=1,
         max_workers=16,
-        only_types=("c7a.large", "c7a.xlarge"),
+        types=("c7a.large", "c7a.xlarge"),
         **{"market": "spot", "objective": "fastest", **options},
     )  # type: ignore[arg-type]
     return recommend(PlanRequest(profile, catalog, Goal(ends="target", budget_usd=20.0), few), seed=0, now=NOW)

@@ -32,7 +32,7 @@ GOAL = Goal(ends="epochs", amount=200, budget_usd=20)
 
 
 def compared(options: Options, goal: Goal = GOAL) -> Compared:
-    return compare_regions(PROFILE, MARKETS, goal, options)
+    return compare_regions(PlanRequest(PROFILE, HERE, goal, options), MARKETS)
 
 
 @pytest.mark.parametrize("gpus", [(), ("A10G",)])
@@ -44,7 +44,7 @@ def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
 
     markets = [Market(catalog=load_catalog(name), quotas={}) for name in ("us-east-1", "eu-west-1", "ap-southeast-3")]
     requests = [PlanRequest(PROFILE, market.catalog, GOAL, options) for market in markets]
-    anywhere = compare_regions(PROFILE, markets, GOAL, options).planned(requests[0], find)
+    anywhere = compare_regions(requests[0], markets).planned(requests[0], find)
     ways = {name: way.candidate for way in anywhere.choices for name in way.names if way.candidate is not None}
     assert not gpus or len({candidate.groups[0].region for candidate in anywhere.plans}) > 1
     assert {way for name, way in ways.items() if name != "safest"} <= set(anywhere.pareto)
@@ -55,6 +55,26 @@ def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
                 wish = Limits(time_weight=TIME_WEIGHTS.get(name, request.limits.time_weight))
                 ours, theirs = expected_scores([ways[name], way.candidate], wish)
                 assert ours <= theirs * (1 + 1e-9), f"{name} of {request.catalog.region}"
+
+
+def test_each_gpu_that_is_named_has_its_best_way_anywhere() -> None:
+    names = ("A10G", "T4", "V100", "L40S")
+    options = Options(trials=0, mixed_types=1, max_workers=8, gpus=names)
+
+    def find(request: PlanRequest) -> Plan:
+        return recommend(request, seed=0, now=NOW)
+
+    def best(plans: list[Plan], name: str) -> float:
+        ways = [way.candidate for plan in plans for way in plan.choices if way.candidate is not None]
+        own = [way for way in ways if all(group.hardware and group.hardware.gpu == name for group in way.groups)]
+        return float(expected_scores(own, requests[0].limits).min(initial=math.inf))
+
+    markets = [Market(catalog=load_catalog(name), quotas={}) for name in ("ap-southeast-3", "us-east-1", "eu-west-1")]
+    requests = [PlanRequest(PROFILE, market.catalog, GOAL, options) for market in markets]
+    anywhere = compare_regions(requests[0], markets).planned(requests[0], find)
+    alone = [find(request) for request in requests]
+    for name in names:
+        assert best([anywhere], name) <= best(alone, name) * (1 + 1e-9), name
 
 
 def test_far_data_pays_its_way() -> None:
@@ -86,7 +106,7 @@ SAID = re.compile(r"may be ([\d.]+)x longer or shorter; a probe on (\S+) for abo
 
 def planned(profile: Profile, types: tuple[str, ...]) -> Plan:
     goal = Goal(budget_usd=20.0, ends="epochs", amount=2.0)
-    options = Options(only_types=types, max_machines=1, trials=20, precision="fp32")
+    options = Options(types=types, max_machines=1, trials=20, precision="fp32")
     return recommend(
         PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
     )

@@ -39,7 +39,7 @@ from hetopt.reports import plan_document
 from .conftest import NOW
 from .profiles import make_profile
 
-FEW = Options(trials=0, max_workers=8, mixed_types=2, only_types=("c7a.*large", "m7i.*large", "g5.*", "g4dn.xlarge"))
+FEW = Options(trials=0, max_workers=8, mixed_types=2, types=("c7a.*large", "m7i.*large", "g5.*", "g4dn.xlarge"))
 A_LITTLE = 0.04
 QUESTIONS = 9
 
@@ -172,7 +172,7 @@ def test_where_a_loss_begins_the_run_again_its_remedies_are_priced_and_found_in_
     saving = make_profile(parameters=5_000_000, per_sample_s=0.03)
     profile = saving.model_copy(update={"job": saving.job.model_copy(update={"resumes": False})})
     goal = Goal(ends="steps", amount=10_000_000, budget_usd=5000.0)
-    spot = replace(FEW, market="spot", mixed_types=3, only_types=("c7a.*large", "m7i.*", "r7i.*", "g4dn.xlarge"))
+    spot = replace(FEW, market="spot", mixed_types=3, types=("c7a.*large", "m7i.*", "r7i.*", "g4dn.xlarge"))
 
     answer = _asked(profile, catalog, goal, spot)
     assert isinstance(answer, NoFeasiblePlan)
@@ -212,7 +212,7 @@ queries = st.tuples(
     st.builds(
         Options,
         market=st.sampled_from(["any", "spot", "on-demand"]),
-        only_types=st.sets(st.sampled_from(FAMILIES), min_size=2, max_size=5).map(lambda one: tuple(sorted(one))),
+        types=st.sets(st.sampled_from(FAMILIES), min_size=2, max_size=5).map(lambda one: tuple(sorted(one))),
         max_workers=st.sampled_from([1, 4, 16]),
         mixed_types=st.sampled_from([1, 2]),
         objective=st.sampled_from(sorted(TIME_WEIGHTS)),
@@ -325,8 +325,8 @@ def test_answers_do_not_contradict_each_other(
             slower = gap_of(larger) * NEAR  # where the smaller budget would not have kept what is cheaper on average
             assert figures(larger.chosen)[0] <= slower * figures(plan.chosen)[0], "more budget is slower"
 
-    excluded = data.draw(st.sampled_from(options.only_types))
-    narrower = replace(options, only_types=tuple(one for one in options.only_types if one != excluded))
+    excluded = data.draw(st.sampled_from(options.types))
+    narrower = replace(options, types=tuple(one for one in options.types if one != excluded))
     without = answer(goal, narrower)
     if without is not None and is_sure(without):
         assert plan.risk is None

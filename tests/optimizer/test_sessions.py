@@ -6,7 +6,6 @@ Rows become the matrix that numpy would make of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from hypothesis.extra import numpy as arrays
 from hetopt.core.events.fold import RunFold, RunHistory, matrix
 from hetopt.core.events.log import Event, EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, TrainingFinished
-from hetopt.reports.prometheus import exposition
 from hetopt.reports.series import over_time
 from hetopt.reports.timeline import happenings
 from tests.logs import an_event, events_of
@@ -96,8 +94,6 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
         assert worker.mean_compute_s == pytest.approx(0.4)
         assert worker.is_present == (worker.host in crews[-1])
         assert sum(drawn.values(f"compute{place}") > 0) == 2 * there
-    told = re.findall(r'hetopt_compute_seconds{.*host="(\w+)"', exposition([("run", progress, 0)]))
-    assert set(told) == crews[-1], "who is gone computes nothing"
     assert progress.restarts == len(crews) - 1
 
 
@@ -144,7 +140,6 @@ def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
         for event in reader.read():
             history.take(event)
         assert len(history.run.workers) == len(history.run.roster.workers)
-        assert exposition([(name, history.run, 0)])
     assert history == whole
     assert history.run.workers == whole.run.workers
     assert reader.unread.lines == len(strange)

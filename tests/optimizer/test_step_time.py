@@ -360,7 +360,7 @@ def test_evaluations_elsewhere_take_as_much_longer_as_steps_do(catalog: Catalog,
 def test_a_run_here_takes_what_its_steps_and_evaluations_take(catalog: Catalog, slope: float, divided: float) -> None:
     """It was foretold in hours where it took a minute: an evaluation times the ratio of a slope to next to nothing."""
     profile = _profile(slope, divided)
-    options = Options(trials=0, max_workers=4, only_types=("c7a.large", "c7a.xlarge"))
+    options = Options(trials=0, max_workers=4, types=("c7a.large", "c7a.xlarge"))
     plan = recommend(
         PlanRequest(profile, catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options), seed=0, now=NOW
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import hetopt
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
@@ -99,26 +98,8 @@ def test_a_slower_worker_gets_a_smaller_share_and_a_longer_prediction(profile: P
     assert unequal.prediction.training_s.value > equal.prediction.training_s.value
 
 
-OLDER = HERE / "run-0.1"
-"""A run as hetopt 0.1 left it, with its plan: slowdowns are called `pace` there."""
-
-
-def test_a_plan_and_a_run_of_an_older_version_are_read(tmp_path: Path) -> None:
-    kept = json.loads((OLDER / "launch.json").read_text(encoding="utf-8"))
-    assert '"pace"' in json.dumps(kept["plan"])
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(kept["plan"]), encoding="utf-8")
-    plan = Plan.load(file)
-    assert [worker.slowdown for worker in plan.run.workers] == [1.0]
-    assert predict_on_local(plan, (1.0, 2.0)).prediction.total_s.value > 0
-    run = hetopt.Run.in_folder(OLDER)
-    assert run.record().progress.step == 20
-    report = run.report()
-    assert [worker.slowdown for worker in report.workers] == [1.0, 2.0]
-
-
 def test_a_plan_of_a_version_that_is_not_read_any_more_is_refused_with_what_makes_it_anew(tmp_path: Path) -> None:
-    kept = json.loads((OLDER / "launch.json").read_text(encoding="utf-8"))["plan"]
+    kept = json.loads(_plan(Profile.load(HERE / "digits.json")).to_json())
     file = tmp_path / "plan.json"
     for version, said in ((0, "which this hetopt cannot read"), (99, "this hetopt reads up to")):
         file.write_text(json.dumps({**kept, "schema_version": version}), encoding="utf-8")

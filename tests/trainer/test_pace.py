@@ -78,7 +78,7 @@ def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
 
 @pytest.mark.parametrize(
     ("worker", "kind"),
-    [({}, Slowdown), ({"pace": 2}, Stretched), ({"pace": 2, "declared": {"per_sample_s": 0.1}}, Declared)],
+    [({}, Slowdown), ({"slowdown": 2}, Stretched), ({"slowdown": 2, "declared": {"per_sample_s": 0.1}}, Declared)],
 )
 def test_what_a_worker_has_decides_its_pace(tmp_path: Path, worker: dict[str, object], kind: type) -> None:
     spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})

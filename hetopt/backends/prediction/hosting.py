@@ -41,10 +41,10 @@ from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.step_time.host_level import contention_reach
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s
 from hetopt.optimizer.step_time.local_steps import spread as exchange_spread
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
+from hetopt.optimizer.step_time.profiled import contention_reach
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Breakdown, Overlap, step_time
 
 AGENT_S = 1.9

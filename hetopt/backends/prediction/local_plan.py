@@ -22,8 +22,7 @@ from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
-from hetopt.optimizer.step_time.host_level import RUN_TO_RUN_LOG_SD
-from hetopt.optimizer.step_time.profiled import learned_shape
+from hetopt.optimizer.step_time.profiled import RUN_TO_RUN_LOG_SD, learned_shape
 from hetopt.optimizer.step_time.step_time import Breakdown, step_time
 
 UNMEASURED_DIVISION_LOG_SD = 0.2

@@ -1,8 +1,8 @@
 """What a run's event log may hold: one record for each kind of event, of which everything that reads a log is made.
 
 A line that fits none of them is no event: `EventReader` counts it and goes on. Every field that was not there from the
-first version on has a default, so that old logs are read; fields of newer versions are passed over. Lists of workers
-have equal lengths.
+first version on has a default, so that old logs are read. Fields that nothing is made of have no place here, and are
+passed over as those of newer versions are. Lists of workers have equal lengths.
 
 Who writes an event with `EventLog.write` gives it a record here.
 
@@ -15,11 +15,10 @@ control characters, and sentences are freed of them.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     ConfigDict,
     Field,
     StringConstraints,
@@ -91,10 +90,8 @@ class StartedWorker:
 
     host: Name
     type: Name = ""
-    slowdown: Annotated[float, Field(gt=0, le=1e9, validation_alias=AliasChoices("slowdown", "pace"))] = 1.0
+    slowdown: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     local_batch_size: Count = 0
-    device: Name = ""
-    threads: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -103,15 +100,11 @@ class ExchangeTold:
 
     way: Word = ""
     compressor: Word = "identity"
-    ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
     collective: Word = ""
+    ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
     gain: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     sent_bytes: Bytes
     dense_bytes: Annotated[float, Field(gt=0, le=1e18)]
-    compress_s: Seconds = 0.0
-    sync_s: Seconds = 0.0
-    exchanges: Count = 0
-    slowdown_coefficient: Figure | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -123,35 +116,13 @@ class SyncTold:
     local: Count
     sent_bytes: Bytes = 0.0
     divergence: Annotated[float, Field(ge=0, le=1e100)] | None = None
-    delta: Figure | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class InjectionTold:
-    """Samples that workers handed to each other."""
-
-    samples: Count
-    sent_bytes: Bytes = 0.0
-    time_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
     """What the workers' streams were like, in rank order; a rate that is not known yet is -1."""
 
-    rate_per_s: tuple[Annotated[float, Field(ge=-1, le=1e15)], ...]
-    buffered: tuple[Count, ...] = ()
     wait_s: tuple[Seconds, ...] = ()
-    dropped: tuple[Count, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class TimedCollective:
-    """One timed collective as the event `NetworkMeasured` lists it."""
-
-    collective: Name
-    payload_bytes: Count
-    time_s: Seconds
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -162,13 +133,6 @@ class RunStarted(Happened):
     task: Name
     workers: Annotated[tuple[StartedWorker, ...], Field(min_length=1, max_length=65_536)]
     global_batch_size: Count = 0
-    parameters: Count = 0
-    gradient_bytes: Count = 0
-    compression: dict[str, Any] = Field(default_factory=dict)
-    ratio_policy: Name = ""
-    collective_policy: Name = ""
-    sync: dict[str, Any] | None = None
-    partition: dict[str, Any] | None = None
     resumed_step: Count | None = None
 
 
@@ -193,15 +157,11 @@ class StepsLogged(Happened):
     sync_s: tuple[Seconds, ...]
     wait_s: tuple[Seconds, ...]
     epoch: Passes
-    samples_seen: Count
     loss: Figure
     processor_s: tuple[Seconds, ...] | None = None
     pace_use: tuple[Factor, ...] | None = None
-    control_s: Seconds = 0.0
-    learning_rate_scale: Factor = 1.0
     exchange: ExchangeTold | None = None
     sync: SyncTold | None = None
-    injection: InjectionTold | None = None
     stream: StreamTold | None = None
 
     def __post_init__(self) -> None:
@@ -221,7 +181,6 @@ class Evaluated(Happened):
     step: Count
     epoch: Passes = 0.0
     metrics: Metrics
-    evaluation_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -230,10 +189,7 @@ class CheckpointSaved(Happened):
 
     event: Literal["checkpoint_saved"]
     step: Count
-    path: Name = ""
-    save_s: Seconds = 0.0
     written_s: Seconds = 0.0
-    size_bytes: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -264,7 +220,6 @@ class TrainingFinished(Happened):
     reason: Sentence
     training_s: Seconds | None = None
     metrics: Metrics = Field(default_factory=dict)
-    parameters_sha256: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -273,7 +228,6 @@ class SharesChanged(Happened):
 
     event: Literal["shares_changed"]
     step: Count
-    before: tuple[Count, ...] = ()
     after: tuple[Count, ...]
     reason: Sentence = ""
 
@@ -284,7 +238,6 @@ class ExchangeChanged(Happened):
 
     event: Literal["exchange_changed"]
     step: Count
-    before: Name = ""
     after: Name
     reason: Sentence = ""
 
@@ -320,19 +273,6 @@ class PairedTrialEnded(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class NetworkMeasured(Happened):
-    """What the network between the workers is like."""
-
-    event: Literal["network_measured"]
-    step: Count = 0
-    latency_s: Seconds
-    bytes_per_s: Bytes
-    timings: tuple[TimedCollective, ...] = ()
-    measured_s: Seconds = 0.0
-    by_hosts: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MemoryBoundLearned(Happened):
     """More samples at a time than these do not fit into a worker's memory."""
 
@@ -347,10 +287,8 @@ class WorkerLost(Happened):
     """A worker ended; others take its work over."""
 
     event: Literal["worker_lost"]
-    worker: Count
     host: Name
     reason: Sentence = ""
-    replacements_left: int | None = Field(default=None, ge=-1, le=10**9)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -359,13 +297,10 @@ class WorkersChanged(Happened):
 
     event: Literal["workers_changed"]
     step: Count
-    generation: Count = 0
-    workers: tuple[Count, ...] = ()
     lost: tuple[Count, ...] = ()
     new: tuple[Count, ...] = ()
     source: Name = Field(default="memory", alias="from")
     recovery_s: Seconds | None = None
-    reason: Sentence = ""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -375,7 +310,6 @@ class RunFailure(Happened):
     event: Literal["run_failed"]
     reason: Sentence = "no reason was given"
     hint: Sentence | None = None
-    rank: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -385,16 +319,6 @@ class SessionFinished(Happened):
     event: Literal["session_finished"]
     step: Count
     epoch: Passes = 0.0
-    parameters_sha256: Name = ""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class StreamWaits(Happened):
-    """A worker waits for its stream."""
-
-    event: Literal["stream_waits"]
-    rank: Count
-    what: Sentence
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -419,7 +343,6 @@ class EmulationSlowed(Happened):
     """A rehearsal takes ``factor`` times as long as was planned."""
 
     event: Literal["miniature_slowed"]
-    factor: Factor
     step: Count | None = None
     reason: Sentence = ""
 
@@ -444,16 +367,20 @@ class SupervisorActed(Happened):
     action: Action
     host: Name = ""
     reason: Sentence = ""
-    step_time_expected_s: Seconds | None = None
-    expected_saving_s: Figure = 0.0
-    expected_saving_usd: Figure = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProbeEvent(Happened):
-    """An event of a probe, whose fields `hetopt.core.events.records` describes and `collect` reads."""
+    """An event of a probe, whose fields `hetopt.profiler.records` describes and `collect` reads."""
 
     event: ProbeKind
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Noted(Happened):
+    """What is written for those who read the log itself: nothing is made of it."""
+
+    event: Literal["network_measured", "stream_waits"]
 
 
 LogEvent = Annotated[
@@ -470,18 +397,17 @@ LogEvent = Annotated[
     | Audited
     | AuditDiffers
     | PairedTrialEnded
-    | NetworkMeasured
     | MemoryBoundLearned
     | WorkerLost
     | WorkersChanged
     | RunFailure
     | SessionFinished
-    | StreamWaits
     | ConditionChanged
     | EmulationSlowed
     | ClockJumped
     | SupervisorActed
-    | ProbeEvent,
+    | ProbeEvent
+    | Noted,
     Field(discriminator="event"),
 ]
 """Any event of a log."""
