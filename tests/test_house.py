@@ -114,7 +114,7 @@ def test_every_decision_that_is_cited_is_there_and_short() -> None:
     }
     assert missing == set()
     for number, path in records.items():
-        assert len(path.read_text(encoding="utf-8").split()) <= 250, f"record {number} is longer than 250 words"
+        assert len(path.read_text(encoding="utf-8").split()) <= 120, f"record {number} is longer than 120 words"
 
 
 WRITES_COMMAND_LINES = {

@@ -45,7 +45,7 @@ task = Task(
 )
 """
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "your-own-code.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "extending" / "task.md"
 SMALLEST = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
 """As the documents have it."""
 
