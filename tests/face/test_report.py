@@ -66,7 +66,7 @@ def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
 def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
     launch: Launch, slowdown: float, contention: float | None, waited_s: float, changes: bool
 ) -> None:
-    streaming = launch.spec.model_copy(update={"stream": Stream(source="replay", rates=(40.0, 80.0))})
+    streaming = launch.spec.model_copy(update={"stream": Stream(rates=(40.0, 80.0))})
     events = plain_log(launch, slowdown=slowdown)
     step = events[2]
     if contention is not None:

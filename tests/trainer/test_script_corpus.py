@@ -21,9 +21,8 @@ from .cases.server import GROUPS
 
 VERDICTS = Path(__file__).parent / "cases" / "verdicts.json"
 
-IN_SHARES = 2
-"""Place of the first step that is no audit: before it all workers step by the leader's gradients, and later ones
-differ by more than rounding, which training amplifies."""
+JUDGED_STEPS = 3
+"""Later ones differ by more than rounding, which training amplifies; the second is an audit where there is one."""
 
 ROUNDING = 1e-5
 """Relative distance of gradients that are the same but for the order of float32 sums."""
@@ -32,9 +31,13 @@ FOUND_STEPS = 8
 NOISY = 1e-4
 
 
-def distance(plain: list[list[Tensor]], other: list[list[Tensor]], steps: slice = slice(IN_SHARES + 1)) -> float:
-    """The largest relative distance of a step's gradients, of those of the steps that both have."""
-    pairs = [pair for one, two in zip(plain, other, strict=False) for pair in list(zip(one, two, strict=False))[steps]]
+def distance(plain: list[list[Tensor]], other: list[list[Tensor]]) -> float:
+    """The largest relative distance of a step's gradients, of the first steps that both have."""
+    pairs = [
+        pair
+        for one, two in zip(plain, other, strict=False)
+        for pair in list(zip(one, two, strict=False))[:JUDGED_STEPS]
+    ]
     return max((float((a - b).norm() / a.norm().clamp_min(1e-12)) for a, b in pairs), default=0.0)
 
 
@@ -57,7 +60,7 @@ def verdict(folder: Path, name: str) -> dict[str, Any]:
     if three["said"]:
         return {"shares": "ended", "by": three["said"].strip().splitlines()[-1].split(":")[0][:60]}
     steps = [len(one) for one in plain["steps"]] == [len(one) for one in three["steps"]]
-    apart = max([distance(plain["steps"], three["steps"], slice(IN_SHARES, IN_SHARES + 1)), *three["audits"]])
+    apart = max([distance(plain["steps"], three["steps"]), *three["audits"]])
     told: dict[str, Any] = {"shares": "equal" if apart < ROUNDING else "differ", "by": float(f"{apart:.1g}")}
     if not steps and name != "loaded_on_one":  # whose first steps are those of worker 0 alone
         told["steps"] = "other"

@@ -83,7 +83,9 @@ class DdpRun:
         self._state: CommState | None = None  # of the module that was called last
         self._computes_in = torch.float32
         self._is_within = False  # a backward pass
-        self._batches = 0
+        self._batches = self._backwards = 0  # of the steps so far
+        self._tells_batches = True  # whether a backward pass is of one batch, as far as the first step has shown
+        self._keep: tuple[int, ...] = ()
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
         self.can_audit = True
@@ -126,7 +128,7 @@ class DdpRun:
         self._periods.drawn = place
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
-        state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
+        state, module, self._keep = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules), keep
         return self._periods.begin(
             size, module, state.exchange, device=self._device, step=self.steps, keep=keep, audits=self._audits(keep)
         )
@@ -150,7 +152,9 @@ class DdpRun:
                     hint="`hetopt launch --no-check` leaves the comparison out",
                 )
             return Audits(every_step=True)
-        if keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform" or not can_audit:
+        if keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform":
+            return None
+        if not (can_audit and self._tells_batches):
             return None
         is_off = any(state.record.mode == "off" for state in states)
         return None if is_off else Audits(largest=spec.workers[0].max_local_batch_size)
@@ -209,6 +213,9 @@ class DdpRun:
             ddp.register_comm_hook(self._state, comm_hook)
         before = self._part
         if self._waiting and (before is None or not before.rows == rows != self._waiting[0][1].rows):
+            alike = (place for place, (_, part) in enumerate(self._waiting) if part.rows == rows)
+            for _ in range(next(alike, 0)):  # batches that the script passed over
+                self._waiting.popleft()
             sampler, part = self._waiting.popleft()
             self._read_from(sampler)
         elif before is None:
@@ -287,6 +294,7 @@ class DdpRun:
         if isinstance(tensors, Tensor) and tensors.dim() == 0:
             self._loss = tensors.detach()
         factor, self._is_within = self._factor(), True
+        self._backwards += 1
         try:
             yield gradients if factor == 1 else _multiplied(factor, tensors, gradients)
         finally:
@@ -325,8 +333,11 @@ class DdpRun:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
         _, state = self._modules[-1]
-        if self.steps == 1 and periods.table is not None and periods.table.audits is not None:
-            periods.table.audits = replace(periods.table.audits, accumulate=self._batches)
+        if self.steps == 1 and periods.table is not None and not self._plan.as_one:
+            # Of losses of several batches that are added up, nobody can tell which batch a gradient is of.
+            self._tells_batches = self._batches <= self._backwards
+            audits = self._audits(self._keep)
+            periods.table.audits = None if audits is None else replace(audits, accumulate=self._batches)
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
         trace = periods.trace(loss * samples, state.stats, hidden=state.exchange.is_dense)

@@ -148,6 +148,7 @@ class Flow:
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
         self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint
+        self._tells_batches: bool | None = None  # whether a step is of the batches given for it; None: none was made
         # What brings together workers that train for themselves, from the first batch on; between epochs the model is
         # the average of all of them.
         self._between: Synchronizer | None = None
@@ -295,7 +296,6 @@ class Flow:
             inspect_wrappers(self._model)
         self._varies, self._shared = varies, source
         before, restored = self._periods.engine, self._restored
-        largest = self._plan.spec.workers[0].max_local_batch_size
         table = self._periods.begin(
             size,
             self._model,
@@ -303,7 +303,7 @@ class Flow:
             device=self.device,
             step=before.step if before is not None else 0 if restored is None else restored.step,
             keep=(size,) if self.world_size == 1 else (),
-            audits=Audits(accumulate=self.accumulate, largest=largest) if self._audits else None,
+            audits=self._audits_of_steps() if self._tells_batches else None,
             synchroniser=self._synchroniser if self._trains_alone else None,
         )
         engine = self._periods.engine
@@ -317,6 +317,20 @@ class Flow:
         if entries and tuple(entries[-1][1]) == engine.balance.shares:
             table.resume(entries)
         return table
+
+    def _audits_of_steps(self) -> Audits:
+        return Audits(accumulate=self.accumulate, largest=self._plan.spec.workers[0].max_local_batch_size)
+
+    def _begin_audits(self) -> None:
+        """Audit from the second step on, if the first was of the batches that were given for it alone.
+
+        Of a loop that reads ahead, or adds up losses of several batches, nobody can tell which batch a gradient is of.
+        """
+        if not self._audits or self._tells_batches is not None:
+            return
+        self._tells_batches = self._batches <= self.accumulate
+        if self._tells_batches and self._periods.table is not None:
+            self._periods.table.audits = self._audits_of_steps()
 
     def _synchroniser(self, spec: RunSpec, stopwatch: Stopwatch) -> Synchronizer:
         """Return what brings together the models of workers that train for themselves.
@@ -463,6 +477,7 @@ class Flow:
             if stops and self._extra is None:
                 raise Stopped
             self._random = States.now() if stops else self._random
+        self._begin_audits()
         self._begin_step_of_all()
 
     def _save_before_end(self) -> None:
@@ -681,12 +696,14 @@ class Flow:
     def _note_loss(self, loss: Tensor, weight: float) -> None:
         """Add a loss as a sum over samples: over those of all workers it is the batch's loss times its samples."""
         self._is_within = True
-        part = self._part
-        if part is not None and part.is_audit:
-            weight = float(self.rank == 0)
+        part, weight = self._part, self._loss_weight(weight)
         if weight and part is not None:
             scale = 1.0 if self._scaler is None else self._scaler.get_scale()
             self._loss_sum.add_(loss.detach(), alpha=weight * part.batch / scale)
+
+    def _loss_weight(self, weight: float) -> float:
+        """Return what this worker's loss counts in the batch's: in an audit the leader's is of the whole batch."""
+        return float(self.rank == 0) if self._part is not None and self._part.is_audit else weight
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
         """Sum whatever the script did not exchange by now: it would be lost to the others.
@@ -750,7 +767,7 @@ class Flow:
             if loss is None:
                 return None
             value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-            (total,) = sum_numbers([value * self._weight], self.world_size)
+            (total,) = sum_numbers([value * self._loss_weight(self._weight)], self.world_size)
             return loss.detach().new_tensor(total) if isinstance(loss, Tensor) else total
 
         return together
