@@ -211,8 +211,8 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
         hint = f"make room where it writes, then launch again; free are {_room(error)}"
     elif who and isinstance(error, (RuntimeError, ValueError, IndexError)):
         hint += (
-            ", and takes sizes from its batches, as by len(images): a worker has a part of each. What is kept from batch "
-            "to batch, as hidden states, wants parts of one size: launch with --batch-policy uniform"
+            ", and takes sizes from its batches, as by len(images): a worker has a part of each. What is kept from "
+            "batch to batch, as hidden states, wants parts of one size: launch with --batch-policy uniform"
         )
     elif isinstance(error, FileNotFoundError):
         hint = (

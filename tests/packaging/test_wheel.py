@@ -50,7 +50,7 @@ def test_the_wheel_carries_its_metadata(wheel: Path, names: set[str], metadata: 
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{info}/licenses/LICENSE" in names
-    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "streams", "frameworks", "docs", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "frameworks", "docs", "dev"}
     assert "hetopt = hetopt.cli.main:main" in entry_points
 
 
@@ -139,7 +139,7 @@ def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
     assert "boto3>=1.35" in told
 
 
-@pytest.mark.parametrize("extra", ["train", "aws", "streams", "docs"])
+@pytest.mark.parametrize("extra", ["train", "aws", "docs"])
 def test_the_hint_names_what_the_extra_needs(extra: str) -> None:
     declared = PYPROJECT["project"]["optional-dependencies"][extra]
     told = install_command(extra).removeprefix(f"PIP_EXTRA_INDEX_URL={CPU_INDEX} ")

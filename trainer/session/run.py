@@ -356,8 +356,9 @@ class Session(Flow):
                 self._periods.finish(self._shared.passes)
             check_replicas(replica_marks(named), self._gate.step, self.world_size)
             self._leave_model(stopped=False)
-            step, mark = 0 if engine is None else engine.step, parameters_sha256(self._model)
-            self._periods.events.write("session_finished", step=step, epoch=self._shared.passes, parameters_sha256=mark)
+            step, epoch = (0, 0.0) if engine is None else (engine.step, self._shared.passes)
+            mark = parameters_sha256(self._model)
+            self._periods.events.write("session_finished", step=step, epoch=epoch, parameters_sha256=mark)
             self._periods.events.close()
         finally:
             self._part_from_others()
