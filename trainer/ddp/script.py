@@ -144,6 +144,14 @@ class DdpRun:
         Shares that have to be equal stay so in every step.
         """
         spec, states = self._plan.spec, [state for _, state in self._modules]
+        is_wanted = self._plan.as_one or not (
+            keep
+            or self.world_size < LEAST_WORKERS
+            or spec.batch_policy == "uniform"
+            or any(state.record.mode == "off" for state in states)
+        )
+        if not is_wanted:
+            return None
         can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
         if self._plan.as_one:
             if not can_audit:
@@ -152,12 +160,7 @@ class DdpRun:
                     hint="`hetopt launch --no-check` leaves the comparison out",
                 )
             return Audits(every_step=True)
-        if keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform":
-            return None
-        if not (can_audit and self._tells_batches):
-            return None
-        is_off = any(state.record.mode == "off" for state in states)
-        return None if is_off else Audits(largest=spec.workers[0].max_local_batch_size)
+        return Audits(largest=spec.workers[0].max_local_batch_size) if can_audit and self._tells_batches else None
 
     # What the script does.
 
