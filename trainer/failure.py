@@ -212,7 +212,7 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
     elif who and isinstance(error, (RuntimeError, ValueError, IndexError)):
         hint += (
             ", and takes sizes from its batches, as by len(images): a worker has a part of each. What is kept from "
-            "batch to batch, as hidden states, wants parts of one size: launch with --batch-policy uniform"
+            'batch to batch, as hidden states, wants parts of one size: `batch_policy="uniform"`'
         )
     elif isinstance(error, FileNotFoundError):
         hint = (
