@@ -357,8 +357,9 @@ class Session(Flow):
             check_replicas(replica_marks(named), self._gate.step, self.world_size)
             self._leave_model(stopped=False)
             step, epoch = (0, 0.0) if engine is None else (engine.step, self._shared.passes)
-            mark = parameters_sha256(self._model)
-            self._periods.events.write("session_finished", step=step, epoch=epoch, parameters_sha256=mark)
+            self._periods.events.write(
+                "session_finished", step=step, epoch=epoch, parameters_sha256=parameters_sha256(self._model)
+            )
             self._periods.events.close()
         finally:
             self._part_from_others()
