@@ -208,19 +208,16 @@ def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter)
         found = start(order.model_copy(update={"watch": "own-size"}))
         told.note(f"It is measured with batches of its own size alone: {first}")
         return "own-size", found
-    except BadInput as error:
-        if not is_timed:
-            raise
-        told.note(f"{error.message.rstrip('.')}. {_BY_OPTIMIZER}")
-        return "steps", start(order.model_copy(update={"watch": "steps"}))
-    except RunFailed as error:
-        fault = f"It runs by itself, and fails where hetopt watches it, which is a fault of hetopt: {error.message}"
-        if not is_timed:
-            raise RunFailed(
-                fault,
+    except (RunFailed, BadInput) as error:
+        failure: HetoptError = error
+        if isinstance(error, RunFailed):
+            failure = RunFailed(
+                f"It runs by itself, and fails where hetopt watches it, which is a fault of hetopt: {error.message}",
                 hint="tell its authors; name `epoch_samples` for its steps to be timed alone",
-            ) from None
-        told.note(f"{fault.rstrip('.')}. {_BY_OPTIMIZER}")
+            )
+        if not is_timed:
+            raise failure from None
+        told.note(f"{failure.message.rstrip('.')}. {_BY_OPTIMIZER}")
         return "steps", start(order.model_copy(update={"watch": "steps"}))
 
 

@@ -85,7 +85,6 @@ class DdpRun:
         self._is_within = False  # a backward pass
         self._batches = self._backwards = 0  # of the steps so far
         self._tells_batches = True  # whether a backward pass is of one batch, as far as the first step has shown
-        self._keep: tuple[int, ...] = ()
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
         self.can_audit = True
@@ -128,7 +127,7 @@ class DdpRun:
         self._periods.drawn = place
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
-        state, module, self._keep = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules), keep
+        state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
         return self._periods.begin(
             size, module, state.exchange, device=self._device, step=self.steps, keep=keep, audits=self._audits(keep)
         )
@@ -144,23 +143,20 @@ class DdpRun:
         Shares that have to be equal stay so in every step.
         """
         spec, states = self._plan.spec, [state for _, state in self._modules]
-        is_wanted = self._plan.as_one or not (
-            keep
-            or self.world_size < LEAST_WORKERS
-            or spec.batch_policy == "uniform"
-            or any(state.record.mode == "off" for state in states)
-        )
-        if not is_wanted:
+        as_one = self._plan.as_one
+        if not as_one and (keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform"):
             return None
         can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
-        if self._plan.as_one:
-            if not can_audit:
-                raise BadInput(
-                    "No worker can compute the whole batch: the script weighs or exchanges gradients itself.",
-                    hint="`hetopt launch --no-check` leaves the comparison out",
-                )
+        if as_one and not can_audit:
+            raise BadInput(
+                "No worker can compute the whole batch: the script weighs or exchanges gradients itself.",
+                hint="`hetopt launch --no-check` leaves the comparison out",
+            )
+        if as_one:
             return Audits(every_step=True)
-        return Audits(largest=spec.workers[0].max_local_batch_size) if can_audit and self._tells_batches else None
+        is_off = any(state.record.mode == "off" for state in states)
+        is_wanted = can_audit and self._tells_batches and not is_off
+        return Audits(largest=spec.workers[0].max_local_batch_size) if is_wanted else None
 
     # What the script does.
 
@@ -336,11 +332,11 @@ class DdpRun:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
         _, state = self._modules[-1]
-        if self.steps == 1 and periods.table is not None and not self._plan.as_one:
+        table = periods.table
+        if self.steps == 1 and table is not None and table.audits is not None and not table.audits.every_step:
             # Of losses of several batches that are added up, nobody can tell which batch a gradient is of.
             self._tells_batches = self._batches <= self._backwards
-            audits = self._audits(self._keep)
-            periods.table.audits = None if audits is None else replace(audits, accumulate=self._batches)
+            table.audits = replace(table.audits, accumulate=self._batches) if self._tells_batches else None
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
         trace = periods.trace(loss * samples, state.stats, hidden=state.exchange.is_dense)

@@ -228,8 +228,9 @@ class Periods:
             if self.saver is not None:
                 self.saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
-            self._write(period, epoch())
-            engine.steer(period, epoch=epoch(), learning_rate=learning_rate, steps_left=steps_left)
+            passes = epoch()
+            self._write(period, passes)
+            engine.steer(period, epoch=passes, learning_rate=learning_rate, steps_left=steps_left)
             stops = period.stop_wished
             if engine.share(period, max(0, place[0])) and self.table is not None:
                 # No worker may have drawn a batch that it is to share in another way than the others.

@@ -59,7 +59,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     reconcile,
     renewal_of,
 )
-from hetopt.backends.ec2.renter.removal import Remover, until
+from hetopt.backends.ec2.renter.removal import LOOK_S, Remover, until
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
 from hetopt.backends.host.placement import placement_json, ranked_spec
@@ -79,8 +79,6 @@ PLAN_OBJECT = "plan.json"
 
 LOOK_EVERY_S = HEARTBEAT_S
 """Machines write so often what they have to tell."""
-STOP_LOOK_S = 5.0
-"""Between looks whether machines have ended that save their last checkpoint."""
 _STOP_PATIENCE_S = 120.0
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT)
@@ -694,7 +692,7 @@ class Ec2Launcher:
         def have_ended() -> bool:
             return not loop.machines_now(last_seen(loop.run_dir)).alive
 
-        until(have_ended, self.sleep, every_s=STOP_LOOK_S, within_s=within_s)
+        until(have_ended, self.sleep, every_s=LOOK_S, within_s=within_s)
         return last_seen(loop.run_dir)
 
     def _loop(self, order: Order, run_dir: Path) -> Loop:

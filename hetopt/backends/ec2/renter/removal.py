@@ -219,7 +219,8 @@ def until(reached: Callable[[], bool], sleep: Callable[[float], None], *, every_
 
 INSTANCES_A_CALL = 200
 
-_ENDING_S = 5.0
+LOOK_S = 5.0
+"""Between looks whether machines have ended, or what is removed is gone: calls are few, and nobody waits for long."""
 _ENDED_WITHIN_S = 600.0
 _ROUNDS = 4
 
@@ -355,7 +356,7 @@ class Remover:
             left[:] = [id_ for id_ in step(left) if id_ in self.made.ids]
             return not left
 
-        until(is_done, self.sleep, every_s=_ENDING_S, within_s=self.made.settles_s)
+        until(is_done, self.sleep, every_s=LOOK_S, within_s=self.made.settles_s)
 
     def _known(self) -> list[Found]:
         """What the ledger says is there; of machines that are old enough to be listed, those that are."""
@@ -404,7 +405,7 @@ class Remover:
             waiting[:] = [id_ for batch in batches(waiting, INSTANCES_A_CALL) for id_ in self._alive(batch)]
             return not waiting
 
-        if not until(have_ended, self.sleep, every_s=_ENDING_S, within_s=_ENDED_WITHIN_S):
+        if not until(have_ended, self.sleep, every_s=LOOK_S, within_s=_ENDED_WITHIN_S):
             raise CloudRefused(
                 f"{len(waiting)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
                 hint="try again: `hetopt gc --on ec2 --remove`",
