@@ -103,7 +103,7 @@ def check_script(
     patience_s: float = PATIENCE_S,
     reporter: Reporter | None = None,
 ) -> ShareCheck:
-    """Run a script for three steps in shares of 3 to 1, in equal shares, and alone, and compare its gradients.
+    """Run a script for three steps in shares of 3 to 1, 1 to 3, 3 to 1, in equal shares, and alone; compare gradients.
 
     Args:
         script: with DistributedDataParallel or a session.
@@ -197,8 +197,9 @@ class NeedsEqualShares(RunFailed):
 
     def __init__(self, error: RunFailed) -> None:
         super().__init__(
-            f"in shares of 3 to 1 {error.message.rstrip('.')}; in equal shares it runs",
-            hint="its collectives or shapes want the same batch of every worker: launch with --batch-policy uniform",
+            f"in shares of 3 to 1 that change at each step {error.message.rstrip('.')}; in equal shares it runs",
+            hint="its collectives or shapes want the same batch of every worker and step: launch with "
+            "--batch-policy uniform",
         )
 
 

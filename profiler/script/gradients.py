@@ -34,7 +34,9 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
 from hetopt.profiler.script.observer import normalises
+from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
+from hetopt.trainer.script.batches import ShareTable
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.script.registry import REGISTRY
 
@@ -174,9 +176,12 @@ def main(arguments: list[str]) -> None:
     if workers == 1:
         be_alone()
         _read_as_one(int(os.environ.get(RANKS_VARIABLE, "1")))
+    else:
+        keep_modules()
     spec = os.environ.get(SPEC_VARIABLE)
     around: Any = nullcontext(recorder.ddp_run)
     if spec is not None and workers > 1:
+        ShareTable.turns = True
         told = read_record(RunSpec, Path(spec), hint="run the command again")
         plan = SessionPlan(spec=told, as_one=AS_ONE_VARIABLE in os.environ)
         around = unequal(plan, inside(Path(folder), f"{name}-run"))

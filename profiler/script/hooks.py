@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
+from hetopt.trainer.ddp.lifetime import keep_modules
+
 if TYPE_CHECKING:
     from hetopt.profiler.script.observer import Observer
 
@@ -41,6 +43,7 @@ def listen(observer: Observer) -> None:
 
 def be_alone() -> None:
     """A script that makes a process group, or starts a process for each GPU, is its only worker from here on."""
+    keep_modules()
     _replace(dist, "init_process_group", _alone)
     for name in ("spawn", "start_processes"):
         _replace(torch.multiprocessing, name, lambda start: _here)

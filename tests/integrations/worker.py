@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.worker import leave
@@ -35,6 +36,7 @@ def spec(script: str) -> RunSpec:
 def main() -> None:
     folder, way, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
+    keep_modules()
     steps: list[Tensor] = []
 
     def stepped(optimizer: Any, args: Any, options: Any) -> None:
@@ -44,9 +46,8 @@ def main() -> None:
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]
     with unequal(SessionPlan(spec=spec(script)), folder) if way == "shares" else nullcontext():
-        kept = runpy.run_path(script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     torch.save(torch.stack(steps), folder / f"{way}-{os.environ['RANK']}.pt")
-    assert kept  # as of hetopt's workers: torch may hang where DDP is deleted after its process group
     leave(0)
 
 

@@ -120,10 +120,32 @@ def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
     assert first_check(script, ("--other",))[1]
 
 
-def test_a_script_that_runs_in_equal_shares_alone_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+REMEMBERED = """
+state = 0.0
+for x, y in loader:
+    opt.zero_grad()
+    out = model(x) + state
+    state = out.detach()
+    nn.functional.cross_entropy(out, y).backward()
+    opt.step()
+"""
+"""Hidden states are of the rows of the batch before, however large that was."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DDP.replace("LOSS", "(out[:, 0] - torch.arange(16)).square().mean()"),
+        DDP[: DDP.index("for x, y")] + REMEMBERED,
+    ],
+    ids=["labels of its own", "hidden states"],
+)
+def test_a_script_that_runs_in_equal_shares_alone_is_known(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     script = tmp_path / "train.py"
-    script.write_text(DDP.replace("LOSS", "(out[:, 0] - torch.arange(16)).square().mean()"))
+    script.write_text(text)
     checked, _ = first_check(script, ())
     assert checked.needs_equal_shares
     assert first_check(script, ()) == (checked, False)

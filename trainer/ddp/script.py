@@ -44,6 +44,7 @@ from hetopt.trainer.checkpoints.folder import leave_model
 from hetopt.trainer.checkpoints.state import parameters_sha256
 from hetopt.trainer.context import Generators
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
+from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
@@ -144,7 +145,7 @@ class DdpRun:
         """
         spec, states = self._plan.spec, [state for _, state in self._modules]
         as_one = self._plan.as_one
-        if not as_one and (keep or self.world_size < LEAST_WORKERS or spec.batch_policy == "uniform"):
+        if not as_one and (keep or self.world_size < LEAST_WORKERS or self._plan.keeps_equal):
             return None
         can_audit = self.is_ours and self.can_audit and all(state.weight is None for state in states)
         if as_one and not can_audit:
@@ -415,10 +416,6 @@ ROUNDINGS = 4
 _MEETING_TIMEOUT = datetime.timedelta(minutes=30)
 """For the workers of a group to come, as torch has it."""
 
-_KEPT: list[DistributedDataParallel] = []
-"""Until the process ends: torch 2.13 may hang where DDP is deleted after its process group, as at the end of a `main`:
-it waits, with the interpreter's lock, for a thread of gloo's that asks for that lock."""
-
 
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
     """Return the smallest module that has all of some parameters; where there is none, a list of them."""
@@ -441,7 +438,6 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        _KEPT.append(self)
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
                 runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
@@ -506,6 +502,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             init_method, options = None, {**options, **place, "store": store}
         join(backend, init_method, *args, **options)
 
+    keep_modules()
     init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
     register: Any = DistributedDataParallel.register_comm_hook

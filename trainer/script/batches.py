@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -74,7 +74,13 @@ class ShareTable:
         shares: of a full batch, at first.
         minimum: least share of a worker, where a batch has as many samples.
         audits: which batches are computed twice; None: none is.
+
+    Attributes:
+        turns: whether each batch gives the shares of the one before to the next worker: what a check has, since shares
+            change in a run too.
     """
+
+    turns: ClassVar[bool] = False
 
     def __init__(self, shares: Shares, *, minimum: int = 1, audits: Audits | None = None) -> None:
         self._minimum = minimum
@@ -100,7 +106,9 @@ class ShareTable:
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
     def _wanted(self, place: Place) -> Shares:
-        return next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
+        shares = next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
+        turn = place[1] % len(shares) if self.turns else 0
+        return shares[turn:] + shares[:turn]
 
     def _in_proportion(self, wanted: Shares, samples: int) -> Shares:
         """Return shares of at least the minimum; where a batch has less, the largest shares alone are of it."""

@@ -35,6 +35,11 @@ class SessionPlan:
     as_one: bool = False
 
     @property
+    def keeps_equal(self) -> bool:
+        """Whether each worker has the same samples of every batch from first to last, so that no step is audited."""
+        return self.spec.batch_policy == "uniform"
+
+    @property
     def types(self) -> tuple[str, ...]:
         """The instance type of each worker's machine, in rank order."""
         return tuple(worker.type for worker in self.spec.workers)

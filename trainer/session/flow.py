@@ -147,7 +147,7 @@ class Flow:
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether the newest batches are of no size that a loader declares
         self._audit = audit
-        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint
+        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and self._is_joint and not plan.keeps_equal
         self._tells_batches: bool | None = None  # whether a step is of the batches given for it; None: none was made
         # What brings together workers that train for themselves, from the first batch on; between epochs the model is
         # the average of all of them.
