@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args, overload
+from typing import TYPE_CHECKING, Annotated, overload
 
+from pydantic import Field
+
+from hetopt.core.artifact import Record, validated
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import BUNDLED
 from hetopt.optimizer.market.catalog_rows import HINT, read_object
@@ -19,27 +19,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Term:
+class Term(Record):
     """One figure of the provider's price list."""
 
-    value: float
+    value: Annotated[float, Field(ge=0, strict=True)]
     unit: str
     date: datetime.date
     source: str
     confidence: Confidence
     note: str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what is no figure."""
-        if not 0 <= self.value < inf:
-            raise ValueError(f"value is {self.value}, but must be a number of 0 or more")
-        if self.confidence not in get_args(Confidence):
-            raise ValueError(f"confidence is '{self.confidence}', but must be {', '.join(get_args(Confidence))}")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Billing:
+class Billing(Record):
     """The terms of one provider, in the region that they were read for.
 
     Attributes:
@@ -68,48 +59,10 @@ def load_billing(directory: Path | None = None) -> Billing:
     """
     path = (directory or BUNDLED) / "billing.json"
     data = read_object(path)
-    terms, region = data.get("terms"), data.get("region")
-    if not isinstance(terms, dict) or not isinstance(region, str):
-        raise BadInput(f"{path} needs a region and an object of terms.", hint=HINT)
-    names = [field.name for field in fields(Billing) if field.name != "region"]
-    return Billing(region=region, **read_terms(path, terms, names))
-
-
-def read_terms(path: Path, terms: Mapping[str, object], names: Iterable[str]) -> dict[str, Term]:
-    """Dated figures of a file by name: these names, and no other.
-
-    Raises:
-        BadInput: one is missing, unknown or cannot be used.
-    """
-    expected = set(names)
-    if different := sorted(expected ^ set(terms)):
-        verb = "lacks the term" if different[0] in expected else "has the unknown term"
-        raise BadInput(f"{path} {verb} {different[0]}.", hint=HINT)
-    return {name: _term(path, name, term) for name, term in terms.items()}
-
-
-def _term(path: Path, name: str, term: object) -> Term:
-    """One entry of the file; a record's refusal and a missing or mistyped field become one sentence."""
-    texts = ("unit", "date", "source", "confidence")
-    if (
-        not isinstance(term, dict)
-        or not set(texts) | {"value"} <= set(term) <= {*texts, "value", "note"}
-        or not all(isinstance(text, str) for key, text in term.items() if key != "value")
-        or isinstance(term["value"], bool)
-        or not isinstance(term["value"], int | float)
-    ):
-        raise BadInput(f"{path}: {name} needs a numeric value, a unit, a date, a source and a confidence.", hint=HINT)
-    try:
-        return Term(
-            value=float(term["value"]),
-            unit=term["unit"],
-            date=datetime.date.fromisoformat(term["date"]),
-            source=term["source"],
-            confidence=cast("Confidence", term["confidence"]),
-            note=term.get("note"),
-        )
-    except ValueError as error:
-        raise BadInput(f"{path}: {name}: {error}.", hint=HINT) from None
+    terms = data.pop("terms", None)
+    if not isinstance(terms, dict):
+        raise BadInput(f"{path}: terms is not a JSON object.", hint=HINT)
+    return validated(Billing, {**terms, **data}, origin=str(path), hint=HINT)
 
 
 @overload

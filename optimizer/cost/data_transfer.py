@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from hetopt.optimizer.cost.bill import BYTES_PER_GB
-from hetopt.optimizer.cost.billing import Term, read_terms
+from hetopt.optimizer.cost.billing import Term
 
 FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "transfer.json"
 
@@ -31,7 +31,7 @@ class DataTransfer:
 @cache
 def _prices() -> dict[str, Term]:
     terms = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]
-    return read_terms(FACTS, terms, terms)
+    return {name: Term.model_validate(term) for name, term in terms.items()}
 
 
 def data_transfer(data_bytes: float, source: str | None, target: str) -> DataTransfer | None:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from hetopt.core.artifact import Record
 from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT
-from hetopt.optimizer.cost.billing import Term, read_terms
+from hetopt.optimizer.cost.billing import Term
 from hetopt.optimizer.market.instance_type import InstanceType
 
 FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "provisioning.json"
@@ -39,8 +40,7 @@ USUAL_JOB_S = 10.0
 """Of a job whose profile does not say how long its processes take to their first step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProvisioningFacts:
+class ProvisioningFacts(Record):
     """Dated figures, each with its source: see the file."""
 
     boot_s: Term
@@ -61,8 +61,7 @@ class ProvisioningFacts:
 @cache
 def provisioning_facts() -> ProvisioningFacts:
     """The figures of the catalogue's file."""
-    names = [one.name for one in fields(ProvisioningFacts)]
-    return ProvisioningFacts(**read_terms(FACTS, json.loads(FACTS.read_text(encoding="utf-8"))["terms"], names))
+    return ProvisioningFacts.model_validate(json.loads(FACTS.read_text(encoding="utf-8"))["terms"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from math import inf
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat
 
 from hetopt import catalogs
+from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import known
-from hetopt.optimizer.market.catalog_rows import Row, read_rows
+from hetopt.optimizer.market.catalog_rows import HINT, Name, Whole, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
 from hetopt.optimizer.market.provenance import Source, Sources, read_sources
 from hetopt.optimizer.market.region_cities import unknown_region
@@ -39,21 +42,28 @@ Market = Literal["spot", "on-demand"]
 
 BUNDLED = Path(next(iter(catalogs.__path__))) / "aws"
 
-# Share of a fleet's machines that the provider took back in a month, as AWS publishes it.
-BANDS = {
-    "<5%": (0.0, 0.05),
-    "5-10%": (0.05, 0.10),
-    "10-15%": (0.10, 0.15),
-    "15-20%": (0.15, 0.20),
-    ">20%": (0.20, 1.0),
-}
+Band = Literal["<5%", "5-10%", "10-15%", "15-20%", ">20%"]
+BANDS: Mapping[Band, float] = MappingProxyType(
+    {"<5%": 0.05, "5-10%": 0.10, "10-15%": 0.15, "15-20%": 0.20, ">20%": 1.0}
+)
+"""Share of a fleet's machines that the provider took back in a month, as AWS publishes it: the upper end of each."""
 # Standard deviations of the log of (price paid / price in the catalogue), and what they were measured on.
 SAVING_LOG_SD = {"gpu": 0.33, "cpu": 0.27}
 """Of on-demand less the published saving: against AWS's spot price feed of August 2026, us-east-1, 49 and 676 types."""
 REGION_PRICE_LOG_SD = 0.19
 """Of one spot price for a region: machines are rented in one of its zones, and zones differ. 49 zones of 13 pairs of
 region and type in skypilot-catalog v7 (in the median of the pairs 0.09)."""
-_REGION_COLUMNS = ("zones", "on_demand_usd_per_hour", "spot_usd_per_hour", "spot_saving_percent", "interruption_band")
+
+
+class RegionRow(Record):
+    """A line of a region's file."""
+
+    instance_type: Name
+    zones: Whole | None = None
+    on_demand_usd_per_hour: PositiveFloat | None = None
+    spot_usd_per_hour: PositiveFloat | None = None
+    spot_saving_percent: Annotated[float, Field(gt=0, lt=100)] | None = None
+    interruption_band: Band | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +85,6 @@ class Price:
     is_estimate: bool = False
     log_sd: float = 0.0
 
-    def __post_init__(self) -> None:
-        """Refuse what is no price."""
-        if not 0 < self.usd_per_hour < inf:
-            raise ValueError(f"the {self.market} price is {self.usd_per_hour}, but must be a number above 0")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterruptionBand:
@@ -89,25 +94,10 @@ class InterruptionBand:
     frequent than even the highest band would suggest.
     """
 
-    label: str
+    label: Band
     region: str
     date: datetime.date
     source: str
-
-    def __post_init__(self) -> None:
-        """Refuse a band that AWS does not publish."""
-        if self.label not in BANDS:
-            raise ValueError(f"interruption_band is '{self.label}', but must be one of {', '.join(BANDS)}")
-
-    @property
-    def low(self) -> float:
-        """Lower end, as a share."""
-        return BANDS[self.label][0]
-
-    @property
-    def high(self) -> float:
-        """Upper end, as a share; 1 where the band is open."""
-        return BANDS[self.label][1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,8 +153,7 @@ class Offer:
         return max(self.price.usd_per_hour, 0.0 if self.on_demand is None else self.on_demand.usd_per_hour)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caveat:
+class Caveat(Record):
     """What to know before relying on a figure.
 
     Attributes:
@@ -172,7 +161,7 @@ class Caveat:
         about: the figure, in a word.
     """
 
-    types: tuple[str, ...]
+    types: Annotated[tuple[str, ...], Field(min_length=1)]
     about: str
     note: str
 
@@ -267,8 +256,7 @@ def _read(region: str, directory: Path) -> Catalog:
         listings={},
         sources=sources,
         all_caveats=tuple(
-            Caveat(types=tuple(row.required("types").split()), about=row.required("about"), note=row.required("note"))
-            for row in read_rows(directory / "caveats.csv", required=("types", "about", "note"))
+            caveat for _, caveat in read_rows(directory / "caveats.csv", _caveat, columns=("types", "about", "note"))
         ),
     )
     return catalog.in_region(region)
@@ -317,48 +305,43 @@ def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
     )
 
 
-def _region_rows(catalog: Catalog, region: str) -> Iterable[Row]:
-    path = inside(catalog.directory, f"regions/{region}.csv", what="region")
-    return read_rows(path, required=("instance_type",), optional=_REGION_COLUMNS)
+def _caveat(cells: Mapping[str, str]) -> Caveat:
+    return Caveat.model_validate({**cells, "types": cells.get("types", "").split()})
 
 
 def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
     if region not in catalog.regions:
         raise unknown_region(region, catalog.regions)
+    path = inside(catalog.directory, f"regions/{region}.csv", what="region")
+    columns = list(RegionRow.model_fields)
     listings: dict[str, Listing] = {}
-    for row in _region_rows(catalog, region):
-        found = catalog.instance_types.get(row.required("instance_type"))
+    for where, row in read_rows(path, RegionRow.model_validate, columns=columns, required=1):
+        found = catalog.instance_types.get(row.instance_type)
         if found is None:
-            raise row.bad(f"{row.text('instance_type')} is not in instance_types.csv")
+            raise BadInput(f"{where}: {row.instance_type} is not in instance_types.csv.", hint=HINT)
         if found.name in listings:
-            raise row.bad(f"{found.name} is listed twice")
-        try:
-            listings[found.name] = _listing(row, found, region, catalog.sources)
-        except ValueError as error:
-            raise row.bad(str(error)) from None
+            raise BadInput(f"{where}: {found.name} is listed twice.", hint=HINT)
+        listings[found.name] = _listing(row, found, region, catalog.sources)
     return listings
 
 
-def _listing(row: Row, found: InstanceType, region: str, sources: Sources) -> Listing:
-    """One line of a region's file. Where it has no spot price, spot is estimated from the published saving."""
+def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources) -> Listing:
+    """Return one line of a region's file. Where it has no spot price, spot is estimated from the published saving."""
 
     def source(column: str) -> Source:
         return sources.of(f"regions/{region}.csv", column)[0]
 
     on_demand = spot = saving = band = None
-    if row.has("on_demand_usd_per_hour"):
+    if row.on_demand_usd_per_hour is not None:
         origin = source("on_demand_usd_per_hour")
         on_demand = Price(
-            usd_per_hour=row.number("on_demand_usd_per_hour"),
+            usd_per_hour=row.on_demand_usd_per_hour,
             market="on-demand",
             region=region,
             date=origin.day,
             source=origin.title,
         )
-    if row.has("spot_saving_percent"):
-        percent = row.number("spot_saving_percent")
-        if not 0 < percent < 100:
-            raise ValueError(f"spot_saving_percent is {percent:g}, but must be above 0 and below 100")
+    if (percent := row.spot_saving_percent) is not None:
         saving = percent / 100
         if on_demand is not None:
             origin = source("spot_saving_percent")
@@ -371,10 +354,10 @@ def _listing(row: Row, found: InstanceType, region: str, sources: Sources) -> Li
                 is_estimate=True,
                 log_sd=SAVING_LOG_SD["gpu" if found.accelerator else "cpu"],
             )
-    if row.has("spot_usd_per_hour"):
+    if row.spot_usd_per_hour is not None:
         origin = source("spot_usd_per_hour")
         spot = Price(
-            usd_per_hour=row.number("spot_usd_per_hour"),
+            usd_per_hour=row.spot_usd_per_hour,
             market="spot",
             region=region,
             date=origin.day,
@@ -383,16 +366,7 @@ def _listing(row: Row, found: InstanceType, region: str, sources: Sources) -> Li
         )
         if on_demand is not None:
             saving = 1 - spot.usd_per_hour / on_demand.usd_per_hour
-    if row.has("interruption_band"):
+    if row.interruption_band is not None:
         origin = source("interruption_band")
-        band = InterruptionBand(
-            label=row.text("interruption_band"), region=region, date=origin.day, source=origin.title
-        )
-    return Listing(
-        instance_type=found,
-        zones=row.optional_count("zones"),
-        on_demand=on_demand,
-        spot=spot,
-        spot_saving=saving,
-        band=band,
-    )
+        band = InterruptionBand(label=row.interruption_band, region=region, date=origin.day, source=origin.title)
+    return Listing(instance_type=found, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from hetopt.core.plain_text import unknown
-from hetopt.optimizer.market.catalog import Listing, Price
+from hetopt.optimizer.market.catalog import BANDS, Listing, Price
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
         "price-per-gpu": price_per(_physical_devices),
         "price-per-coremark": price_per(lambda found: found.coremark_iterations_per_s),
         "spot-saving": lambda listing: listing.spot_saving,
-        "interruption": lambda listing: listing.band.high if listing.band else None,
+        "interruption": lambda listing: BANDS[listing.band.label] if listing.band else None,
         "gpus": lambda listing: _physical_devices(listing.instance_type),
         "vcpus": lambda listing: listing.instance_type.vcpus,
         "memory": lambda listing: listing.instance_type.memory_gib,

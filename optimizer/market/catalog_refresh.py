@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hetopt.catalogs.build import as_csv, number
 from hetopt.core.paths import inside, read_json, read_text
+from hetopt.optimizer.market.catalog import RegionRow
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 
 PRICE_LIST = "public-price-list"
@@ -26,15 +27,6 @@ PUBLIC_FACTS = "facts that AWS publishes"
 LEAST_SPOT_SHARE = 0.02
 LEAST_SPOT_USD = 0.0005
 """A spot price below this share of the on-demand price, or this figure, is none: no pool has ever been that cheap."""
-
-REGION_COLUMNS = (
-    "instance_type",
-    "zones",
-    "on_demand_usd_per_hour",
-    "spot_usd_per_hour",
-    "spot_saving_percent",
-    "interruption_band",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +121,7 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     files = {
         **kept,
         "instance_types.csv": as_csv([{column: row[column] for column in TYPE_COLUMNS} for row in types.values()]),
-        f"regions/{region}.csv": _csv(REGION_COLUMNS, region_rows),
+        f"regions/{region}.csv": _csv(list(RegionRow.model_fields), region_rows),
         "sources.json": _sources(bundled, region, day, prices),
     }
     return Refreshed(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
-from math import inf
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from hetopt import catalogs
-from hetopt.optimizer.market.catalog_rows import Row, read_rows
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.market.catalog_rows import FACT, HINT, Name, Whole, read_rows
 
 Architecture = Literal["x86_64", "arm64"]
 Confidence = Literal["high", "medium", "low"]
@@ -64,7 +66,7 @@ _BYTES_PER_GIB = 2**30
 _BYTES_PER_S_PER_GBPS = 1e9 / 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class AcceleratorModel:
     """Published peak rates of one whole accelerator, dense (without structured sparsity).
 
@@ -72,28 +74,20 @@ class AcceleratorModel:
     ``compute_capability`` is NVIDIA's version of what a device can run, such as 8.6; absent elsewhere.
     """
 
-    name: str
-    memory_gib: float
-    aliases: tuple[str, ...]
-    manufacturer: str
-    fp32_tflops: float | None
-    tf32_tensor_tflops: float | None
-    fp16_tensor_tflops: float | None
-    memory_bandwidth_gb_per_s: float | None
+    name: Name
+    memory_gib: PositiveFloat
+    aliases: tuple[str, ...] = ()
+    manufacturer: Name
+    fp32_tflops: PositiveFloat | None = None
+    tf32_tensor_tflops: PositiveFloat | None = None
+    fp16_tensor_tflops: PositiveFloat | None = None
+    memory_bandwidth_gb_per_s: PositiveFloat | None = None
     confidence: Confidence
-    source: str
-    compute_capability: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse an impossible device."""
-        if self.compute_capability is not None and not re.fullmatch(r"\d{1,2}\.\d", self.compute_capability):
-            raise ValueError(f"compute_capability is '{self.compute_capability}', but must be such as 8.6")
-        _positive("memory_gib", self.memory_gib)
-        for field in ("fp32_tflops", "tf32_tensor_tflops", "fp16_tensor_tflops", "memory_bandwidth_gb_per_s"):
-            _positive(field, getattr(self, field))
+    source: Name
+    compute_capability: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class Accelerator:
     """The accelerators of a machine, all alike.
 
@@ -104,20 +98,12 @@ class Accelerator:
         model: published rates of the whole physical device, where they are known.
     """
 
-    name: str
-    manufacturer: str
-    count: int
-    fraction: float
-    memory_gib: float
+    name: Name
+    manufacturer: Name
+    count: PositiveInt
+    fraction: Annotated[float, Field(gt=0, le=1)]
+    memory_gib: PositiveFloat
     model: AcceleratorModel | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse an impossible set of devices."""
-        if self.count < 1:
-            raise ValueError(f"accelerator count is {self.count}, but must be at least 1")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"accelerator fraction is {self.fraction}, but must be above 0 and at most 1")
-        _positive("accelerator memory_gib", self.memory_gib)
 
     @property
     def is_cuda(self) -> bool:
@@ -159,7 +145,7 @@ class Accelerator:
         return None if whole is None else whole * unit * self.fraction
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, config=FACT)
 class InstanceType:
     """One type of machine, as its provider describes it.
 
@@ -175,43 +161,37 @@ class InstanceType:
         source: where the specification comes from.
     """
 
-    name: str
-    vcpus: int
-    memory_gib: float
-    network_baseline_gbps: float
+    name: Name
+    vcpus: PositiveInt
+    memory_gib: PositiveFloat
+    network_baseline_gbps: PositiveFloat
     architecture: Architecture | None = None
-    generation: int | None = None
-    cores: int | None = None
-    clock_ghz: float | None = None
+    generation: Whole | None = None
+    cores: PositiveInt | None = None
+    clock_ghz: PositiveFloat | None = None
     cpu_vendor: str | None = None
     cpu_model: str | None = None
     accelerator: Accelerator | None = None
     other_accelerators: tuple[str, ...] = ()
-    network_peak_gbps: float | None = None
-    network_cards: int | None = None
+    network_peak_gbps: PositiveFloat | None = None
+    network_cards: Whole | None = None
     efa: bool | None = None
     placement_group: bool | None = None
     bare_metal: bool | None = None
     burstable: bool | None = None
     spot_supported: bool | None = None
-    local_nvme_gb: float | None = None
-    ebs_baseline_mbps: float | None = None
-    coremark_iterations_per_s: float | None = None
+    local_nvme_gb: NonNegativeFloat | None = None
+    ebs_baseline_mbps: NonNegativeFloat | None = None
+    coremark_iterations_per_s: PositiveFloat | None = None
     owned: bool = False
     unlike: tuple[Accelerator, ...] = ()
-    source: str
+    source: Name
 
     def __post_init__(self) -> None:
         """Refuse an impossible machine."""
-        if self.vcpus < 1:
-            raise ValueError(f"vcpus is {self.vcpus}, but must be at least 1")
-        if self.cores is not None and not 1 <= self.cores <= self.vcpus:
+        if self.cores is not None and self.cores > self.vcpus:
             raise ValueError(f"cores is {self.cores}, but must be between 1 and the {self.vcpus} vcpus")
-        _positive("memory_gib", self.memory_gib)
-        _positive("network_baseline_gbps", self.network_baseline_gbps)
-        _positive("clock_ghz", self.clock_ghz)
-        _positive("coremark_iterations_per_s", self.coremark_iterations_per_s)
-        if self.network_peak_gbps is not None and not self.network_baseline_gbps <= self.network_peak_gbps < inf:
+        if self.network_peak_gbps is not None and self.network_peak_gbps < self.network_baseline_gbps:
             raise ValueError(
                 f"network_peak_gbps is {self.network_peak_gbps}, below the baseline of {self.network_baseline_gbps}"
             )
@@ -248,35 +228,42 @@ class InstanceType:
 
 
 def read_instance_types(directory: Path) -> dict[str, InstanceType]:
-    """All types of a catalogue by name, each accelerator with the published rates of its model.
+    """Return all types of a catalogue by name, each accelerator with the published rates of its model.
 
     Raises:
         BadInput: a file is missing, or a line cannot be used.
     """
     models = _read_models(directory / "accelerators.csv")
+
+    def typed(cells: Mapping[str, str]) -> InstanceType:
+        own: dict[str, Any] = {name: cell for name, cell in cells.items() if not name.startswith("accelerator")}
+        name = own.pop("instance_type", "")
+        others = tuple(filter(None, own.pop("other_accelerators", "").split("|")))
+        return InstanceType(name=name, other_accelerators=others, accelerator=_accelerator(cells, models), **own)
+
     types: dict[str, InstanceType] = {}
-    for row in read_rows(directory / "instance_types.csv", required=TYPE_COLUMNS):
-        try:
-            found = _instance_type(row, models)
-        except ValueError as error:
-            raise row.bad(str(error)) from None
+    parts = ("manufacturer", "count", "fraction", "memory_gib")
+    called = {"Accelerator": {part: f"accelerator_{part}" for part in parts}, "InstanceType": {"name": "instance_type"}}
+    for where, found in read_rows(directory / "instance_types.csv", typed, columns=TYPE_COLUMNS, called=called):
         if found.name in types:
-            raise row.bad(f"{found.name} is listed twice")
+            raise BadInput(f"{where}: {found.name} is listed twice.", hint=HINT)
         types[found.name] = found
     return types
 
 
 def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
     """Return the models of a file by name; one name can stand for several memory sizes."""
+
+    def typed(cells: Mapping[str, str]) -> AcceleratorModel:
+        aliases = tuple(filter(None, cells.get("aliases", "").split("|")))
+        told: dict[str, Any] = {**cells, "aliases": aliases}
+        return AcceleratorModel(**told)
+
     models: dict[str, list[AcceleratorModel]] = {}
-    for row in read_rows(path, required=MODEL_COLUMNS):
-        try:
-            model = _accelerator_model(row)
-        except ValueError as error:
-            raise row.bad(str(error)) from None
+    for where, model in read_rows(path, typed, columns=MODEL_COLUMNS):
         same_name = models.setdefault(model.name, [])
         if any(other.memory_gib == model.memory_gib for other in same_name):
-            raise row.bad(f"{model.name} with {model.memory_gib:g} GiB is listed twice")
+            raise BadInput(f"{where}: {model.name} with {model.memory_gib:g} GiB is listed twice.", hint=HINT)
         same_name.append(model)
     return models
 
@@ -299,70 +286,15 @@ def owned_gpus() -> tuple[Accelerator, ...]:
     )
 
 
-def _accelerator_model(row: Row) -> AcceleratorModel:
-    confidence = row.text("confidence")
-    if confidence not in get_args(Confidence):
-        raise ValueError(f"confidence is '{confidence}', but must be {', '.join(get_args(Confidence))}")
-    return AcceleratorModel(
-        name=row.required("name"),
-        memory_gib=row.number("memory_gib"),
-        aliases=tuple(alias for alias in row.text("aliases").split("|") if alias),
-        manufacturer=row.required("manufacturer"),
-        fp32_tflops=row.optional_number("fp32_tflops"),
-        tf32_tensor_tflops=row.optional_number("tf32_tensor_tflops"),
-        fp16_tensor_tflops=row.optional_number("fp16_tensor_tflops"),
-        memory_bandwidth_gb_per_s=row.optional_number("memory_bandwidth_gb_per_s"),
-        confidence=cast("Confidence", confidence),
-        source=row.required("source"),
-        compute_capability=row.text("compute_capability") or None,
-    )
-
-
-def _accelerator(row: Row, models: Mapping[str, list[AcceleratorModel]]) -> Accelerator:
-    memory_gib = row.number("accelerator_memory_gib")
+def _accelerator(cells: Mapping[str, str], models: Mapping[str, list[AcceleratorModel]]) -> Accelerator | None:
+    """Return the accelerators of a line; None: it has none."""
+    if "accelerator" not in cells:
+        return None
+    told: dict[str, Any] = {
+        name.removeprefix("accelerator_"): cell for name, cell in cells.items() if name.startswith("accelerator_")
+    }
+    found = Accelerator(name=cells["accelerator"], **told)
     # One name can stand for several memory sizes (A100): the nearest, as usable memory is a little below nominal.
-    same_name = models.get(row.text("accelerator"), [])
-    return Accelerator(
-        name=row.text("accelerator"),
-        manufacturer=row.required("accelerator_manufacturer"),
-        count=row.count("accelerator_count"),
-        fraction=row.number("accelerator_fraction"),
-        memory_gib=memory_gib,
-        model=min(same_name, key=lambda model: abs(model.memory_gib - memory_gib), default=None),
-    )
-
-
-def _instance_type(row: Row, models: Mapping[str, list[AcceleratorModel]]) -> InstanceType:
-    architecture = row.text("architecture") or None
-    if architecture not in (None, *get_args(Architecture)):
-        raise ValueError(f"architecture is '{architecture}', but must be {' or '.join(get_args(Architecture))}")
-    return InstanceType(
-        name=row.required("instance_type"),
-        vcpus=row.count("vcpus"),
-        memory_gib=row.number("memory_gib"),
-        network_baseline_gbps=row.number("network_baseline_gbps"),
-        architecture=cast("Architecture | None", architecture),
-        generation=row.optional_count("generation"),
-        cores=row.optional_count("cores"),
-        clock_ghz=row.optional_number("clock_ghz"),
-        cpu_vendor=row.text("cpu_vendor") or None,
-        cpu_model=row.text("cpu_model") or None,
-        accelerator=_accelerator(row, models) if row.has("accelerator") else None,
-        other_accelerators=tuple(row.text("other_accelerators").split("|")) if row.has("other_accelerators") else (),
-        network_peak_gbps=row.optional_number("network_peak_gbps"),
-        network_cards=row.optional_count("network_cards"),
-        efa=row.flag("efa"),
-        placement_group=row.flag("placement_group"),
-        bare_metal=row.flag("bare_metal"),
-        burstable=row.flag("burstable"),
-        spot_supported=row.flag("spot_supported"),
-        local_nvme_gb=row.optional_number("local_nvme_gb"),
-        ebs_baseline_mbps=row.optional_number("ebs_baseline_mbps"),
-        coremark_iterations_per_s=row.optional_number("coremark_iterations_per_s"),
-        source=row.required("source"),
-    )
-
-
-def _positive(field: str, value: float | None) -> None:
-    if value is not None and not 0 < value < inf:
-        raise ValueError(f"{field} is {value}, but must be a number above 0")
+    same_name = models.get(found.name, [])
+    model = min(same_name, key=lambda model: abs(model.memory_gib - found.memory_gib), default=None)
+    return replace(found, model=model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -26,11 +26,11 @@ STARTUP_S = 20.0
 def nothing_beside(billing: Billing) -> Billing:
     """The terms of one's own machines: beside their hours nothing is paid, and these by the second."""
     free = {
-        one.name: replace(getattr(billing, one.name), value=0.0)
-        for one in fields(billing)
-        if one.name not in ("region", "hours_per_month") and "_free_" not in one.name
+        name: getattr(billing, name).model_copy(update={"value": 0.0})
+        for name in Billing.model_fields
+        if name not in ("region", "hours_per_month") and "_free_" not in name
     }
-    return replace(billing, **free)
+    return billing.model_copy(update=free)
 
 
 def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:

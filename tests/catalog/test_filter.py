@@ -220,7 +220,7 @@ def test_bad_input_is_refused_in_a_sentence(arguments: str, said: str, hint: str
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("hetopt.optimizer.market.catalog", {"numpy", "torch", "pydantic", "optuna", "rich", "typer", "boto3"}),
+        ("hetopt.optimizer.market.catalog", {"numpy", "torch", "optuna", "rich", "typer", "boto3"}),
         (
             "hetopt.cli.catalog",
             {"numpy", "torch", "pydantic", "optuna", "boto3", "hetopt.optimizer.market.catalog"},

