@@ -17,7 +17,6 @@ from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
 from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
-from hetopt.optimizer.market.public_file import PublicFiles
 from hetopt.optimizer.market.public_prices import PublicFeeds
 from hetopt.optimizer.market.region_cities import unknown_region
 
@@ -47,7 +46,7 @@ class OwnCatalog:
 
 
 def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
-    """Read a region's prices; a file that has not changed since the last reading is not read again.
+    """Read a region's prices.
 
     Prices on demand and on spot and how often spot is interrupted are what AWS publishes.
 
@@ -67,7 +66,7 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
     now = datetime.datetime.now(datetime.UTC)
     with _alone(catalogs_home()):
         read = _Read(region, reporter)
-        feeds = PublicFeeds(files=PublicFiles(catalogs_home() / "feeds", now), told=read.bytes, note=reporter.note)
+        feeds = PublicFeeds(today=now.date(), told=read.bytes, note=reporter.note)
         try:
             versions = feeds.versions()
             everywhere = feeds.everywhere()

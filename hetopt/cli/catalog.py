@@ -104,8 +104,7 @@ def refresh(
     """Read today's prices of a region into a catalogue of your own; no account is needed, nothing is rented.
 
     What AWS publishes is read: the price list (70 to 300 MB a region), spot prices and the Spot Advisor's data. It is
-    kept under ~/.hetopt/catalogs by region and day, and used from then on. What has not changed
-    is not read again.
+    kept under ~/.hetopt/catalogs by region and day, and used from then on.
 
     \b
       hetopt catalog refresh --region eu-west-1

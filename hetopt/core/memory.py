@@ -198,15 +198,7 @@ class MemoryLine:
 
 
 def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> MemoryLine:
-    """Fit the line, never sloping down: least squares, or the mean when one batch size (or noise) shows no growth.
-
-    Raises:
-        ValueError: nothing to fit, lengths differ, or a value that is not positive.
-    """
-    if not local_batch_sizes or len(local_batch_sizes) != len(peak_bytes):
-        raise ValueError("a line needs as many peaks as batch sizes, at least one")
-    if min(local_batch_sizes) < 1 or min(peak_bytes) < 1:
-        raise ValueError("batch sizes and peaks must be positive")
+    """Fit the line, never sloping down: least squares, or the mean when one batch size (or noise) shows no growth."""
     import numpy as np
 
     sizes, peaks = np.asarray(local_batch_sizes, dtype=np.float64), np.asarray(peak_bytes, dtype=np.float64)
@@ -217,8 +209,6 @@ def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> M
 
 def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> int:
     """Return what one of ``workers`` equal workers may use of a memory they share, ``fraction`` of it at most."""
-    if total_bytes < 1 or workers < 1 or not 0 < fraction <= 1:
-        raise ValueError("a limit needs memory, workers and a fraction in (0, 1]")
     return max(1, int(total_bytes * fraction) // workers)
 
 

@@ -64,13 +64,7 @@ class AveragedLaw:
     kappa: float = KAPPA
 
     def fit(self, runs: Sequence[PriorRun]) -> AveragedCurve:
-        """Weigh all curves by the runs.
-
-        Raises:
-            ValueError: no run.
-        """
-        if not runs:
-            raise ValueError("steps to a target are learned from at least one run")
+        """Weigh all curves by the runs, one at least."""
         batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
         steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
         critical, log_prior = self._critical_batch_sizes(batch)

@@ -44,12 +44,6 @@ class BesideDense:
     steps_trained: float
     steps_to_target: float | None
 
-    def __post_init__(self) -> None:
-        if not (0 < self.dense_steps < math.inf and 0 < self.steps_trained < math.inf):
-            raise ValueError("a pilot's steps are above zero")
-        if self.steps_to_target is not None and not 0 < self.steps_to_target <= self.steps_trained:
-            raise ValueError("a pilot reaches the target within the steps that it was trained for")
-
     def failed(self, inflation: ArrayLike) -> bool:
         """Whether it fell short in more steps than it should have needed, were they stretched so."""
         needed = self.dense_steps * float(np.asarray(inflation))
@@ -70,11 +64,6 @@ class CompressedPilot(BesideDense):
     ratio: float
     gain: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.ratio <= 1 and 0 < self.gain <= 1):
-            raise ValueError("a pilot's ratio and gain are in (0, 1]")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
@@ -83,10 +72,6 @@ class Penalty:
     coefficient: float
     coefficient_sd: float
     pilots: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.coefficient < math.inf and 0 <= self.coefficient_sd < math.inf):
-            raise ValueError("the coefficient and its spread are finite and not negative")
 
     def inflation_at(self, distance: Array) -> Array:
         """Steps over those of dense training, at least 1."""
@@ -195,8 +180,6 @@ def _distance(gain: ArrayLike) -> Array:
 
 def least_gain(inflation: float, coefficient: float) -> float:
     """The gain at which `step_inflation` is ``inflation``: less gain costs more. 1 where nothing may be lost."""
-    if not inflation >= 1:
-        raise ValueError(f"steps are never fewer than without compression: {inflation}")
     if coefficient == 0:
         return LEAST_GAIN
     return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / coefficient) ** 2))

@@ -123,8 +123,6 @@ def added_noise(variance: float, *, noise_scale: float | None, batch_size: float
         batch_size: ``B``, samples of all workers.
         workers: ``n``, with equal parts of the batch.
     """
-    if not (0 <= variance < math.inf and batch_size > 0 and workers >= 1):
-        raise ValueError(f"variance, batch size and workers cannot be {variance}, {batch_size}, {workers}")
     if noise_scale is None:
         return variance
     return variance * (noise_scale + batch_size / workers) / (noise_scale + batch_size)
@@ -137,6 +135,4 @@ def noise_inflation(noise: float, signal: float = 1.0) -> float:
         noise: ``e`` of `added_noise`.
         signal: ``s``, in (0, 1].
     """
-    if not (0 <= noise < math.inf and 0 < signal <= 1):
-        raise ValueError(f"noise and signal cannot be {noise} and {signal}")
     return (1 + NOISE_COEFFICIENT * noise) / signal

@@ -47,11 +47,6 @@ class LocalPilot(BesideDense):
     share: float
     workers: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.share <= 1 and self.workers >= 2):
-            raise ValueError("a pilot of local training has two workers and a share in (0, 1]")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPenalty(Penalty):

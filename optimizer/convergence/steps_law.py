@@ -5,7 +5,6 @@ Notation: ``B`` is the global batch size in samples, ``S`` the optimizer steps t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +26,6 @@ class PriorRun:
 
     global_batch_size: float
     steps_to_target: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.global_batch_size < math.inf and 0 < self.steps_to_target < math.inf):
-            raise ValueError(
-                f"a run has a batch size and steps above zero, not {self.global_batch_size}, {self.steps_to_target}"
-            )
 
 
 def student_half_width(freedom: float) -> float:

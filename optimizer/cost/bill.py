@@ -60,11 +60,6 @@ class Rental:
     machines: int
     price: Price
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be rented."""
-        if self.machines < 1:
-            raise ValueError(f"machines must be at least 1, got {self.machines}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:

@@ -27,11 +27,6 @@ class HazardComponent:
     shape: float
     rate_h: float
 
-    def __post_init__(self) -> None:
-        """Refuse what is no distribution."""
-        if not (0 < self.shape < math.inf and 0 < self.rate_h < math.inf):
-            raise ValueError(f"shape and rate_h must be above 0, got {self.shape} and {self.rate_h}")
-
     @property
     def mean_per_hour(self) -> float:
         """Expected losses of one instance in an hour."""
@@ -86,11 +81,6 @@ class PreemptionRatePosterior:
     scarce: HazardComponent = SCARCE
     scarce_chance: float
 
-    def __post_init__(self) -> None:
-        """Refuse what is no probability."""
-        if not 0 <= self.scarce_chance <= 1:
-            raise ValueError(f"scarce_chance is {self.scarce_chance}, but must be a probability")
-
     @classmethod
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
         """Before a machine of the pool was watched; ``band`` is the advisor's."""
@@ -106,14 +96,7 @@ class PreemptionRatePosterior:
             losses: machines that the provider took back. Machines that were given back are hours without a loss.
             instance_hours: of all machines together.
             lost_together: machines lost at a time, in the mean over machines.
-
-        Raises:
-            ValueError: a negative count, or losses without hours.
         """
-        if not (0 <= losses < math.inf and 0 <= instance_hours < math.inf and lost_together >= 1):
-            raise ValueError(f"{losses} losses in {instance_hours} h, {lost_together} at a time, were not observed")
-        if losses > 0 and instance_hours == 0:
-            raise ValueError("losses without hours cannot be observed")
         events, hours = losses / lost_together, instance_hours / lost_together
         calm, scarce = (part.log_evidence(events, hours) for part in (self.calm, self.scarce))
         if self.scarce_chance in (0.0, 1.0):
@@ -152,11 +135,6 @@ class CommonShocks:
 
     share: float
     reach: float
-
-    def __post_init__(self) -> None:
-        """Refuse what is no probability."""
-        if not (0 <= self.share <= 1 and 0 < self.reach <= 1):
-            raise ValueError(f"share and reach must be 0 to 1, got {self.share} and {self.reach}")
 
     def effective_machines(self, machines: ArrayLike) -> Array:
         """Losses at a time that a pool of so many machines sees, in units of one machine's hazard.

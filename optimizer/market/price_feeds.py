@@ -171,7 +171,7 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
     return found
 
 
-def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, list[Any]]]:
+def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tuple[int, str]]]:
     """Saving and interruption band of Linux machines, by region and type. Savings of zero or less are placeholders.
 
     Raises:
@@ -180,7 +180,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, lis
     data = _object(whole(pieces, origin))
     ranges = [_object(entry) for entry in _list(data.get("ranges"))]
     bands = {str(entry.get("index")): str(entry.get("label")) for entry in ranges}
-    found: dict[str, dict[str, list[Any]]] = {}
+    found: dict[str, dict[str, tuple[int, str]]] = {}
     for region, systems in _object(data.get("spot_advisor")).items():
         if not _REGION.fullmatch(region):
             continue
@@ -188,7 +188,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, lis
             advice = _object(advice)
             saving, band = advice.get("s"), bands.get(str(advice.get("r")))
             if isinstance(saving, int) and 0 < saving < 100 and band in BANDS and _TYPE.fullmatch(name):
-                found.setdefault(region, {})[name] = [saving, band]
+                found.setdefault(region, {})[name] = saving, band
     if not found:
         raise _other(origin, "has no savings")
     return found

@@ -1,4 +1,4 @@
-"""Fetches a public file as it comes, and only if it has changed since it was read last (``If-None-Match``, RFC 9110).
+"""Fetches a public file as it comes.
 
 A file of hundreds of megabytes goes through in pieces and is never kept; a connection that breaks is made again, and
 the file read from its start. Only https, or http on this machine; a redirect stays on its host; every size is bounded.
@@ -7,26 +7,21 @@ the file read from its start. Only https, or http on this machine; a redirect st
 from __future__ import annotations
 
 import codecs
-import contextlib
 import datetime
 import email.utils
 import http.client
 import ipaddress
-import json
 import ssl
 import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.paths import inside, parse_json, read_json
+from hetopt.core.paths import parse_json
 from hetopt.core.plain_text import one_line
 
 PIECE_BYTES = 1 << 18
@@ -41,21 +36,7 @@ _GZIP = zlib.MAX_WBITS | 16
 _BEHIND_A_PROXY = "sign in to the network with a browser, or name its proxy in HTTPS_PROXY"
 
 Told = Callable[[int, int | None], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """What was made of a file.
-
-    Attributes:
-        made: by whoever read it: something that JSON can hold.
-        day: when the server says that the file was changed last; where it does not say, when it was read.
-        etag: the version of the file in the server's words; '' where it has none.
-    """
-
-    made: Any
-    day: datetime.date
-    etag: str = ""
+Made = TypeVar("Made")
 
 
 class _Broken(Exception):
@@ -72,87 +53,45 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(request, file, code, text, headers, target) if same else None
 
 
-class PublicFiles:
-    """What was made of public files, under one folder."""
+def fetched(
+    url: str, make: Callable[[Iterator[bytes]], Made], *, most_bytes: int, told: Told = lambda done, total: None
+) -> tuple[Made, datetime.date | None]:
+    """Read a file.
 
-    schema_version: ClassVar[int] = 1
+    Args:
+        url: where it is.
+        make: makes something of its pieces.
+        most_bytes: that it may have, unpacked.
+        told: is told how many bytes are there, and of how many (absent: unknown).
 
-    def __init__(self, folder: Path, now: datetime.datetime) -> None:
-        self.folder = folder
-        self._now = now
+    Returns:
+        What was made, and the day on which the server says that the file was changed last, where it says one.
 
-    def fetch(
-        self,
-        name: str,
-        url: str,
-        make: Callable[[Iterator[bytes]], Any],
-        *,
-        most_bytes: int,
-        told: Told = lambda done, total: None,
-    ) -> Fetched:
-        """Read a file, unless what was made of it earlier still holds.
-
-        Args:
-            name: what it is kept under.
-            url: where it is.
-            make: makes something that JSON can hold of its pieces.
-            most_bytes: that it may have, unpacked.
-            told: is told how many bytes are there, and of how many (absent: unknown).
-
-        Raises:
-            BadInput: the file is not what it should be, or the folder cannot be written.
-            CloudRefused: it cannot be had.
-        """
-        kept = self.kept(name, url)
-        for attempt in range(TRIES):
-            try:
-                answer = _asked(url, kept.etag if kept else "")
-                if answer is None and kept is not None:
-                    return kept
-                with answer:
-                    made = make(_pieces(answer, url, most_bytes, told))
-                break
-            except _Broken:
-                if attempt + 1 == TRIES:
-                    raise CloudRefused(
-                        f"{_host(url)} stopped sending in the middle of {url}.",
-                        hint="look at the network connection, then run it again",
-                    ) from None
-                time.sleep(2.0**attempt)
-        changed = _http_day(answer.headers.get("Last-Modified") or "")
-        fetched = Fetched(made=made, day=changed or self._now.date(), etag=_etag(answer.headers.get("ETag")))
-        record = {
-            "schema_version": self.schema_version,
-            "url": url,
-            "etag": fetched.etag,
-            "day": fetched.day.isoformat(),
-            "made": made,
-        }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(name), json.dumps(record) + "\n")
-        return fetched
-
-    def kept(self, name: str, url: str) -> Fetched | None:
-        """What was made of a file when it was read last."""
-        with contextlib.suppress(BadInput, ValueError, TypeError, KeyError):
-            record = read_json(self._path(name))
-            if record["schema_version"] == self.schema_version and record["url"] == url:
-                day = datetime.date.fromisoformat(record["day"])
-                return Fetched(made=record["made"], day=day, etag=_etag(record["etag"]))
-        return None
-
-    def _path(self, name: str) -> Path:
-        return inside(self.folder, f"{name}.json", what="file")
+    Raises:
+        BadInput: the file is not what it should be.
+        CloudRefused: it cannot be had.
+    """
+    for attempt in range(TRIES):
+        try:
+            with _asked(url) as answer:
+                made = make(_pieces(answer, url, most_bytes, told))
+                return made, _http_day(answer.headers.get("Last-Modified") or "")
+        except _Broken:
+            time.sleep(2.0**attempt if attempt + 1 < TRIES else 0.0)
+    raise CloudRefused(
+        f"{_host(url)} stopped sending in the middle of {url}.",
+        hint="look at the network connection, then run it again",
+    )
 
 
-def _asked(url: str, etag: str) -> Any:
-    """Return the answer to a request; None where the file is still the version that was named.
+def _asked(url: str) -> Any:
+    """Return the answer to a request.
 
     Raises:
         CloudRefused: there is none, or it is no file.
         _Broken: the connection ended before it came.
     """
-    headers = {"User-Agent": "hetopt", "Accept-Encoding": "gzip"} | ({"If-None-Match": etag} if etag else {})
+    headers = {"User-Agent": "hetopt", "Accept-Encoding": "gzip"}
     # What goes to this machine takes no proxy; for the rest urllib finds them where every tool has them.
     proxies: dict[str, str] | None = {} if url.startswith("http://") else None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _SameHost)
@@ -160,8 +99,6 @@ def _asked(url: str, etag: str) -> Any:
         answer = opener.open(urllib.request.Request(checked(url), headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 304:
-            return None
         if error.code // 100 == 3:
             target = one_line(str(error.headers.get("Location"))[:120])
             raise CloudRefused(
@@ -296,12 +233,6 @@ def _is_loopback(host: str) -> bool:
 
 def _host(url: str) -> str:
     return urlsplit(url).hostname or url
-
-
-def _etag(text: object) -> str:
-    """Return an ETag that may be sent back; '' for anything else."""
-    fits = isinstance(text, str) and len(text) < 200 and text.isascii() and text.isprintable()
-    return str(text) if fits else ""
 
 
 def _http_day(text: str) -> datetime.date | None:

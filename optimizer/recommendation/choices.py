@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.formatting import duration, share, usd
+from hetopt.core.formatting import duration, share
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog_filter import has_accelerator
@@ -24,9 +24,7 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
-from hetopt.optimizer.step_time.probes import PROBE_STEPS
 from hetopt.optimizer.step_time.profiled import contention_reach
-from hetopt.optimizer.step_time.transfer import SAME_ACCELERATOR_LOG_SD, SAME_FAMILY_LOG_SD
 
 COMPARED = 2000
 """The safest cluster is chosen among so many of the best on demand."""
@@ -35,9 +33,6 @@ MOST_REASONS = 2
 
 EQUALLY_LIKELY = (np.arange(20) + 0.5) / 20
 """Quantiles of which each stands for as many runs as any other: a person can count what 95 % is."""
-
-WORTH_IT = 0.75
-"""Of the log of the interval: a probe that leaves more than that of it is not worth a sentence."""
 
 MUCH = 0.2
 """From which part of a step on communication is what holds a plan back."""
@@ -246,7 +241,7 @@ def _is_own(chosen: Candidate) -> bool:
     return all(group.is_own for group in chosen.groups)
 
 
-def reasons(chosen: Candidate, space: SearchSpace) -> Iterator[str]:
+def reasons(chosen: Candidate) -> Iterator[str]:
     """Yield what decided this job's plan, a sentence each, most important first."""
     told = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
@@ -262,40 +257,4 @@ def reasons(chosen: Candidate, space: SearchSpace) -> Iterator[str]:
     unlike = sorted({group.instance_type for group in chosen.groups if group.evidence == "extrapolated"})
     if unlike:
         who = "was not profiled: its" if len(unlike) == 1 else "were not profiled: their"
-        then = _narrowing(chosen, space)
-        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter{then}."
-
-
-def _narrowing(chosen: Candidate, space: SearchSpace) -> str:
-    """Return what a probe would leave of a plan's interval, and its price in USD; empty where that tells little.
-
-    It is made on the cheapest machine with the device that is known least of those in the cluster. Another size with
-    the same GPU tells as much as `SAME_ACCELERATOR_LOG_SD` allows, of the same family of processors
-    `SAME_FAMILY_LOG_SD`. What the network leaves open stays open.
-    """
-    guessed = {group.instance_type for group in chosen.groups if group.evidence == "extrapolated"}
-    of_cluster = [option for option in space.options if option.name in guessed]
-    if not of_cluster:
-        return ""
-    widest = max(of_cluster, key=lambda option: option.worker.log_sd)
-    alike = [option for option in space.options if _device(option) == _device(widest)]
-    cheapest = min(alike, key=lambda option: option.usd_per_hour)
-    told = chosen.prediction
-    has_gpu = widest.offer.instance_type.accelerator is not None
-    left_sd = SAME_ACCELERATOR_LOG_SD if has_gpu else SAME_FAMILY_LOG_SD
-    before = math.log(told.step_time_s.high / told.step_time_s.value) / Z90
-    # Of a mixture of unlike machines the slowest decides, so that one that stays a guess keeps the interval open.
-    others = [option.worker.log_sd for option in of_cluster if _device(option) != _device(widest)]
-    computing = min(1.0, told.compute_s / told.step_time_s.value)
-    removed = computing**2 * max(0.0, widest.worker.log_sd**2 - max([left_sd, *others]) ** 2)
-    after = math.sqrt(max(before**2 - removed, (computing * left_sd) ** 2))
-    if after > WORTH_IT * before:
-        return ""
-    price = cheapest.usd_per_hour * (cheapest.startup_s + PROBE_STEPS * told.step_time_s.value) / 3600
-    return f"; a probe on {cheapest.name} for about {usd(price)} would leave {math.exp(Z90 * after):.1f}x"
-
-
-def _device(option: MachineOption) -> str:
-    """Return what computes in a machine: its GPU, or its family of processors."""
-    instance = option.offer.instance_type
-    return instance.family if instance.accelerator is None else instance.accelerator.name
+        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter."

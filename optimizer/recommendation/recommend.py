@@ -146,7 +146,7 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, space))[:MOST_REASONS],
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen))[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
@@ -517,14 +517,11 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
     least = minimum_gain(model.convergence, to_target=to_target)
-    # A learning rate that follows the noise of gradients needs whole ones.
-    compresses = options.learning_rate_rule != "adascale"
     menu = exchange_menu(
         model,
         minimum_gain=least,
         max_workers=most,
         local=tuple(local),
-        compresses=compresses,
         to_target=to_target,
         names=options.compression,
         ratios=options.ratios,

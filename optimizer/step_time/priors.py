@@ -33,11 +33,6 @@ class Normal:
     sd: float
     about: str
 
-    def __post_init__(self) -> None:
-        """Refuse what is no distribution."""
-        if not self.sd > 0:
-            raise ValueError(f"a standard deviation is positive, not {self.sd}")
-
 
 PRIORS: Mapping[str, Normal] = MappingProxyType(
     {

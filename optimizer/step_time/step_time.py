@@ -40,11 +40,6 @@ class Overlap:
     power: float
     last: float = 0.0
 
-    def __post_init__(self) -> None:
-        """Refuse shares outside [0, 1] and a power below 1."""
-        if not (0 <= self.forward <= 1 and 0 <= self.last <= 1 and 1 <= self.power < math.inf):
-            raise ValueError(f"forward and last must be 0 to 1 and power at least 1, got {self}")
-
 
 NO_OVERLAP = Overlap(forward=1.0, power=1.0, last=1.0)
 

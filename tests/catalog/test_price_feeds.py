@@ -234,7 +234,7 @@ def test_spot_prices_have_many_spellings() -> None:
 
 def test_a_saving_of_nothing_is_no_advice() -> None:
     data = advisor({"eu-west-1": {"a1.large": (0, 4), "c7i.xlarge": (62, 1), "p5.48xlarge": (-62, 2)}})
-    assert spot_advice(iter([data]), "it") == {"eu-west-1": {"c7i.xlarge": [62, "5-10%"]}}
+    assert spot_advice(iter([data]), "it") == {"eu-west-1": {"c7i.xlarge": (62, "5-10%")}}
 
 
 def test_a_mirror_has_the_same_paths_and_is_https(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import subprocess
 import sys
 
@@ -188,18 +187,6 @@ def test_a_hierarchy_pays_once_the_links_between_machines_are_slow_enough(hosts,
     assert time_s(nested, between, host=inside) < time_s(flat, between, host=inside)
     # Where all links are alike the dense sum inside, a hundred times the payload, is what decides.
     assert time_s(nested, between, host=between) > time_s(gathered(size, hosts), between)
-
-
-@pytest.mark.parametrize("wrong", [{"payload_bytes": -1.0}, {"payload_bytes": math.nan}, {"members": 0}])
-def test_impossible_operations_are_refused(wrong):
-    with pytest.raises(ValueError, match="an operation needs"):
-        Operation(**{"primitive": "all_reduce", "payload_bytes": 1.0, "members": 2, **wrong})
-
-
-@pytest.mark.parametrize("wrong", [(-1.0, 1.0), (math.inf, 1.0), (0.0, 0.0), (0.0, math.nan)])
-def test_impossible_links_are_refused(wrong):
-    with pytest.raises(ValueError, match="latency_s must be"):
-        LinkSpeed(latency_s=wrong[0], bytes_per_s=wrong[1])
 
 
 # --- Laws of the wire: what travels, what it costs, and the published tables that the formulas must reproduce

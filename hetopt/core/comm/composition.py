@@ -215,9 +215,9 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
     """Return one sentence on why these do not go together; None when they do. All three must be known names."""
     method = METHODS[name]
     if collective not in method.collectives:
-        return _why_not_collective(name, method, collective)
+        return f"What {name} sends does not travel by {collective}."
     if memory not in method.memories:
-        return _why_not_memory(name, method, memory)
+        return f"{name} does not go with the gradient memory {memory}."
     return None
 
 
@@ -251,35 +251,3 @@ def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
             "be applied twice."
         )
     return None
-
-
-def _why_not_collective(name: str, method: Method, collective: str) -> str:
-    if collective in (AR_TOPK, STAR, VAR):
-        if name == "powersgd":
-            return "PowerSGD sends factors, which have no elements that workers could share the choice of."
-        if not method.same_size:
-            return f"{name} selects another number of elements in every step, so the others cannot know how many come."
-        if method.by_ratio:
-            return f"The workers choose the same elements in {name} anyway, so there is no choice to share."
-        return f"{name} sends all elements, so there is no choice to share."
-    if collective == DENSE:
-        if name == "sign":
-            return "Signs have one bit each, too narrow to be summed on the way."
-        if not method.same_size:
-            return (
-                f"{name} selects another number of elements on every worker; such payloads cannot be summed on the way."
-            )
-        return f"Every worker selects other elements in {name}; gather them, or share the choice with {AR_TOPK}."
-    if method.by_ratio:
-        return (
-            f"The workers choose the same elements in {name}, so their values are summed on the way, which is cheaper."
-        )
-    return f"The payloads of {name} are made to be summed on the way, which is cheaper than gathering them."
-
-
-def _why_not_memory(name: str, method: Method, memory: str) -> str:
-    if memory == NONE:
-        return f"What {name} leaves out would never be learnt without a memory."
-    if method.by_ratio:
-        return f"The elements of {name} are not chosen for their size, so there is no momentum to correct."
-    return f"{name} sends something of all elements, so there is none whose momentum would be late."

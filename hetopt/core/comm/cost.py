@@ -160,9 +160,6 @@ class Operation:
         members: how many take part; a single one has nothing to exchange.
         scope: whether the slowest link is between machines or inside one.
         sliced: of an all-reduce: each member sums a slice of everyone's payload, and hands the sum to all.
-
-    Raises:
-        ValueError: a payload that is negative or not finite, or no member.
     """
 
     primitive: Primitive
@@ -170,12 +167,6 @@ class Operation:
     members: int
     scope: Scope = "network"
     sliced: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.payload_bytes < math.inf or self.members < 1:
-            raise ValueError(
-                f"an operation needs payload_bytes >= 0 and a member, not {self.payload_bytes}, {self.members}"
-            )
 
     def terms(self, algorithms: Algorithms = GLOO) -> Terms:
         """Messages on the critical path, and bytes that each member sends, under the given algorithms."""
@@ -188,20 +179,10 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """One hop: time of an empty message, and bandwidth.
-
-    Raises:
-        ValueError: a negative latency, or a bandwidth that is not positive.
-    """
+    """One hop: time of an empty message, and bandwidth."""
 
     latency_s: float
     bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.latency_s < math.inf and self.bytes_per_s > 0):
-            raise ValueError(
-                f"latency_s must be at least 0 and bytes_per_s above 0, got {self.latency_s}, {self.bytes_per_s}"
-            )
 
     def time_s(self, terms: Terms) -> float:
         """Return seconds that something with these terms takes over such links."""
@@ -267,8 +248,6 @@ def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:
         exchange_s: of all buckets.
         buckets: how many.
     """
-    if buckets < 1:
-        raise ValueError(f"a gradient has at least one bucket, not {buckets}")
     first, second = produce_s / buckets, exchange_s / buckets
     return first + second + (buckets - 1) * max(first, second)
 
