@@ -9,7 +9,7 @@ level T with ``sum_i clip((T - a_i) / c_i, min_i, max_i) = B``: piecewise linear
 the segment between two of its breakpoints. Rounding down never exceeds the optimum; handing the rest one by one to
 the smallest ``t_i(b_i + 1)`` is then exact, because a minimax allocation under non-decreasing times takes the B
 earliest unit completion times. `scipy.optimize.milp` finds the same in a thousand times the time (six workers: 20 µs
-here, tens of milliseconds there), and a plan asks for hundreds of splits.
+here, tens of milliseconds there). `hetopt.optimizer.search.group_shares` has the same for many clusters at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import AllocationSettings, RunSpec
 
-# One clamped line of the water level: count, start, rate (samples per unit of level), minimum, maximum.
-_Line = tuple[int, float, float, int, int]
+# One clamped line of the water level: start, rate (samples per unit of level), minimum, maximum.
+_Line = tuple[float, float, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,24 +87,6 @@ class Shares:
     compute_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupShares:
-    """Of group j of identical workers, ``raised[j]`` take ``base[j] + 1`` samples and the rest ``base[j]``."""
-
-    base: tuple[int, ...]
-    raised: tuple[int, ...]
-    counts: tuple[int, ...]
-    compute_s: float
-
-    @property
-    def local_batch_sizes(self) -> tuple[int, ...]:
-        """Return one local batch size a worker, groups in order, the raised members of a group first."""
-        sizes: list[int] = []
-        for base, raised, count in zip(self.base, self.raised, self.counts, strict=True):
-            sizes += [base + 1] * raised + [base] * (count - raised)
-        return tuple(sizes)
-
-
 def least_within(least: int, global_batch_size: int, workers: int) -> int:
     """The least share of a worker that needs ``least`` samples, where a batch may be too small to give them to all."""
     return least if global_batch_size >= least * workers else 1
@@ -119,73 +101,43 @@ def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Share
     Raises:
         BadInput: there are fewer samples than the workers need at least, or more than they can hold.
     """
-    members: dict[WorkerTime, list[int]] = {}
-    for position, worker in enumerate(workers):
-        members.setdefault(worker, []).append(position)
-    solution = solve_group_shares([(worker, len(places)) for worker, places in members.items()], global_batch_size)
-    sizes = [0] * len(workers)
-    for places, base, raised in zip(members.values(), solution.base, solution.raised, strict=True):
-        for place in places[:raised]:
-            sizes[place] = base + 1
-        for place in places[raised:]:
-            sizes[place] = base
-    return Shares(local_batch_sizes=tuple(sizes), compute_s=solution.compute_s)
-
-
-def solve_group_shares(groups: Sequence[tuple[WorkerTime, int]], global_batch_size: int) -> GroupShares:
-    """`solve_shares` for groups of identical workers, given as (worker, count): its cost grows with the groups only.
-
-    Raises:
-        BadInput: as `solve_shares`.
-    """
-    counts = tuple(count for _, count in groups)
-    if not groups or min(counts) < 1:
-        raise ValueError("shares need at least one worker, and at least one in every group")
+    if not workers:
+        raise ValueError("shares need at least one worker")
     lines = [
         (
-            count,
             worker.fixed_s,
             1.0 / worker.per_sample_s,
             worker.min_samples,
             global_batch_size if worker.max_samples is None else worker.max_samples,
         )
-        for worker, count in groups
+        for worker in workers
     ]
     _check_feasible(lines, global_batch_size)
     level = _water_level(lines, global_batch_size)
 
     # Round down, and by a little more than the error of `level`: floor(x + eps) could hand out more than B.
-    base: list[int] = []
-    left = global_batch_size
-    for count, start, rate, low, high in lines:
+    sizes: list[int] = []
+    for start, rate, low, high in lines:
         share = (level - start) * rate
         slack = 1e-9 * (1.0 + abs(share)) + 1e-13 * (level * rate + global_batch_size)
-        samples = min(max(math.floor(share - slack), low), high)
-        base.append(samples)
-        left -= count * samples
+        sizes.append(min(max(math.floor(share - slack), low), high))
 
-    # The earliest next unit goes first. All members of a group reach it together, so the heap holds one entry a group;
-    # ties go by the worker's own figures, never by position, so that the order of the workers does not matter.
-    raised = [0] * len(lines)
-    heap: list[tuple[float, tuple[float, ...], int]] = [
-        (worker.fixed_s + worker.per_sample_s * (base[j] + 1), _tie_break(worker), j)
-        for j, (worker, _) in enumerate(groups)
-        if base[j] < lines[j][4]
+    # The earliest next sample goes first; ties go by the worker's own figures, so that the order of the workers does
+    # not matter.
+    following = [
+        (worker.fixed_s + worker.per_sample_s * (sizes[rank] + 1), _tie_break(worker), rank)
+        for rank, worker in enumerate(workers)
+        if sizes[rank] < lines[rank][3]
     ]
-    heapq.heapify(heap)
-    while left:
-        _, tie, j = heapq.heappop(heap)
-        count = counts[j]
-        raised[j] = min(left, count)
-        left -= raised[j]
-        if raised[j] == count:
-            base[j], raised[j] = base[j] + 1, 0
-            if base[j] < lines[j][4]:
-                worker = groups[j][0]
-                heapq.heappush(heap, (worker.fixed_s + worker.per_sample_s * (base[j] + 1), tie, j))
-
-    compute_s = max(worker.time_s(base[j] + (raised[j] > 0)) for j, (worker, _) in enumerate(groups))
-    return GroupShares(base=tuple(base), raised=tuple(raised), counts=counts, compute_s=compute_s)
+    heapq.heapify(following)
+    for _ in range(global_batch_size - sum(sizes)):
+        _, tie, rank = heapq.heappop(following)
+        sizes[rank] += 1
+        if sizes[rank] < lines[rank][3]:
+            worker = workers[rank]
+            heapq.heappush(following, (worker.fixed_s + worker.per_sample_s * (sizes[rank] + 1), tie, rank))
+    compute_s = max(worker.time_s(size) for worker, size in zip(workers, sizes, strict=True))
+    return Shares(local_batch_sizes=tuple(sizes), compute_s=compute_s)
 
 
 def largest_remainder(
@@ -223,12 +175,12 @@ def proportional_quotas(
     if not weights or any(not 0 < weight < math.inf for weight in weights):
         raise ValueError(f"weights must be positive and finite, not {list(weights)}")
     lines = [
-        (1, 0.0, weight, low, total if high is None else high)
+        (0.0, weight, low, total if high is None else high)
         for weight, low, high in zip(weights, minimum, maximum, strict=True)
     ]
     _check_feasible(lines, total)
     level = _water_level(lines, total)
-    return tuple(min(max(level * rate, low), high) for _, _, rate, low, high in lines)
+    return tuple(min(max(level * rate, low), high) for _, rate, low, high in lines)
 
 
 def _tie_break(worker: WorkerTime) -> tuple[float, ...]:
@@ -237,38 +189,33 @@ def _tie_break(worker: WorkerTime) -> tuple[float, ...]:
 
 
 def _check_feasible(lines: Sequence[_Line], total: int) -> None:
-    workers = sum(line[0] for line in lines)
-    least = sum(count * low for count, _, _, low, _ in lines)
+    least, most = sum(low for _, _, low, _ in lines), sum(high for _, _, _, high in lines)
     if least > total:
         raise BadInput(
-            f"the global batch size must be at least {least} for {workers} workers, got {total}.",
+            f"the global batch size must be at least {least} for {len(lines)} workers, got {total}.",
             hint="use fewer workers or a larger global batch size",
         )
-    most = sum(count * high for count, _, _, _, high in lines)
     if most < total:
         raise BadInput(
-            f"the global batch size must be at most {most} to fit into the memory of {workers} workers, got {total}.",
+            f"the global batch size must be at most {most} to fit into the memory of {len(lines)} workers, "
+            f"got {total}.",
             hint="use more or larger workers, or a smaller global batch size",
         )
 
 
 def _water_level(lines: Sequence[_Line], total: int) -> float:
-    """The smallest level T at which ``sum count * clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
+    """The smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
     # Where no bound is active, which is usual, the level follows at once.
-    slope = sum(count * rate for count, _, rate, _, _ in lines)
-    level = (total + sum(count * rate * start for count, start, rate, _, _ in lines)) / slope
-    if all(low <= (level - start) * rate <= high for _, start, rate, low, high in lines):
+    slope = sum(rate for _, rate, _, _ in lines)
+    level = (total + sum(rate * start for start, rate, _, _ in lines)) / slope
+    if all(low <= (level - start) * rate <= high for start, rate, low, high in lines):
         return level
 
     def filled(level: float) -> float:
-        amount = 0.0
-        for count, start, rate, low, high in lines:
-            share = (level - start) * rate
-            amount += count * (low if share < low else high if share > high else share)
-        return amount
+        return sum(min(max((level - start) * rate, low), high) for start, rate, low, high in lines)
 
     # No share exceeds the total, so a higher maximum is the same as `total` and every breakpoint is finite.
-    ends = [(start + low / rate, start + min(high, total) / rate) for _, start, rate, low, high in lines]
+    ends = [(start + low / rate, start + min(high, total) / rate) for start, rate, low, high in lines]
     breakpoints = sorted(level for pair in ends for level in pair)
     right = bisect_left(breakpoints, float(total), key=filled)
     if right == 0:
@@ -277,7 +224,7 @@ def _water_level(lines: Sequence[_Line], total: int) -> float:
     if right == len(breakpoints):
         return below
     middle = 0.5 * (below + breakpoints[right])
-    slope = sum(line[0] * line[2] for line, (low, high) in zip(lines, ends, strict=True) if low <= middle <= high)
+    slope = sum(line[1] for line, (low, high) in zip(lines, ends, strict=True) if low <= middle <= high)
     return below + (total - filled(below)) / slope if slope > 0 else below
 
 

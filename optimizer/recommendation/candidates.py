@@ -15,7 +15,7 @@ from hetopt.optimizer.cost.bill import Rental, itemise
 from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
-from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
+from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.objective import Limits, expected
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
@@ -23,7 +23,12 @@ from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchS
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
     """The cluster of one row of a forecast."""
     exchange = space.exchanges[cluster.exchange]
-    sizes = list(shares_of(space, cluster).local_batch_sizes)
+    times = [
+        space.options[index].worker.time
+        for index, machines in cluster.machines
+        for _ in range(machines * space.options[index].worker.workers)
+    ]
+    sizes = list(solve_shares(times, space.batch_sizes[cluster.batch]).local_batch_sizes)
     groups = []
     for index, machines in cluster.machines:
         option = space.options[index]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.batch_partition import GroupShares, solve_group_shares
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import beside_usd_per_hour, billed_hours, checkpoints_usd
@@ -18,7 +17,6 @@ from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.search.group_shares import Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
-from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
 
@@ -297,13 +295,3 @@ def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: f
 def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
     """Distance from a figure to the end of its 90 % interval."""
     return np.asarray(np.abs(value * np.expm1(sign * Z90 * np.asarray(log_sd))), dtype=np.float64)
-
-
-def shares_of(space: SearchSpace, cluster: Cluster) -> GroupShares:
-    """Exact shares of a cluster's workers, in the order of its machines.
-
-    Raises:
-        BadInput: the batch is too small for the workers, or too large for their memory.
-    """
-    groups = [(space.options[o].worker.time, n * space.options[o].worker.workers) for o, n in cluster.machines]
-    return solve_group_shares(groups, space.batch_sizes[cluster.batch])

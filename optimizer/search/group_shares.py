@@ -1,4 +1,4 @@
-"""Exact shares of many clusters at once: `hetopt.core.batch_partition.solve_group_shares` in columns.
+"""Exact shares of many clusters at once: `hetopt.core.batch_partition.solve_shares` in columns.
 
 Rows are clusters, columns their groups of identical workers; a group without workers is no group. Beside the exact
 integers stands the level below which no integers can be, for every cluster of a box of counts.

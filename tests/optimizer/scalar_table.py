@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from hetopt.core.batch_partition import GroupShares
+from hetopt.core.batch_partition import Shares, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
-from hetopt.optimizer.search.forecast import ClusterTable, JobModel, shares_of, steps_of
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, steps_of
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 from hetopt.optimizer.step_time.step_time import slower
@@ -25,7 +25,14 @@ def tabulate(space: SearchSpace, clusters: Sequence[Cluster]) -> tuple[tuple[Clu
         if not cluster.machines or cluster.machine_count > space.max_machines:
             continue
         try:
-            shares = shares_of(space, cluster)
+            shares = solve_shares(
+                [
+                    space.options[index].worker.time
+                    for index, count in cluster.machines
+                    for _ in range(count * space.options[index].worker.workers)
+                ],
+                space.batch_sizes[cluster.batch],
+            )
         except BadInput:
             continue
         possible.append(cluster)
@@ -75,22 +82,21 @@ def cluster_startup_s(space: SearchSpace, cluster: Cluster) -> float:
     return max(space.options[option].startup_s for option, _ in cluster.machines)
 
 
-def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[float, ...]:
+def _row(space: SearchSpace, cluster: Cluster, shares: Shares) -> tuple[float, ...]:
     exchange = space.exchanges[cluster.exchange]
     machines = cluster.machine_count
-    workers = sum(shares.counts)
+    sizes = list(shares.local_batch_sizes)
+    workers = len(sizes)
     batch = space.batch_sizes[cluster.batch]
     computed = 0.0
     evaluation_s = 0.0
     groups: list[tuple[MachineOption, int]] = []
-    for (index, count), base, raised, members in zip(
-        cluster.machines, shares.base, shares.raised, shares.counts, strict=True
-    ):
+    for index, count in cluster.machines:
         option = space.options[index]
-        time = option.worker.time
-        computed += raised * time.time_s(base + 1) + (members - raised) * time.time_s(base)
+        own, sizes = sizes[: count * option.worker.workers], sizes[count * option.worker.workers :]
+        computed += sum(map(option.worker.time.time_s, own))
         # Each worker evaluates in proportion to its share of the batch; the slowest part decides.
-        evaluation_s = max(evaluation_s, option.evaluation_s * (base + (raised > 0)) / batch)
+        evaluation_s = max(evaluation_s, option.evaluation_s * max(own) / batch)
         groups.append((option, count))
     latency = s_per_byte = 0.0
     if machines > 1:

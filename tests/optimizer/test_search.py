@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from hetopt.core.batch_partition import GroupShares, WorkerTime, solve_group_shares
+from hetopt.core.batch_partition import Shares, WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
@@ -583,9 +583,9 @@ def columns(groups: list[tuple[WorkerTime, int]], width: int = 3) -> tuple[Lines
     return lines, np.array([[count for _, count in padded]])
 
 
-def solved(groups: list[tuple[WorkerTime, int]], batch: int) -> GroupShares | None:
+def solved(groups: list[tuple[WorkerTime, int]], batch: int) -> Shares | None:
     try:
-        return solve_group_shares(groups, batch)
+        return solve_shares([worker for worker, count in groups for _ in range(count)], batch)
     except BadInput:
         return None
 
