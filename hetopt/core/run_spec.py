@@ -416,10 +416,6 @@ class StopRule(Record):
         return self
 
 
-_DID_NOTHING: Mapping[str, object] = MappingProxyType({"injection": None, "loader_processes": 0})
-"""Fields of earlier versions, and what they said where they changed nothing."""
-
-
 class RunSpec(RecordLeavingOut):
     """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
 
@@ -472,13 +468,6 @@ class RunSpec(RecordLeavingOut):
     miniature: ScaledEmulation | None = Field(
         default=None, description="the rehearsed cluster, where the run is a rehearsal"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_did_nothing(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        return {key: one for key, one in value.items() if key not in _DID_NOTHING or one != _DID_NOTHING[key]}
 
     @model_validator(mode="after")
     def _workers_live_on_the_hosts(self) -> Self:

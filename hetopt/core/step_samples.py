@@ -224,51 +224,16 @@ SHORTEST_STEP_S = 20e-6
 
 LONGEST_STEP_S = 86_400.0
 
-UNIT_FACTOR = 150.0
-"""Between layouts: beyond what workers, links and batch sizes explain, as seconds for milliseconds are."""
-
-UNIT_FACTOR_IN_LAYOUT = 25.0
-"""The same between the batch sizes of one layout, which share everything but the computation."""
-
 
 def check_units(samples: Sequence[StepSample], *, origin: str) -> None:
-    """Refuse times that physics rules out: steps that no machine makes, and single rows far off all others.
-
-    With ``t = a + c b`` the times of two batch sizes lie no further apart than the sizes, so every row bounds every
-    other of its layout, and, up to what more workers can add, every other of its device types.
+    """Refuse steps that no machine makes.
 
     Raises:
-        BadInput: which row, and by how much.
+        BadInput: a step is one.
     """
-    kinds: dict[tuple[str, ...], list[StepSample]] = {}
-    layouts: dict[tuple[tuple[str, int], ...], list[StepSample]] = {}
     for sample in samples:
         if not SHORTEST_STEP_S <= sample.step_time_s <= LONGEST_STEP_S:
             raise BadInput(
                 f"the step times in {origin} must be those of training steps in seconds, got {sample.step_time_s:g} s.",
                 hint="convert milliseconds or microseconds to seconds",
-            )
-        kinds.setdefault(tuple(sorted({sample.kind(node) for node in sample.nodes})), []).append(sample)
-        layouts.setdefault(sample.layout, []).append(sample)
-    for groups, most in ((layouts.values(), UNIT_FACTOR_IN_LAYOUT), (kinds.values(), UNIT_FACTOR)):
-        for alike in groups:
-            _check_alike(alike, most, origin)
-
-
-def _check_alike(alike: Sequence[StepSample], most: float, origin: str) -> None:
-    if len(alike) < 3:
-        return
-    middle_s = statistics.median(sample.step_time_s for sample in alike)
-    middle_size = statistics.median(max(sample.batch_sizes) for sample in alike)
-    for sample in alike:
-        ratio = max(sample.batch_sizes) / middle_size
-        above = sample.step_time_s / (middle_s * max(1.0, ratio))
-        below = middle_s * min(1.0, ratio) / sample.step_time_s
-        off = max(above, below)
-        if off > most:
-            raise BadInput(
-                f"{origin} has a step of {sample.step_time_s:g} s ({sample.workers} workers, local batch "
-                f"{max(sample.batch_sizes)}), {off:.0f} times {'more' if above > below else 'less'} than its other "
-                "rows allow: probably a unit that is off by 1000.",
-                hint="all times are in seconds",
             )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.core.formatting import share
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import SEED_LOG_SD
@@ -30,24 +29,10 @@ class PrecisionLoss:
     Attributes:
         stretch: at least 1.
         log_sd: spread of its log.
-        trials: that it rests on.
-        unseen: what could not be told from none, as a part more; 0 where a loss was seen.
     """
 
     stretch: float = 1.0
     log_sd: float = 0.0
-    trials: int = 0
-    unseen: float = 0.0
-
-    @property
-    def in_words(self) -> str:
-        """'not seen to differ ...', or what it costs; as a predicate of the steps to the target."""
-        if not self.trials:
-            return "not compared: no pilot of the profile tells"
-        pilots = f"{self.trials} pilot{'s' * (self.trials > 1)}"
-        if self.stretch > 1:
-            return f"{share(self.stretch - 1)} more, by {pilots}"
-        return f"not seen to differ, by {pilots} that would have shown {share(self.unseen)}"
 
 
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
@@ -61,5 +46,5 @@ def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
     log_sd = math.sqrt(2 / len(own)) * SEED_LOG_SD
     mean = sum(own) / len(own)
     if mean > Z90 * log_sd:
-        return PrecisionLoss(stretch=math.exp(mean), log_sd=log_sd, trials=len(own))
-    return PrecisionLoss(log_sd=UNSEEN_LOG_SD, trials=len(own), unseen=math.expm1(Z90 * log_sd))
+        return PrecisionLoss(stretch=math.exp(mean), log_sd=log_sd)
+    return PrecisionLoss(log_sd=UNSEEN_LOG_SD)

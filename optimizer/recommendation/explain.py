@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
@@ -13,7 +13,6 @@ from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
-from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
@@ -39,7 +38,6 @@ def explain(
     candidate: Callable[[int], Candidate],
     limits: Limits,
     seen: Sensitivity,
-    left_out: Mapping[str, str],
     *,
     to_target: bool,
 ) -> tuple[str, ...]:
@@ -53,7 +51,6 @@ def explain(
         candidate: makes the record of a row of ``found.forecast``.
         limits: budget and deadline.
         seen: how sure the choice is, and what it depends on.
-        left_out: ways to exchange that could not be chosen, and why.
         to_target: whether the run ends at a target.
     """
     return (
@@ -66,7 +63,6 @@ def explain(
         *_scarce(found, chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
-        *_not_on_the_menu(left_out, chosen),
     )
 
 
@@ -133,14 +129,11 @@ def _time(chosen: Candidate) -> str:
 
 
 def _precision(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """What the plan computes in, where it had a choice, and what that costs in steps; or that it might have one."""
+    """What the plan computes in, where it had a choice; or that it might have one."""
     others = [other for other in model.whole.precisions if other != chosen.precision]
     may_choose = not model.whole.is_counted and not model.whole.job.script
     if others:
         yield f"Workers compute in {chosen.precision}; {' and '.join(others)} was measured, too."
-        if chosen.precision != model.whole.precisions[0]:
-            loss = precision_loss(model.whole, chosen.precision)
-            yield f"Steps to a target in {chosen.precision} are {loss.in_words}."
     elif model.reference.device.kind == "cuda" and chosen.precision == "fp32" and may_choose:
         yield (
             "Only fp32 was measured, and GPUs often compute in bf16 in half the time: profile with "
@@ -224,17 +217,6 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
         f"{what} retains {100 * gain:.0f} % of its energy at once; a target should take about {100 * more:.1f} % more "
         "steps with it, which training measures."
     )
-
-
-def _not_on_the_menu(left_out: Mapping[str, str], chosen: Candidate) -> Iterator[str]:
-    """Methods that the trainer has and the plan could not choose, by the reason."""
-    if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
-        return
-    reasons: dict[str, list[str]] = {}
-    for name, why in left_out.items():
-        reasons.setdefault(why, []).append(name)
-    for why, names in reasons.items():
-        yield f"Not considered: {', '.join(names)}, because {why}."
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:

@@ -63,35 +63,15 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
             hint=", or ".join(otherwise) or "raise `quotas`",
         )
     small = min(space.options, key=lambda option: option.worker.workers)
-    fewest, name = small.worker.workers, small.name
-    if fewest > space.max_workers:
-        return NoFeasiblePlan(
-            f"`max_workers={space.max_workers}` leaves no machine: the smallest, {name}, has {fewest} workers, one a "
-            "GPU.",
-            hint=f"raise it to `max_workers={fewest}`, or name machines with fewer GPUs",
-        )
-    if max(space.batch_sizes) < fewest:
-        return NoFeasiblePlan(
-            f"a batch size of {max(space.batch_sizes)} is too small for the smallest machine, {name}, whose {fewest} "
-            "workers take at least one sample each.",
-            hint=f"choose a `batch_size` of at least {fewest}, or name machines with fewer GPUs",
-        )
     holds = max(_most_samples(space, option) for option in space.options)
-    if holds < min(space.batch_sizes):
-        return NoFeasiblePlan(
-            f"a batch size of {min(space.batch_sizes):,} does not fit: at most {holds:,.0f} samples do, on "
-            f"{_counted(space.max_workers, 'worker')} of {_counted(space.max_machines, 'machine')}.",
-            hint="choose a smaller `batch_size`, raise `max_workers` or `max_machines`, or name larger machines",
-        )
+    room = "" if math.isinf(holds) else f" and all that may be rented hold {holds:,.0f} samples"
     return NoFeasiblePlan(
-        f"No cluster within the limits of workers, machines, quotas and dollars an hour can take any of the batch "
-        f"sizes {', '.join(map(str, space.batch_sizes))}.",
-        hint=", or ".join(otherwise) or "raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
+        f"No cluster within the limits of workers ({space.max_workers:,}), machines ({space.max_machines:,}), quotas "
+        f"and dollars an hour can take any of the batch sizes {', '.join(map(str, space.batch_sizes))}: the smallest "
+        f"machine, {small.name}, has {small.worker.workers:,} workers, a sample each at least{room}.",
+        hint=", or ".join(otherwise)
+        or "raise `max_workers`, `max_hourly_usd` or `quotas`, or choose another `batch_size` or machines",
     )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _most_samples(space: SearchSpace, option: MachineOption) -> float:

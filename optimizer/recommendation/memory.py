@@ -8,11 +8,11 @@ from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.formatting import bytes_
 from hetopt.core.memory import TrainingMemory
 from hetopt.optimizer.fit import FittedModel
-from hetopt.optimizer.market.catalog import Catalog, Offer, offers
+from hetopt.optimizer.market.catalog import Catalog, Offer
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import OWN, Candidate, MachineMemory
 from hetopt.optimizer.search.search_space import MachineOption
-from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, room, scheme_of, usable_bytes
+from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, scheme_of, usable_bytes
 from hetopt.optimizer.step_time.transfer import unusable
 
 NOT_COUNTED = (
@@ -107,15 +107,19 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     device = "a GPU" if on_gpu else "main memory"
     if described is not None and largest.cuda_devices > 1:
         device = f"each of {largest.cuda_devices} GPUs that share the model"
-    remedies = [_SMALLER_JOB] if described is not None else _remedies(memory, least, usable)
     return NoFeasiblePlan(
         f"No machine {place} holds a training step of {samples}: it needs {bytes_(need)} of {device}{parts}, and the "
         f"largest, {largest.name}, has {bytes_(device_bytes)} ({_device(largest)}), of which training may use "
         f"{bytes_(max(0, usable))}.",
-        hint=", or ".join([*remedies, *_cheapest(model, catalog, on_gpu=on_gpu)]),
+        hint=f"{_SMALLER_STEP if described is None else _SMALLER_JOB}, or allow machines with more memory: "
+        "`hetopt gpus --sort memory --reverse`",
     )
 
 
+_SMALLER_STEP = (
+    "compute in bf16, recompute activations in the backward pass (gradient checkpointing, torch.utils.checkpoint), or "
+    "train a smaller model"
+)
 _SMALLER_JOB = 'choose a smaller model, shorten the samples with `tokens`, or train adapters with `method="lora"`'
 """What makes a described job fit; sharding over a machine's GPUs and recomputing were tried."""
 
@@ -126,50 +130,3 @@ def _parts(memory: TrainingMemory, need: float) -> str:
         f"{bytes_(memory.gradient_bytes)}, optimizer state {bytes_(memory.optimizer_bytes)}, activations "
         f"{bytes_(need - memory.kept_bytes)}"
     )
-
-
-def _remedies(memory: TrainingMemory | None, least: int, usable: int) -> list[str]:
-    """What could make the job fit the largest device, as far as the profile tells.
-
-    In bf16 activations take half. Recomputing them in the backward pass (Chen et al. 2016, Training deep nets with
-    sublinear memory cost) leaves about the square root of their number, for one more forward pass.
-    """
-    if memory is None:
-        return ["train a smaller model"]
-    step = memory.peak_bytes(least) - memory.kept_bytes
-    halves = ["compute in bf16 (half of the activations)"] if memory.kept_bytes + step / 2 <= usable else []
-    if memory.kept_bytes < usable:
-        return [*halves, "recompute activations in the backward pass (gradient checkpointing, torch.utils.checkpoint)"]
-    return ["train a smaller model, or with an optimizer that keeps less: activations are not what does not fit"]
-
-
-def _cheapest(model: FittedModel, catalog: Catalog, *, on_gpu: bool) -> list[str]:
-    """The machine of this kind in the region's catalogue that holds the job for the least money, whatever was asked."""
-    least: Offer | None = None
-    held: dict[str, bool] = {}
-    for offer in offers(catalog):
-        instance = offer.instance_type
-        if instance.name not in held:
-            device_bytes, usable = usable_bytes(instance)
-            possible = unusable(instance) is None and (instance.cuda_devices > 0) == on_gpu
-            held[instance.name] = (
-                possible
-                and room(
-                    model,
-                    on_gpu=on_gpu,
-                    device_bytes=device_bytes,
-                    usable=usable,
-                    devices=max(1, instance.cuda_devices),
-                )
-                is not None
-            )
-        if held[instance.name] and (least is None or offer.price.usd_per_hour < least.price.usd_per_hour):
-            least = offer
-    if least is None:
-        place = "of your own" if catalog.region == OWN else f"in {catalog.region}"
-        return [f"split the model over several machines, as none {place} holds it"]
-    instance = least.instance_type
-    return [
-        f"allow {instance.name} ({_device(instance)}, {bytes_(usable_bytes(instance)[0])}), the cheapest that holds "
-        f"it, from ${least.price.usd_per_hour:.2f} an hour"
-    ]

@@ -153,14 +153,11 @@ def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
     limits wins, whatever its score: see docs/decisions.
     """
-    first = limits.expected_score(found)
-    safe = np.flatnonzero(limits.risk(found) <= 1)
-    if safe.size:
-        return _least(safe, first, _second(found, limits)), True
-    fits = np.flatnonzero(limits.overrun(found) <= 1)
-    if fits.size:
-        return int(fits[np.lexsort((first[fits], limits.risk(found)[fits]))[0]]), False
-    return None, False
+    keys = Keys.of(found, limits)
+    if not len(keys.main) or keys.level.min() > 1:
+        return None, False
+    best = int(keys.best(1)[0])
+    return best, bool(keys.level[best] == 0)
 
 
 class Keys(NamedTuple):
@@ -183,10 +180,6 @@ class Keys(NamedTuple):
         risk, overrun = limits.risk(found), limits.overrun(found)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
         return cls(level, np.select([level == 0, level == 1], [first, risk], overrun), _second(found, limits))
-
-    def take(self, rows: NDArray[np.intp]) -> Keys:
-        """Those of the rows at these indices."""
-        return Keys(self.level[rows], self.main[rows], self.second[rows])
 
     def order(self) -> NDArray[np.intp]:
         """Rows from best to worst."""
@@ -217,12 +210,6 @@ class Keys(NamedTuple):
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
     """Return the first so many rows from best to worst: those that are safe, then those that fit, then the rest."""
     return Keys.of(found, limits).best(count)
-
-
-def _least(rows: NDArray[np.intp], first: Array, second: Array) -> int:
-    """Of the rows with the least of the first, the first one with the least of the second."""
-    ties = rows[first[rows] == first[rows].min()]
-    return int(ties[second[ties].argmin()])
 
 
 def _second(found: Forecast, limits: Limits) -> Array:

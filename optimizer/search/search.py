@@ -2,14 +2,13 @@
 
 Every cluster of one machine type is priced; mixes of two types are searched exactly (`mixes`), and so are those of
 three where what is known leaves few of them. Shares of the batch and the exchange are no dimensions: they are solved
-exactly inside. What is best in other ways than asked for is looked for near the front. What was weighed is an Optuna
-study (`study`), in which other samplers may go on.
+exactly inside. What was weighed is an Optuna study (`study`), in which other samplers may go on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core import formatting
 from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
@@ -39,8 +37,6 @@ NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
-SHORTLIST = 24
-"""Options that the clusters of the front are mixed with."""
 FIRST_TRIALS = 40
 """Of the best clusters so many are trials, beside the front."""
 
@@ -123,14 +119,12 @@ def search(
     proof: Proof | None = None
     stopped = False
     if pool.best is not None and effort.types > 1:
-        tell(f"the best of one type is {_in_words(pool)}")
         try:
             tell("mixes of two types")
             proof = search_mixes(pool, types=2, most_boxes=effort.boxes)
             if effort.types > 2:
                 tell("mixes of three types")
                 proof = _proof_of_three(pool, proof, effort)
-            _widen(pool, effort.types)
         except KeyboardInterrupt:
             goes_on()
             stopped = True
@@ -196,18 +190,6 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
     return replace(threes, bound=bound, gap=gap, boxes=pairs.boxes + threes.boxes)
 
 
-def _in_words(pool: Pool) -> str:
-    """The best so far, for who waits."""
-    found, space = pool.forecast, pool.columns.space
-    row, _ = choose(found, pool.limits)
-    if row is None:
-        return "none that fits"
-    machines = formatting.cluster(
-        (count, space.options[option].name) for option, count in pool.rows.cluster(row).machines
-    )
-    return f"{machines}: {formatting.duration(float(found.total_s[row]))}, {formatting.usd(float(found.cost_usd[row]))}"
-
-
 def _found(pool: Pool, proof: Proof | None, *, stopped: bool) -> Found:
     return Found(
         rows=pool.rows,
@@ -239,34 +221,3 @@ def _between(pool: Pool) -> ClusterRows:
             if other not in counts:
                 skipped[replace(cluster, machines=((option, other),))] = None
     return ClusterRows.of(list(skipped))
-
-
-def _front_of(pool: Pool) -> NDArray[np.intp]:
-    return thin(plan_front(pool.forecast), pool.forecast.total_s, FRONT)
-
-
-def _widen(pool: Pool, types: int) -> None:
-    """Price the neighbours of the front: the proof is of what is asked for, and a plan shows the fastest, too."""
-    front = _front_of(pool).tolist()
-    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
-    rows = [*front, *ranked]
-    used = pool.rows.count[rows] > 0
-    shortlist = tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
-    near = [other for row in front for other in _neighbours(pool.columns.space, pool.rows.cluster(row), shortlist)]
-    pool.add(ClusterRows.of([one for one in near if len(one.machines) <= types]))
-
-
-def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int]) -> list[Cluster]:
-    """Clusters near by: a machine or an eighth more, less or of another type, a step in batch."""
-    found: list[Cluster] = []
-    batch, exchange = cluster.batch, cluster.exchange
-    held = cluster.machines
-    for option, count in held:
-        for step in sorted({1, max(1, count // 8)}):
-            smaller = [*held, (option, -step)]
-            found += [Cluster.of([*held, (option, step)], batch, exchange), Cluster.of(smaller, batch, exchange)]
-            found += [Cluster.of([*smaller, (other, more)], batch, exchange) for other in shortlist for more in (1, 2)]
-    found += [Cluster.of([*held, (other, 1)], batch, exchange) for other in shortlist]
-    sizes = [size for size in (batch - 1, batch + 1) if 0 <= size < len(space.batch_sizes)]
-    found += [Cluster.of(held, size, exchange) for size in sizes]
-    return list(dict.fromkeys(found))

@@ -133,7 +133,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """All of it. ``offered`` and ``excluded`` tell how the options came about, ``left_out`` which exchanges did not.
+    """All of it. ``offered`` and ``excluded`` tell how the options came about.
 
     Attributes:
         max_machines, max_workers: of one cluster.
@@ -152,7 +152,6 @@ class SearchSpace:
     max_workers: int = 256
     max_hourly_usd: float | None = None
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
-    left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     open_hours: OpenHours | None = None
 
     @property

@@ -162,7 +162,7 @@ def test_another_precision_is_predicted_anew_where_nothing_is_rented() -> None:
         ("local", {"compression": "powersgd(rank=2, ratio=0.1)"}, "ratio of powersgd must be 1"),
         ("local", {"compression": "dense", "ratio_policy": "gravac"}, "identity"),
         ("local", {"compression": "topk(0.01, rank=2)"}, "has no option rank"),
-        ("local", {"compression": "sign(memory=none)"}, "without a memory"),
+        ("local", {"compression": "sign(memory=none)"}, "does not go with the gradient memory none"),
         ("local", {"compression": "auto", "ratio_policy": "gravac"}, "decides the ratio itself"),
     ],
 )

@@ -14,7 +14,9 @@ from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.memory import Precision
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.step_samples import Node, StepSample
+from hetopt.optimizer.convergence.convergence import SEED_LOG_SD
 from hetopt.optimizer.convergence.precision_loss import precision_loss
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, SearchProblem, recommend, search_problem
@@ -159,7 +161,8 @@ def test_a_loss_is_stated_where_it_shows(ratios: list[float]) -> None:
     loss = precision_loss(trials(*ratios), "bf16")
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
     assert loss.stretch in (1.0, pytest.approx(mean))
-    assert (loss.stretch > 1) == bool(ratios and mean > 1 + loss.unseen and not loss.unseen)
+    seen = bool(ratios) and math.log(mean) > Z90 * math.sqrt(2 / len(ratios)) * SEED_LOG_SD
+    assert (loss.stretch > 1) == seen
     assert precision_loss(trials(*ratios), "fp32") == precision_loss(make_profile(), "fp32")
     assert loss.log_sd > 0
 
@@ -191,4 +194,3 @@ def test_imported_steps_say_what_a_described_job_may_compute_in() -> None:
     assert {option.name for option in found.space.options if option.precision == "bf16"}.isdisjoint({"g4dn.xlarge"})
     plan = planned(alone)
     assert plan.run.precision == "bf16"
-    assert any("not compared" in sentence for sentence in plan.explanation)

@@ -76,18 +76,6 @@ def test_missing_times_and_missing_rows_are_refused() -> None:
         read_samples(["\n"], origin="f")
 
 
-@pytest.mark.parametrize("factor", [1000.0, 0.001])
-@pytest.mark.parametrize("place", [0, 3, 5])
-def test_a_row_in_another_unit_is_found_by_what_its_neighbours_allow(factor: float, place: int) -> None:
-    times = {8: 0.12, 16: 0.14, 32: 0.2, 64: 0.33, 128: 0.6, 256: 1.1}
-    rows = [
-        line(local_batch_size=size, step_time_s=t * (factor if index == place else 1), sync_time_s=None)
-        for index, (size, t) in enumerate(times.items())
-    ]
-    with pytest.raises(BadInput, match="a unit that is off by 1000"):
-        read_samples(rows, origin="f")
-
-
 def test_of_very_many_rows_repeats_go_first() -> None:
     repeated = [sample(step_time_s=0.2 + index / 1024) for index in range(9)] + [sample([2], step_time_s=0.5)]
     kept = condense(repeated, 5)
