@@ -212,17 +212,16 @@ def listed(names: Sequence[str]) -> str:
 
 def bit_rate(bits_per_s: float) -> str:
     """'25 Mbit/s', '1.6 Gbit/s'."""
-    for unit in ("bit/s", "kbit/s", "Mbit/s"):
-        if bits_per_s < 999.5:
-            return f"{bits_per_s:.3g} {unit}"
-        bits_per_s /= 1000
-    return f"{bits_per_s:.3g} Gbit/s"
+    return _in_unit(bits_per_s, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
 
 
 def bytes_(number: float) -> str:
     """'393 kB', '12.4 GB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
+    return _in_unit(number, ("B", "kB", "MB", "GB", "TB"))
+
+
+def _in_unit(number: float, units: Sequence[str]) -> str:
+    """Return three digits, in the first of units, each a thousand of the one before, that needs no more."""
+    while number >= 999.5 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"

@@ -24,16 +24,11 @@ _LARGEST_EXPONENT = 50.0
 _HALVINGS, _NEWTON_STEPS = 3, 1
 
 
-def young_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
-    """Young's first-order interval, sqrt(2 C Theta)."""
-    return np.sqrt(2 * checkpoint_s * np.asarray(mean_time_between_losses_s, dtype=np.float64))
-
-
 def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
     """Work between checkpoints that minimises the expected time (Daly 2006): Young's sqrt(2 C Theta), refined."""
     theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
     ratio = np.minimum(checkpoint_s / (2 * theta), 1.0)
-    refined = young_interval_s(theta, checkpoint_s) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
+    refined = np.sqrt(2 * checkpoint_s * theta) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
     return np.where(checkpoint_s < 2 * theta, np.maximum(refined, 1e-9), theta)
 
 

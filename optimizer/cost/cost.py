@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import Numbers, Usage
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, factor_at, interval_under_belief_s
-from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
 
 Array = NDArray[np.float64]
 
@@ -141,24 +139,6 @@ def _distinct(*columns: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         if all(np.array_equal(column[first][repeats], column) for column in columns):
             return first, repeats
     return np.arange(rows), np.arange(rows)
-
-
-def cluster_hazard(pools: Iterable[tuple[int, PreemptionRatePosterior | None]]) -> tuple[float, float, float]:
-    """Losses an hour of a cluster if all its pools are calm, the mean if some pool is scarce, and the chance of that.
-
-    Args:
-        pools: machines of each pool, and what is believed of its hazard; nothing on demand.
-    """
-    calm, scarce, all_calm = 0.0, 0.0, 1.0
-    for machines, belief in pools:
-        if belief is None:
-            continue
-        effective = float(SHOCKS.effective_machines(machines))
-        calm += effective * belief.calm.mean_per_hour
-        scarce += effective * belief.scarce_chance * belief.scarce.mean_per_hour
-        all_calm *= 1 - belief.scarce_chance
-    some = 1 - all_calm
-    return calm, calm + (scarce / some if some > 0 else 0.0), some
 
 
 def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:

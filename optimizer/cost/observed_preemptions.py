@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 from hetopt.core.artifact import Artifact, Record, changed
 from hetopt.core.run_folder import home
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
-from hetopt.optimizer.plan import Group, Watched
+from hetopt.optimizer.plan import Watched
 
 
 class ObservedPool(Record):
@@ -72,12 +72,6 @@ class ObservedPreemptions(Artifact):
             until=self.until,
         )
 
-    def belief(
-        self, instance_type: str, region: str, band: str | None, *, zone: str | None = None
-    ) -> PreemptionRatePosterior:
-        """The prior of the type, moved by what was `watched`."""
-        return pool_belief(band, self.watched(instance_type, region, zone=zone))
-
     def adding(self, seen: ObservedPool, *, until: str) -> ObservedPreemptions:
         """The same with ``seen`` added to what is known of its pool."""
 
@@ -106,11 +100,6 @@ def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePost
     if watched is None:
         return prior
     return prior.after(watched.losses, watched.instance_hours, lost_together=watched.lost_together)
-
-
-def group_belief(group: Group) -> PreemptionRatePosterior | None:
-    """What a plan believes of the pool of one of its groups; absent on demand."""
-    return pool_belief(group.interruption_band, group.watched) if group.market == "spot" else None
 
 
 def observed_file() -> Path:

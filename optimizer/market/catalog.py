@@ -203,10 +203,6 @@ class Catalog:
         """Price of the type in this region and market, where it is known (see `instance_type` for errors)."""
         return self.listing(name).price(market)
 
-    def band(self, name: str) -> InterruptionBand | None:
-        """Interruption band of the type in this region, where it is known (see `instance_type` for errors)."""
-        return self.listing(name).band
-
     @property
     def has_prices(self) -> bool:
         """Whether any price is known in this region."""

@@ -186,7 +186,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
             continue
         for name, advice in _object(_object(systems).get("Linux")).items():
             advice = _object(advice)
-            saving, band = advice.get("s"), bands.get(str(advice.get("r")))
+            saving, band = advice.get("s"), bands.get(str(advice.get("r")), "")
             if isinstance(saving, int) and 0 < saving < 100 and band in BANDS and _TYPE.fullmatch(name):
                 found.setdefault(region, {})[name] = saving, band
     if not found:

@@ -47,7 +47,7 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
     for row in rows:
         runs = possible_runs([_finalist(space, found, row)], _terms(job, found, row), seed=seed)
         if len(job.slots_s) > 1:
-            there = np.array(space.open_parts(found.cluster(row)))
+            there = found.forecast.open_parts[row]
             runs = replace(runs, total_s=elapsed_s(runs.total_s, there, job.slots_s))
         parts.append(runs)
     return PossibleRuns.together(parts)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.training_laws import learning_rate_scale
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
-from hetopt.optimizer.cost.cost import DETECTION_S, checkpoint_time_s, cluster_hazard, planned_interval_s
-from hetopt.optimizer.cost.observed_preemptions import group_belief
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import Candidate, Goal, ScalingRule
 
@@ -25,9 +22,21 @@ def run_spec(
     *,
     seed: int,
     evaluate_every_epochs: float,
+    interval_s: float = math.inf,
     learning_rate_rule: ScalingRule | None = None,
 ) -> RunSpec:
-    """What the machines of a candidate are told to do. The learning rate follows the task's rule, or the one given."""
+    """Return what the machines of a candidate are told to do.
+
+    Args:
+        model: what the profile says.
+        goal: of the run.
+        chosen: the candidate.
+        seed: of the run.
+        evaluate_every_epochs: epochs between evaluations.
+        interval_s: work between checkpoints that its forecast was made with; infinite where no machine is taken back,
+            which saves now and then, too.
+        learning_rate_rule: absent: the task's.
+    """
     profile = model.profile
     job = profile.job
     workers = [
@@ -61,7 +70,7 @@ def run_spec(
         learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
         stop=_stop(goal, chosen),
         evaluate_every_epochs=evaluate_every_epochs,
-        checkpoint_every_s=_checkpoint_interval_s(profile, chosen),
+        checkpoint_every_s=round(interval_s) if math.isfinite(interval_s) else CHECKPOINT_INTERVAL_S[1],
     )
 
 
@@ -71,20 +80,3 @@ def _stop(goal: Goal, chosen: Candidate) -> StopRule:
     if goal.ends == "epochs":
         return StopRule(max_epochs=goal.amount)
     return StopRule(max_steps=math.ceil(goal.amount or 1))
-
-
-def _checkpoint_interval_s(profile: Profile, chosen: Candidate) -> float:
-    """The interval that the forecast was made with; machines that are never taken back save now and then, too."""
-    calm, scarce, chance = cluster_hazard((group.machines, group_belief(group)) for group in chosen.groups)
-    if chance == 0 or not profile.job.resumes:
-        return CHECKPOINT_INTERVAL_S[1]
-    interval = float(
-        planned_interval_s(
-            calm_per_hour=calm,
-            scarce_per_hour=scarce,
-            scarce_chance=chance,
-            checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
-            restart_s=chosen.prediction.startup_s + DETECTION_S,
-        )
-    )
-    return round(interval)

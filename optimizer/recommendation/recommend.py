@@ -170,6 +170,7 @@ def recommend(
             chosen,
             seed=seed,
             evaluate_every_epochs=problem.evaluate_every_epochs,
+            interval_s=float(found.forecast.interval_s[found.chosen]),
             learning_rate_rule=options.learning_rate_rule,
         ),
         profile=request.profile,

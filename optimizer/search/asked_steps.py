@@ -29,7 +29,7 @@ from hetopt.optimizer.search.search_space import (
     SearchSpace,
     machine_options,
 )
-from hetopt.optimizer.step_time.links import Network, network_of, not_measured
+from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.model import TIERS, Explanation, StepTime, largest_shares
 from hetopt.optimizer.step_time.priors import PRIORS
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
@@ -98,11 +98,6 @@ class AskedSteps:
         """
         options, _, found = self._found_steps(asked)
         return _told(options, found)
-
-    def network(self, name: str) -> Network:
-        """What is known of the links between machines of a type of the catalogue."""
-        seen = None if self.sampled is None else self.sampled.machine(name)
-        return network_of(self.model, self.catalog.instance_types[name], self.shape, seen)
 
     def explain(self, asked: Configuration, measured_up_to: tuple[int, int]) -> Explanation:
         """The same with its terms, their variances and what they are based on.

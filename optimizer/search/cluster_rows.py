@@ -357,7 +357,7 @@ def _table(
 
 
 def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
-    """`SearchSpace.open_parts` of each row."""
+    """The part of each row's speed that may be used in each slot of `OpenHours`."""
     if columns.open.shape[1] == 1:
         return np.ones((len(rows), 1))
     adds = rows.count * columns.workers[rows.option] / columns.lines.per_sample_s[rows.option]

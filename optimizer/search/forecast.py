@@ -104,7 +104,7 @@ class Forecast(Table):
     """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %.
 
     ``closed_s`` is what of the total is outside the hours in which machines may be used. ``least_budget_usd`` is the
-    least budget that each is rented with (see `costs.least_budget`).
+    least budget that each is rented with (see `costs.least_budget`), and ``open_parts`` is as in `ClusterTable`.
     """
 
     compute_s: Array
@@ -130,6 +130,7 @@ class Forecast(Table):
     cost_low_usd: Array
     cost_high_usd: Array
     least_budget_usd: Array
+    open_parts: Array
 
 
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
@@ -207,6 +208,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
             table.worst_usd_per_hour + table.machines * extras_usd_per_hour(job.billing, table.disk_gb),
             fixed_usd(job.checkpoint_bytes, job.billing) + job.before_usd,
         ),
+        open_parts=table.open_parts,
     )
 
 

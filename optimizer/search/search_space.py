@@ -159,16 +159,6 @@ class SearchSpace:
         """That clusters may compute in."""
         return tuple(dict.fromkeys(option.precision for option in self.options))
 
-    def open_parts(self, cluster: Cluster) -> tuple[float, ...]:
-        """The part of a cluster's speed that may be used in each slot of `open_hours`."""
-        if self.open_hours is None:
-            return (1.0,)
-        adds = [(self.options[option], count) for option, count in cluster.machines]
-        each = [count * one.worker.workers / one.worker.time.per_sample_s for one, count in adds]
-        slots = zip(*(self.open_hours.of_host(one.name) for one, _ in adds), strict=True)
-        there = (math.fsum(add for add, may in zip(each, slot, strict=True) if may) for slot in slots)
-        return tuple(part / math.fsum(each) for part in there)
-
     @property
     def machine_counts(self) -> tuple[int, ...]:
         """Sizes of clusters to enumerate: each up to 32, then in steps of a tenth, as refinement fills the gaps."""

@@ -210,10 +210,6 @@ class ExchangeLine:
         each = three.taken_bytes - two.taken_bytes
         return cls(kept_bytes=two.kept_bytes, fixed_bytes=two.taken_bytes - 2 * each, each_bytes=each)
 
-    def taken_bytes(self, workers: int) -> float:
-        """For a moment; one worker exchanges nothing."""
-        return self.fixed_bytes + self.each_bytes * workers if workers > 1 else 0.0
-
 
 def most_kept(exchanges: Iterable[ExchangeLine]) -> ExchangeMemory:
     """By any of them, from step to step."""

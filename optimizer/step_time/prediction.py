@@ -236,8 +236,7 @@ def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array
     columns = np.zeros((len(rows), 2 * len(kin)))
     for index, relative in enumerate(kin):
         computing = here.compute_share * (slowest == own + index)
-        for place, part in enumerate(relative.parts) if relative.parts else ((index, relative.log_sd),):
-            columns[:, 2 * place] += computing * part
+        columns[:, 2 * index] = computing * relative.log_sd
         columns[:, 2 * index + 1] = here.exchange_share * relative.link_log_sd * rows.has_type[:, own + index]
     return columns
 

@@ -77,8 +77,6 @@ class Kinship:
         reference: the measured type's place among the model's.
         fixed, per_sample, link: log factors on its parameters.
         log_sd: how well its computation is known that way; ``link_log_sd`` how well its links.
-        parts: of ``log_sd``, what it shares with other types that were not measured (a row of the square root of their
-            covariance): a measurement of the one tells about the other. Empty: it shares nothing.
         by_batch: absent where the reference's own line over batch sizes is better known.
         basis: why, in words.
     """
@@ -91,7 +89,6 @@ class Kinship:
     link: float = 0.0
     log_sd: float = 0.0
     link_log_sd: float = 0.0
-    parts: tuple[float, ...] = ()
     by_batch: BatchPower | None = None
 
 
@@ -182,24 +179,12 @@ def relatives(
     """
     asked = [index for index in range(len(measured), len(names)) if _has_gpu(names[index], catalog, seen)]
     by_gpu = _by_gpus([names[index] for index in asked], catalog, seen) if asked else []
-    found = [
+    return tuple(
         Kinship(reference=measured.index(name), evidence="measured", basis="measured")
         if name in measured
         else _kinship(name, measured, catalog, by_gpu[asked.index(index)] if index in asked else None)
         for index, name in enumerate(names)
-    ]
-    if len(asked) > 1:
-        _, covariance = transferred(
-            tuple(one.step for one in seen), _places([names[index] for index in asked], catalog, seen[0])
-        )
-        triangle = np.linalg.cholesky(covariance)
-        for row, index in enumerate(asked):
-            parts = np.zeros(len(names) - len(measured))
-            parts[[place - len(measured) for place in asked]] = (
-                triangle[row] * found[index].log_sd / np.linalg.norm(triangle[row])
-            )
-            found[index] = replace(found[index], parts=tuple(parts.tolist()))
-    return tuple(found)
+    )
 
 
 def kinship(

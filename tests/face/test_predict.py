@@ -24,7 +24,7 @@ from hetopt.optimizer.market.catalog import load_catalog, offers
 from hetopt.optimizer.plan import Candidate, NetworkSource
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.search.search_space import machine_options
-from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, Network
+from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, Network, network_of
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.transfer import reference_host
 from hetopt.reports import html, plan_document
@@ -354,7 +354,9 @@ def test_everybody_who_speaks_of_the_network_says_the_same(
 
 def network(case: str) -> Network:
     known, catalog = CASES[case][0], load_catalog()
-    return AskedSteps.of(known, catalog).network(ASKED)
+    plans = AskedSteps.of(known, catalog)
+    seen = None if plans.sampled is None else plans.sampled.machine(ASKED)
+    return network_of(plans.model, catalog.instance_types[ASKED], plans.shape, seen)
 
 
 def test_links_are_known_as_well_as_what_is_nearest_to_them_was_measured() -> None:

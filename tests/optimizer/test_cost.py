@@ -35,11 +35,10 @@ from hetopt.optimizer.cost.checkpointing import (
     daly_interval_s,
     factor_at,
     interval_under_belief_s,
-    young_interval_s,
 )
-from hetopt.optimizer.cost.cost import cluster_hazard, interruptions
+from hetopt.optimizer.cost.cost import interruptions
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, losses, possible_runs
-from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep
+from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep, pool_belief
 from hetopt.optimizer.cost.preemption_rate import (
     CALM,
     SCARCE,
@@ -53,13 +52,6 @@ from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 HOUR = 3600.0
 works = st.floats(60, 1e6)
 rates_per_hour = st.floats(1e-4, 2)
-
-
-def _hazard(pools: list[tuple[int, float]]) -> tuple[float, float, float]:
-    """Of a cluster before anything was seen, given the chance that each pool is scarce."""
-    return cluster_hazard(
-        (machines, PreemptionRatePosterior(scarce_chance=chance) if chance else None) for machines, chance in pools
-    )
 
 
 def at_dalys_interval(work_s: float, losses_per_hour: float, checkpoint_s: float, restart_s: float) -> float:
@@ -105,16 +97,6 @@ def test_expectation_lies_between_calm_and_scarce(work: float, machines: int, ch
     )
     assert 1 <= float(lost.expected_factor) <= float(lost.scarce_factor) + 1e-9
     assert float(lost.log_sd) >= 0
-
-
-def test_the_hazard_of_a_cluster_is_that_of_its_pools() -> None:
-    assert _hazard([(4, 0.0)]) == (0.0, 0.0, 0.0)
-    calm, scarce, chance = _hazard([(1, 0.1)])
-    assert (calm, chance) == (CALM.mean_per_hour, pytest.approx(0.1))
-    assert scarce == pytest.approx(SCARCE.mean_per_hour + CALM.mean_per_hour)
-    both = _hazard([(4, 0.1), (2, 0.0), (3, 0.2)])
-    assert both[2] == pytest.approx(1 - 0.9 * 0.8)
-    assert _hazard([(8, 0.1)])[0] < 8 * CALM.mean_per_hour
 
 
 BILLING = load_billing()
@@ -244,25 +226,6 @@ def test_the_lines_sum_to_the_total(
     assert sum(line.usd for line in lines) == pytest.approx(float(total), rel=1e-9)
 
 
-def test_many_clusters_are_priced_as_one_by_one() -> None:
-    work = np.array([10.0, 5000.0, 1e6])
-    machines = np.array([1.0, 4.0, 64.0])
-    usage = Usage(start_up_s=180.0, work_s=work, interruption_s=0.1 * work)
-    together = total_usd(usage, BILLING, machine_usd_per_hour=0.4 * machines, machines=machines)
-    alone = [
-        float(
-            total_usd(
-                Usage(start_up_s=180.0, work_s=w, interruption_s=0.1 * w),
-                BILLING,
-                machine_usd_per_hour=0.4 * n,
-                machines=n,
-            )
-        )
-        for w, n in zip(work.tolist(), machines.tolist(), strict=True)
-    ]
-    assert together.tolist() == pytest.approx(alone)
-
-
 @given(st.floats(0, 1e12))
 def test_larger_objects_never_need_fewer_requests(size: float) -> None:
     assert float(requests(size)) <= float(requests(2 * size))
@@ -337,7 +300,7 @@ def test_formula_events_and_draws_agree_within_a_percent(theta_h: float, checkpo
 def test_closed_forms_are_within_a_percent_of_the_best_interval(
     theta_h: float, checkpoint_s: float, restart_s: float
 ) -> None:
-    """Young's and Daly's intervals cost at most a percent more time than the root; a scan finds none that is better."""
+    """Daly's interval costs at most a percent more time than the root; a scan finds none that is better."""
     theta = theta_h * HOUR
     best = float(best_interval_s(theta, checkpoint_s))
 
@@ -345,7 +308,7 @@ def test_closed_forms_are_within_a_percent_of_the_best_interval(
         return float(factor_at(1e9, 1 / theta_h, interval, checkpoint_s, restart_s))
 
     assert float(daly_interval_s(theta, checkpoint_s)) == pytest.approx(best, rel=0.01)
-    assert factor(float(young_interval_s(theta, checkpoint_s))) <= 1.01 * factor(best)
+    assert factor(float(daly_interval_s(theta, checkpoint_s))) <= 1.01 * factor(best)
     assert factor(best) <= min(factor(best * scale) for scale in np.geomspace(0.2, 5, 201)) * (1 + 1e-6)
 
 
@@ -503,11 +466,10 @@ def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:
     assert seen.until == "2026-11-20T14:00:00+00:00"
     again = ObservedPreemptions.from_json(seen.model_dump_json(), origin="seen.json")
     assert again == seen
-    assert (
-        again.belief("g5.xlarge", "us-east-1", "<5%").mean_per_hour > PreemptionRatePosterior.prior("<5%").mean_per_hour
-    )
-    assert again.belief("g5.2xlarge", "us-east-1", "<5%") == PreemptionRatePosterior.prior("<5%")
-    assert again.belief("g5.xlarge", "us-east-1", "<5%", zone="use1-az2") == PreemptionRatePosterior.prior("<5%")
+    prior = PreemptionRatePosterior.prior("<5%")
+    assert pool_belief("<5%", again.watched("g5.xlarge", "us-east-1")).mean_per_hour > prior.mean_per_hour
+    assert pool_belief("<5%", again.watched("g5.2xlarge", "us-east-1")) == prior
+    assert pool_belief("<5%", again.watched("g5.xlarge", "us-east-1", zone="use1-az2")) == prior
 
 
 def test_zones_tell_of_the_region_together() -> None:
@@ -522,7 +484,7 @@ def test_zones_tell_of_the_region_together() -> None:
     watched = seen.watched("g5.xlarge", "us-east-1")
     assert watched is not None
     assert (watched.instance_hours, watched.losses, watched.lost_together) == (40.0, 4, 1.0)
-    assert seen.belief("g5.xlarge", "us-east-1", None) == PreemptionRatePosterior.prior(None).after(4, 40.0)
+    assert pool_belief(None, watched) == PreemptionRatePosterior.prior(None).after(4, 40.0)
     assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
     assert seen.watched("g5.xlarge", "eu-west-1") is None
     assert watched.in_words == "4 losses in 40 instance-hours"
