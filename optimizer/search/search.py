@@ -37,7 +37,7 @@ NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
-FIRST_TRIALS = 40
+FIRST_TRIALS = 25
 """Of the best clusters so many are trials, beside the front."""
 
 

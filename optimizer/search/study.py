@@ -71,9 +71,10 @@ class Study:
         with _quiet():
             study = kept if isinstance(kept, optuna.Study) else self._study(kept)
             study.sampler = then or NSGAIISampler(seed=self.seed)
-            done = sum(trial.state.is_finished() for trial in study.trials)
+            before = study.trials
+            done = sum(trial.state.is_finished() for trial in before)
             for cluster in first[done:]:
-                study.enqueue_trial(self._parameters(cluster), skip_if_exists=True)
+                study.enqueue_trial(self._parameters(cluster), skip_if_exists=bool(before))
             try:
                 for _ in range(len(first) + trials - done):
                     with in_one_piece():  # Optuna's lock of a journal is not let go where an interrupt comes meanwhile
