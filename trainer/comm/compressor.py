@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
@@ -469,7 +468,6 @@ class MomentumCorrection:
             accumulated, to ``clip_norm / sqrt(workers)``: what a worker may contribute when the parts of all are
             independent and alike.
         device: where the gradient lies.
-        group: the workers; absent: the default group.
     """
 
     def __init__(
@@ -479,12 +477,11 @@ class MomentumCorrection:
         momentum: float = DEFAULT_MOMENTUM,
         clip_norm: float | None = None,
         device: torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         self._momentum = momentum
-        self._clip_norm, self._group = clip_norm, group
+        self._clip_norm = clip_norm
         self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
         self._unsent = torch.zeros_like(self._velocity)
         self._next_velocity = torch.zeros_like(self._velocity)
@@ -493,7 +490,7 @@ class MomentumCorrection:
     def prepare(self, gradient: Tensor) -> Tensor:
         """The velocity accumulated so far (see `Residual`)."""
         if self._clip_norm is not None:
-            most = self._clip_norm / math.sqrt(group_size(self._group))
+            most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
             gradient = gradient * scale if scale < 1 else gradient
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hetopt.core.comm import composition
 from hetopt.core.comm.composition import (
@@ -203,7 +202,6 @@ def make_residual(
     numel: int,
     *,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Residual:
     """The residual that goes with ``compression``.
 
@@ -215,9 +213,7 @@ def make_residual(
             return ErrorFeedback(numel, device=device)
         case "momentum_correction":
             momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
-            return MomentumCorrection(
-                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
-            )
+            return MomentumCorrection(numel, momentum=momentum, clip_norm=compression.clip_norm, device=device)
         case _:
             return NoResidual()
 
@@ -229,7 +225,6 @@ def make_compressor(
     shapes: Shapes | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Compressor[Any]:
     """The compressor that ``compression`` names; arguments as of `hetopt.trainer.comm.exchange.Exchange`.
 
@@ -237,7 +232,7 @@ def make_compressor(
         BadInput: an unknown name, or things that do not go together.
     """
     chosen = checked_for(compression, numel, shapes)
-    workers = group_size(group)
+    workers = group_size(None)
     asked = Asked(
         compression=compression,
         chosen=chosen,
@@ -257,7 +252,6 @@ def make_chain(
     shapes: Shapes | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Chain | Levels:
     """The chain from a gradient to its sum, all but the residual; arguments as of `make_compressor`.
 
@@ -265,7 +259,7 @@ def make_chain(
         BadInput: an unknown name, or things that do not go together.
     """
     chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
-    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
+    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device)
     coding = _CODINGS[compression.coding or PLAIN]
     if isinstance(compressor, MultiLevel) and (compression.least_gain is not None or chosen.name in _CHOICES):
         summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hetopt.core.comm.options import Candidate
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.comm.compressor import NoResidual, Resumable
-from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats, HierarchicalExchange
+from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
@@ -267,9 +267,7 @@ class Switch:
         first: candidate to begin with.
     """
 
-    def __init__(
-        self, exchange: Exchange | HierarchicalExchange, buckets: Mapping[str, BucketSum], first: Candidate
-    ) -> None:
+    def __init__(self, exchange: Exchange, buckets: Mapping[str, BucketSum], first: Candidate) -> None:
         self._exchange = exchange
         self._buckets = buckets
         self.use(first)

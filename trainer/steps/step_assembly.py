@@ -99,7 +99,6 @@ def make_step(
             [tuple(parameter.shape) for parameter in parameters],
             device,
             store=context.store,
-            hosts=[worker.host for worker in spec.workers],
             clock=context.clock,
             buckets=len(parts) if overlaps else 1,
             bf16_in_buckets=in_thread and compression.memory == AUTO,  # buckets remember nothing
