@@ -18,7 +18,6 @@ from hetopt.core.comm.composition import (
     CODINGS,
     COLLECTIVES,
     CORRECTION,
-    DENSE,
     GATHER,
     NONE,
     Combination,
@@ -67,17 +66,17 @@ def checked(compression: Compression) -> Combination:
         )
     if compression.coding is not None:
         known(compression.coding, CODINGS, "coding")
-    if compression.least_gain is not None or (compression.floor_ratio is not None and chosen.collective == DENSE):
+    if compression.least_gain is not None or compression.floor_ratio is not None:
         _check_levels(chosen)
     return chosen
 
 
 def _check_levels(chosen: Combination) -> None:
-    """Whether a step can choose between a selection, its floor and everything; or elements of a random choice."""
-    if chosen.collective not in (GATHER, DENSE):
+    """Whether a step can choose between a selection, its floor and everything."""
+    if chosen.collective != GATHER:
         raise BadInput(
-            f"least_gain goes with {GATHER}, as every worker has to know what its own selection keeps, got "
-            f"{chosen.collective}.",
+            f"floor_ratio and least_gain go with {GATHER}, as every worker has to know what its own selection keeps, "
+            f"got {chosen.collective}.",
             hint=f"leave the collective out, or say {GATHER}",
         )
     if chosen.memory == NONE:

@@ -27,7 +27,7 @@ from hetopt.core.comm.composition import CORRECTION, DENSE, combine, why_not_opt
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel, group_size
-from hetopt.trainer.comm.vectors import Workspace, energy, kept_energy, take_out
+from hetopt.trainer.comm.vectors import Workspace, energy
 
 State = dict[str, Tensor]
 
@@ -61,19 +61,10 @@ class Payload:
         """Yield what was sent, 1-D fp32, part of the gradient after part; what is left out is zero."""
         raise NotImplementedError
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the payload to a dense vector, in place."""
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the payload to a dense vector, in place; or, with the sign -1, take it out."""
         for place, values in self.parts():
-            flat[place].add_(values)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """Subtract the payload from the dense vector x that it was made of, in place.
-
-        Returns:
-            The energy that this takes away, ``||x||^2 - ||x - sent||^2``; of a selection, and of any other projection,
-            that is ``||sent||^2``.
-        """
-        return sum(take_out(flat[place], values) for place, values in self.parts())
+            flat[place].add_(values, alpha=sign)
 
     def dense(self) -> Tensor:
         """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
@@ -109,15 +100,9 @@ class SparsePayload(Payload):
     values: Tensor
     numel: int
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the payload to a dense vector, in place."""
-        flat.index_add_(0, self.indices, self.values)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        kept = kept_energy(flat.index_select(0, self.indices), self.values)
-        flat.index_add_(0, self.indices, self.values, alpha=-1)
-        return kept
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the elements to a dense vector, or take them out (see `Payload`)."""
+        flat.index_add_(0, self.indices, self.values, alpha=sign)
 
 
 class Stateful:
@@ -257,7 +242,7 @@ class Residual(Resumable, Protocol):
         """Keep ``prepared - sent``, where ``sent`` is exactly what the other workers received.
 
         Returns:
-            The energy that this took away (see `Payload.subtract_from`); None where nothing is kept.
+            The energy of what is held back now; None where nothing ever is.
         """
 
 
@@ -391,9 +376,9 @@ class ErrorFeedback:
         """Keep what was not sent (see `Residual`)."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
-        kept = sent.subtract_from(self._prepared)
+        sent.add_to(self._prepared, -1)
         self._residual, self._prepared = self._prepared, self._residual
-        return kept
+        return energy(self._residual)
 
     def state(self) -> State:
         """A copy of the residual, as ``{"residual": ...}``."""
@@ -500,12 +485,12 @@ class MomentumCorrection:
         """Keep what was not sent, and forget the velocity of what was (see `Residual`)."""
         if prepared is not self._prepared:
             raise ValueError("only what was prepared here can be committed: a velocity belongs to it")
-        kept = sent.subtract_from(self._prepared)
+        sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
         self._unsent, self._prepared = self._prepared, self._unsent
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
-        return kept
+        return energy(self._unsent)
 
     def state(self) -> State:
         """``{"velocity": ..., "unsent": ...}``, copied."""

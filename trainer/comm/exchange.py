@@ -188,7 +188,7 @@ class Exchange:
             there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
             looked, looking_s = _look(prepared, look_at, channel)
             sent = self._chain.run(prepared, flat, channel, self._step)
-            kept = residual.commit(prepared, sent)
+            held_back = residual.commit(prepared, sent)
         sync_s = sum(message.time_s for message in channel.messages)
         stats = ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
@@ -196,7 +196,7 @@ class Exchange:
             sync_s=sync_s,
             messages=tuple(channel.messages),
             energy=there,
-            kept_energy=there if kept is None else kept,
+            kept_energy=there if there is None or held_back is None else max(0.0, there - held_back),
             look_energies=looked,
             level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )

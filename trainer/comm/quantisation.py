@@ -22,7 +22,6 @@ from hetopt.trainer.comm.vectors import (
     Lanes,
     Workspace,
     add_looked_up,
-    add_whole_bytes,
     bit_values,
     blocks,
     largest_magnitude,
@@ -30,7 +29,6 @@ from hetopt.trainer.comm.vectors import (
     mean_magnitude,
     pack_codes,
     pack_flags,
-    take_out,
 )
 
 Rounding = Callable[[Tensor], Tensor]
@@ -253,18 +251,10 @@ class PackedPayload(Payload):
         unit = message[:head].clone().view(torch.float32)
         return replace(self, packed=message[head:], unit=unit)
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the values to a dense vector, in place."""
-        unit = float(self.unit)
-        if self.bits == 8:
-            add_whole_bytes(self.packed, self.code_values[0], unit, flat)
-        else:
-            table = bit_values(torch.tensor(self.code_values), self.bits).to(flat.device)
-            add_looked_up(self.packed, table * unit, flat)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        return take_out(flat, self.dense())
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the values to a dense vector, or take them out (see `Payload`)."""
+        table = bit_values(torch.tensor(self.code_values), self.bits).to(flat.device)
+        add_looked_up(self.packed, table * (sign * float(self.unit)), flat)
 
 
 class Packed(Compressor[PackedPayload]):
