@@ -37,9 +37,8 @@ EVIDENCE_IN_WORDS: Mapping[Evidence, str] = MappingProxyType(
 Objective = Literal["balanced", "fastest", "cheapest"]
 """What is wanted within the limits. ``balanced`` stops paying where a tenth less time would cost over a fifth more."""
 
-ScalingRule = Literal["none", "linear", "sqrt", "adascale"]
-"""How the learning rate follows the global batch size: not at all, in proportion, by the square root, or by the noise
-of the gradient while training goes on."""
+ScalingRule = Literal["none", "linear", "sqrt"]
+"""How the learning rate follows the global batch size: not at all, in proportion, or by the square root."""
 
 
 class Assumptions(Record):

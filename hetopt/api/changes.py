@@ -94,11 +94,6 @@ def _check_exchange(run: RunSpec) -> None:
             raise BadInput(reason, hint="leave `collective` out, or say all_gather" if is_able else less)
     if policy not in WEIGHS_WAYS:
         check_ratio_controller(policy, compression.ratio)
-    if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):
-        raise BadInput(
-            "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
-            hint='plan again with another `learning_rate_rule`, or launch with `compression="dense"`',
-        )
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:

@@ -459,8 +459,7 @@ class Search(Sought):
     learning_rate_rule: Annotated[
         str | None,
         Option(
-            help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured "
-            "gradient noise). Default: the task's.",
+            help="How the learning rate follows the batch size: none, linear or sqrt. Default: the task's.",
             flag="lr-rule",
             names=("hetopt.optimizer.plan:ScalingRule",),
         ),

@@ -148,8 +148,6 @@ def why_not_local(spec: RunSpec) -> str | None:
         )
     if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
         return f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are."
-    if spec.learning_rate_rule == "adascale":
-        return f"Under {sync.name} nobody sees the sum of all gradients, whose noise adascale follows."
     if spec.precision == "fp16":
         return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
     return None
@@ -162,7 +160,7 @@ def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> 
 
 OF_TASKS = (
     (
-        ("learning_rate_scale", "learning_rate_rule"),
+        ("learning_rate_scale",),
         "a script's optimizer keeps its own learning rate",
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),

@@ -181,7 +181,7 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     averages = sum(told.synchronised for told in synced)
     if spec.is_local and (not averages or spec.partition.name != "global"):
         return None
-    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1 or spec.learning_rate_rule != "fixed":
+    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1:
         return None
     name, ratio = next(iter(ways), (IDENTITY, 1.0))
     gain = float(np.mean([exchange.gain for exchange in exchanges])) if exchanges else 1.0

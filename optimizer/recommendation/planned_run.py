@@ -7,7 +7,7 @@ import math
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.training_laws import adascale_gain, learning_rate_scale
+from hetopt.core.training_laws import learning_rate_scale
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
 from hetopt.optimizer.cost.cost import DETECTION_S, checkpoint_time_s, cluster_hazard, planned_interval_s
 from hetopt.optimizer.cost.observed_preemptions import group_belief
@@ -58,25 +58,11 @@ def run_spec(
         sync=chosen.sync,
         precision=chosen.precision,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
-        learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
-        learning_rate_rule="adascale" if rule == "adascale" else "fixed",
+        learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
         stop=_stop(goal, chosen),
         evaluate_every_epochs=evaluate_every_epochs,
         checkpoint_every_s=_checkpoint_interval_s(profile, chosen),
     )
-
-
-def _learning_rate_scale(model: FittedModel, rule: ScalingRule, batch_size: int) -> float:
-    """The factor on the learning rate that the task was tuned with.
-
-    AdaScale begins with the gain that the noise of the pilots promises, or by the square root where it is not known.
-    """
-    tuned, noise_scale = model.profile.job.batch_size, model.convergence.noise_scale
-    if rule != "adascale":
-        return learning_rate_scale(rule, batch_size, tuned)
-    if noise_scale is None:
-        return learning_rate_scale("sqrt", batch_size, tuned)
-    return adascale_gain(noise_scale, batch_size, tuned)
 
 
 def _stop(goal: Goal, chosen: Candidate) -> StopRule:

@@ -517,14 +517,11 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
     least = minimum_gain(model.convergence, to_target=to_target)
-    # A learning rate that follows the noise of gradients needs whole ones.
-    compresses = options.learning_rate_rule != "adascale"
     menu = exchange_menu(
         model,
         minimum_gain=least,
         max_workers=most,
         local=tuple(local),
-        compresses=compresses,
         to_target=to_target,
         names=options.compression,
         ratios=options.ratios,

@@ -126,7 +126,6 @@ def exchange_menu(
     minimum_gain: float,
     max_workers: int,
     local: Sequence[LocalOption] = (),
-    compresses: bool = True,
     to_target: bool = True,
     names: Sequence[str] = (),
     ratios: Sequence[float] = (),
@@ -140,7 +139,6 @@ def exchange_menu(
         minimum_gain: gradient energy that must be retained.
         max_workers: of a cluster.
         local: averages of parameters.
-        compresses: whether the run may send less than whole gradients.
         to_target: whether more steps can make up for what is held back.
         names: of the methods to choose from; empty: all.
         ratios: that methods send which send a part; empty: those that pilots looked at.
@@ -151,7 +149,7 @@ def exchange_menu(
     found, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
     if names and IDENTITY not in names:
         found, minimum_gain = [], 0.0
-    for way in _ways(model, ratios) if compresses else ():
+    for way in _ways(model, ratios):
         if names and way.name not in names:
             continue
         gain = _gain(model, way)

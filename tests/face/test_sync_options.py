@@ -327,14 +327,6 @@ def test_what_does_not_go_together_is_refused(typed: dict[str, str], said: str) 
     assert caught.value.hint
 
 
-def test_a_learning_rate_that_follows_the_noise_needs_all_of_the_gradient() -> None:
-    noisy = run_of(learning_rate_rule="adascale")
-    for typed in ({"compression": "topk:0.1"}, {"compression": "auto"}):
-        with pytest.raises(BadInput, match="follows the noise"):
-            decided(noisy, **typed)
-    assert decided(noisy, compression="dense").ratio_policy == "fixed"
-
-
 # `hetopt launch --stream`: what would run, and what is refused.
 
 

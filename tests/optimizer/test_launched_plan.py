@@ -67,7 +67,7 @@ FEW = Options(
 )
 TOLD = (
     "compression", "ratio_policy", "ratio_settings", "collective_policy", "sync", "precision", "slowdown_coefficient",
-    "learning_rate_scale", "learning_rate_rule", "stop", "evaluate_every_epochs", "checkpoint_every_s", "seed", "task",
+    "learning_rate_scale", "stop", "evaluate_every_epochs", "checkpoint_every_s", "seed", "task",
 )  # fmt: skip
 
 

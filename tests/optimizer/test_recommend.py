@@ -90,15 +90,13 @@ def test_a_plan_adds_up(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "scale", "told"),
-    [("none", 1.0, "fixed"), ("linear", 4.0, "fixed"), ("sqrt", 2.0, "fixed"), ("adascale", 3.389, "adascale")],
+    ("rule", "scale"),
+    [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)],
 )
-def test_the_learning_rate_follows_the_rule(some: Catalog, rule: ScalingRule, scale: float, told: str) -> None:
+def test_the_learning_rate_follows_the_rule(some: Catalog, rule: ScalingRule, scale: float) -> None:
     options = Options(trials=20, batch_size=256, learning_rate_rule=rule, types=("c7a.large",))
     run = _plan(some, Goal(ends="epochs", amount=1, budget_usd=9.0), options, profile=make_profile()).run
-    # The planted noise scale is 1000 samples: (1 + 1000 / 64) / (1 + 1000 / 256) = 3.389.
     assert run.learning_rate_scale == pytest.approx(scale, rel=1e-3)
-    assert run.learning_rate_rule == told
 
 
 def test_the_same_seed_gives_the_same_plan(some: Catalog, plan: Plan) -> None:

@@ -84,7 +84,6 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
                 in_buckets=DenseBuckets(Guard("dense")),
                 stopwatch=CpuStopwatch(),
                 pace=Slowdown(),
-                noise="workers",
             )
         return FusedStep(
             module=module,
@@ -92,7 +91,6 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             exchange=Exchange(Compression(), sum(p.numel() for p in model.parameters())),
             stopwatch=CpuStopwatch(),
             pace=Slowdown(),
-            noise="workers",
         )
 
     for kind in ("bucketed", "fused", *losses):
@@ -103,9 +101,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             batch = SampleCursor(len(reader.dataset), 0).take(shares)
             if shares is splits[0]:
                 step.warm_up(reader.cut(batch, rank)[0])
-            noise = step.run(reader.cut(batch, rank), len(batch), None).noise
-            assert noise is not None
-            gradients[f"{kind} noise {shares}"] = torch.stack([noise.weighted_square_norm, noise.mean_square_norm])
+            step.run(reader.cut(batch, rank), len(batch), None)
             flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
             gradients[f"{kind} {shares}"] = torch.cat(flat).clone()
     torch.save(gradients, folder / f"gradients-{rank}.pt")

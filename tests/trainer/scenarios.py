@@ -130,7 +130,6 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "rows", "spec": toy_spec("rows", **SHORT)},
     {"name": "drifting_rate", "spec": toy_spec("drifting_rate")},
     {"name": "drifting_model", "spec": toy_spec("drifting_model")},
-    {"name": "unfreezing", "spec": toy_spec("unfreezing")},
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
     {"name": "paced", "spec": toy_spec(stop={"max_steps": 48}, **UNEVEN)},
@@ -184,10 +183,6 @@ SCENARIOS: list[dict[str, Any]] = [
         {"name": f"qsgd_maxnorm{part}", "spec": toy_spec("wide", compression={"name": "qsgd_maxnorm"}, **stop)}
         for part, stop in (("", SHORT), ("-resumed", SHORT_HALF), ("-resumed", SHORT))
     ),
-    # The learning rate follows the noise, at a batch four times the one it was tuned at.
-    {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale", **HALF)},
-    {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale")},
-    {"name": "wide-noise", "spec": toy_spec("wide", shares=(36, 20, 8), learning_rate_rule="adascale", **SHORT)},
 ]
 
 

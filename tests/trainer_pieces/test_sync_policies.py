@@ -131,7 +131,6 @@ def test_the_change_is_a_number_from_the_first_step_on(norms, smoothing):
         ({"compression": Compression(name="topk", ratio=0.1)}, "leave most"),
         ({"compression": Compression(name="int8")}, None),
         ({"collective_policy": "cheapest"}, "nothing to decide"),
-        ({"learning_rate_rule": "adascale"}, "adascale"),
         ({"precision": "fp16"}, "bf16"),
     ],
 )

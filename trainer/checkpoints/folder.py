@@ -76,7 +76,7 @@ class Manifest(Artifact):
     """Written last, so that a checkpoint that has one was once whole."""
 
     KIND: ClassVar[str] = "checkpoint"
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     MADE_BY: ClassVar[str] = "hetopt launch"
 
     step: NonNegativeInt

@@ -233,7 +233,6 @@ class Session(Flow):
             controller=engine.balance.state(),
             steering=None if engine.exchange.steering is None else engine.exchange.steering.state(),
             loss_scale=None,
-            learning_rate=None,
             memory_bounds=(),
             target_reached=False,
             script=script_state(self._others, extra),

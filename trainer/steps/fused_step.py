@@ -33,13 +33,9 @@ from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import (
     LossModule,
-    MicroBatchGroups,
-    NoiseSums,
     Reader,
     StepTrace,
-    square_norm,
     trainable_parameters,
-    weighted_square_norm,
 )
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
@@ -311,7 +307,6 @@ class FusedStep:
         exchange: sums the whole buffer over all workers.
         stopwatch: of the device.
         pace: how fast this worker may be.
-        noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
         way: name of what the exchange does, for the traces.
         norms: whether norms of local gradients are asked for, where the whole buffer is exchanged.
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
@@ -333,7 +328,6 @@ class FusedStep:
         stopwatch: Stopwatch,
         pace: Slowdown,
         exchange: WholeExchange = _NO_EXCHANGE,
-        noise: Literal["workers", "micro-batches"] | None = None,
         way: str = "",
         norms: bool = False,
         counts: Literal["all", "alone", "unused"] = "all",
@@ -357,10 +351,7 @@ class FusedStep:
             view.view_as(parameter)
             for parameter, view in zip(parameters, torch.split(self.flat, [p.numel() for p in parameters]), strict=True)
         ]
-        self._noise = noise
-        self._groups = MicroBatchGroups(self.flat) if noise == "micro-batches" else None
         self._buckets = Buckets(parameters, self._send)
-        self._squares: list[Tensor] = []
         self._computed: Mark | None = None
 
     @property
@@ -389,19 +380,16 @@ class FusedStep:
         self._pace.begin(samples)
         self.flat.zero_()
         self._take_gradients()
-        self._squares, self._computed = [], None
+        self._computed = None
         factor = (loss_scale or 1.0) / global_batch_size
         loss_sum = self._compute(parts, factor)
         if self._computed is None:
             self._pace.reach(1.0)
             self._computed = self._stopwatch.mark()
-        weight: float | Tensor = samples
-        by_samples = 1.0
         if self._local.counted is not None:  # and so nothing is on its way yet
             by_samples = global_batch_size / self._count_all(self._local.counted)
             self.flat.mul_(by_samples)
             loss_sum = loss_sum * by_samples
-            weight = self._local.counted * by_samples
         finite, square, stats = True, None, None
         if self.in_buckets is not None:
             self._finish_buckets()
@@ -411,7 +399,6 @@ class FusedStep:
                 finite = bool(torch.isfinite(self.flat).all())
                 self.flat.mul_(1 / loss_scale)
         else:
-            self._note_square(self.flat)
             if loss_scale is not None:
                 # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
                 # workers agree before they exchange.
@@ -426,7 +413,6 @@ class FusedStep:
             reduce_end=self._stopwatch.mark(),
             micro_batches=len(parts),
             finite=finite,
-            noise=self._noise_sums(factor, weight, by_samples) if self._noise and finite else None,
             way=self.way if finite else "",
             exchange=stats,
             under_backward=self.in_buckets is not None,
@@ -435,13 +421,11 @@ class FusedStep:
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
         """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
-        if self._groups is not None:
-            self._groups.begin(factor)
         fits = max(map(len, parts), default=0) <= self._local.proven
         if self.in_buckets is not None and fits and not self._module.is_counted:
             self._buckets.arm(len(parts))
         try:
-            return self._local.run(parts, factor, after=None if self._groups is None else self._add_group)
+            return self._local.run(parts, factor)
         except DoesNotFit as error:
             if self._buckets.told:
                 raise RunFailed(
@@ -460,7 +444,6 @@ class FusedStep:
             if is_last:
                 self._computed = self._stopwatch.mark()
         buffer = self.flat[part.start : part.stop]
-        self._note_square(buffer)
         assert self.in_buckets is not None
         members = self._parameters[part.members.start : part.members.stop]
         self.in_buckets.begin(members, buffer, last=part.start == 0)
@@ -479,28 +462,12 @@ class FusedStep:
             if parameter.grad is not view:
                 parameter.grad = view
 
-    def _add_group(self, part: MicroBatch) -> None:
-        assert self._groups is not None
-        self._groups.add(len(part) if self._local.part_counted is None else self._local.part_counted)
-
     def _count_all(self, counted: Tensor) -> float:
         """What the losses of the step are means over, of all workers; never 0."""
         total = counted.to("cpu")
         if not self._is_alone and dist.is_initialized():
             dist.all_reduce(total)
         return float(total) or 1.0
-
-    def _note_square(self, piece: Tensor) -> None:
-        if self._noise == "workers":
-            self._squares.append(square_norm([piece]))
-
-    def _noise_sums(self, factor: float, weight: float | Tensor, by_samples: float) -> NoiseSums:
-        """The squared norms of this worker's groups, whose samples weigh so much in all, and of the sum."""
-        if self._groups is not None:
-            groups, weighted = self._groups.count, self._groups.weighted_square_norm * by_samples
-        else:
-            groups, weighted = 1, weighted_square_norm(torch.stack(self._squares).sum(), factor, weight)
-        return NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self.flat]))
 
 
 def all_finite(flat: Tensor) -> bool:

@@ -111,7 +111,6 @@ def make_step(
         sums = {way.name: bucket_sum for way in plain if (bucket_sum := in_buckets(way)) is not None}
         switch = Switch(config.exchange, sums, config.steering.candidate)
         config = replace(config, use=switch.use)
-    by_noise = spec.learning_rate_rule == "adascale"
     step = FusedStep(
         module=module,
         reader=feed,
@@ -120,7 +119,6 @@ def make_step(
         switch=switch,
         stopwatch=stopwatch,
         pace=pace,
-        noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
         norms=spec.sync.name == "selsync" if is_alone else steered and spec.ratio_policy == "accordion",
         way="" if is_alone else way_name(compression),
         counts="alone" if is_alone else "all",

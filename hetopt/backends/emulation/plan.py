@@ -406,7 +406,6 @@ def _run(run: RunSpec) -> RunSpec:
             "precision": "fp32",
             "micro_batch_size": None,
             "learning_rate_scale": 1.0,
-            "learning_rate_rule": "fixed",
         }
     )
 

@@ -65,7 +65,6 @@ def spec(**fields: object) -> RunSpec:
         ({"stream": {"rates": (1.0, float("inf"))}}, "finite"),
         ({"stream": {"rates": (1.0, 1.0), "min_batch": 9, "max_batch": 8}}, "must not exceed"),
         ({"stream": {"rates": (1.0, 1.0), "patience_s": 300}}, "shorter than the exchange timeout"),
-        ({"stream": {"rates": (1.0, 1.0)}, "learning_rate_rule": "adascale"}, "follows the batch, not the noise"),
     ],
 )
 def test_streams_that_cannot_be_are_refused(fields: dict[str, object], said: str) -> None:
