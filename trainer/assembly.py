@@ -24,7 +24,6 @@ from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, labels_of
 from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
-from hetopt.trainer.data.prefetch import ReadingWatch
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
@@ -68,14 +67,13 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         max_samples=context.worker.max_local_batch_size,
         unit=micro_batch_size(spec),
     )
-    # A GPU computes by itself: whatever the host does meanwhile is gained.
-    is_judged = spec.prefetch == "auto" and context.device.type == "cpu"
+    # A GPU computes by itself: whatever the host does meanwhile is gained. A gather from memory is soon done.
+    is_worth = spec.prefetch == "on" or context.device.type != "cpu" or not hasattr(dataset, "gather")
     return SampleFeed(
         reader=reader,
         rank=context.rank,
         cursor=make_cursor(context, dataset),
-        reads_ahead=spec.prefetch != "off" and spec.stream is None,
-        watch=ReadingWatch() if is_judged else None,
+        reads_ahead=spec.prefetch != "off" and spec.stream is None and is_worth,
         injector=None if spec.injection is None or context.world_size == 1 else Injector(spec.injection, spec.seed),
     )
 
