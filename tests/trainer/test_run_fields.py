@@ -192,10 +192,10 @@ def test_what_starts_workers_follows_the_run(tmp_path: Path) -> None:
 
 def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
     for changes, expected in (
-        ({}, (None, False, True)),
-        ({"micro_batch_size": 2}, (2, False, True)),
-        ({"prefetch": "on"}, (None, True, True)),
-        ({"prefetch": "off"}, (None, True, False)),
+        ({}, (None, False)),
+        ({"micro_batch_size": 2}, (2, False)),
+        ({"prefetch": "on"}, (None, True)),
+        ({"prefetch": "off"}, (None, False)),
     ):
         spec = RunSpec.model_validate(toy_spec(shares=(16,), **changes))
         context = WorkerContext(
@@ -208,7 +208,7 @@ def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
             stop_requested=lambda: False,
         )
         feed = make_feed(context, Material.load(spec).data.train)
-        assert (feed._reader.unit, feed._watch is None, feed._reads_ahead) == expected
+        assert (feed._reader.unit, feed._reads_ahead) == expected
 
 
 def test_workers_wait_for_each_other_as_long_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
