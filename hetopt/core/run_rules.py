@@ -142,10 +142,6 @@ def why_not_local(spec: RunSpec) -> str | None:
     reason = why_not_averaged(spec.compression.name)
     if reason is not None:
         return reason
-    if sync.fragments > 1 and (sync.momentum, sync.buffers) != ("keep", "average"):
-        return (
-            "Fragments of a model travel alone: momentum stays each worker's own, and running statistics are averaged."
-        )
     if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
         return f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are."
     if spec.precision == "fp16":

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from hetopt.core.artifact import Record, RecordLeavingOut
@@ -58,8 +57,6 @@ class Synchronization(_Named):
         every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
         rate_power: ``local-sgd``: H grows as the learning rate falls, by the largest rate so far over the present one
             to this power, and to eight times H at most; 0: it stays.
-        fragments: ``local-sgd``: the model is averaged in so many parts, one after the other, each under the step that
-            follows; 1: all of it at once, and every worker waits for that.
         participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
         every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
         delta: ``selsync``: relative change of a worker's gradient norm from which it votes to synchronise; ``auto``:
@@ -85,7 +82,6 @@ class Synchronization(_Named):
     name: SyncName = "bsp"
     every_steps: PositiveInt = 8
     rate_power: NonNegativeFloat = 0.0
-    fragments: PositiveInt = 1
     participants: float = Field(default=1.0, gt=0, le=1)
     every_epochs: PositiveFloat = 0.25
     delta: NonNegativeFloat | Literal["auto", "never"] = 0.3
@@ -101,15 +97,6 @@ class Synchronization(_Named):
     outer_momentum: float = Field(default=0.0, ge=0, lt=1)
     buffers: Literal["average", "keep"] = "average"
     stretch: PositiveFloat = 1.0
-
-    @model_validator(mode="after")
-    def _fragments_leave_in_turn(self) -> Self:
-        if self.every_steps % self.fragments:
-            raise ValueError(
-                f"{self.fragments} fragments cannot leave one after the other in {self.every_steps} steps, which have "
-                "to be a multiple of them"
-            )
-        return self
 
     @property
     def is_local(self) -> bool:
@@ -158,7 +145,7 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
 
 _AVERAGED = ("momentum", "outer_rate", "outer_momentum", "buffers", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "local-sgd": ("every", "rate_power", "fragments", *_AVERAGED),
+    "local-sgd": ("every", "rate_power", *_AVERAGED),
     "fedavg": ("participants", "epochs", *_AVERAGED),
     "selsync": ("delta", "share", "votes", "quorum", "max_local", "window", "smoothing", "vote_lag", *_AVERAGED),
     "labels": ("labels",),

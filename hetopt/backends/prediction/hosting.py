@@ -41,7 +41,7 @@ from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.step_time.local_steps import communication, exposed_s
+from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.local_steps import spread as exchange_spread
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.profiled import contention_reach
@@ -453,7 +453,7 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
     )
     penalty, counts = gate.penalty(run.sync), to_target and told.share > 0
     sent, notes = run.compression, (told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts))
-    exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(sent), compute_s=compute_s)
+    exchange_s = told.share * meeting.exchange_s(sent)
     stretch, stretch_log_sd = meeting.model.losses.stretch(sent, meeting.workers) if counts else (1.0, 0.0)
     if counts:
         stretch *= float(penalty.inflation(told.share, meeting.workers))
