@@ -260,10 +260,7 @@ class Synchronizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Make the model the average of all workers' inside, running statistics included, and this worker's again after.
-
-        May be nested.
-        """
+        """Make the model, running statistics included, the average of all workers' inside; may be nested."""
         is_settled = self._local_steps == 0 and self._sync.buffers == "average" and self._rounded is None
         if self._vector.is_replaced or is_settled:
             yield
