@@ -183,8 +183,8 @@ def check_for_script(spec: RunSpec) -> None:
                 asked = setting(name, value) if isinstance(value, (float, int, str)) else f"`{name}`"
                 raise BadInput(f"{asked} is for tasks: {reason}.", hint=instead)
     unfit = why_not_local(spec) if spec.is_local else None
-    if unfit is None and (spec.sync.stretch != 1 or spec.sync.rate_power):
-        unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
+    if unfit is None and spec.sync.stretch != 1:
+        unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch."
     if unfit is not None:
         raise BadInput(unfit, hint="leave out sync, or the other")
 

@@ -51,7 +51,7 @@ positive = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
 
 OWN = {
     "bsp": {},
-    "local-sgd": {"every_steps": st.integers(1, 999), "rate_power": st.floats(0, 9)},
+    "local-sgd": {"every_steps": st.integers(1, 999)},
     "fedavg": {"participants": fractions, "every_epochs": positive},
     "selsync": {
         "delta": st.floats(0, 9) | st.sampled_from(["auto", "never"]),
@@ -65,8 +65,6 @@ OWN = {
     },
 }
 AVERAGED = {
-    "momentum": st.sampled_from(["keep", "average", "reset"]),
-    "buffers": st.sampled_from(["average", "keep"]),
     "stretch": positive,
 }
 

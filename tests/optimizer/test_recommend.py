@@ -262,7 +262,6 @@ def test_nothing_is_planned_that_no_pilot_speaks_for() -> None:
     assert gate.objection(SIXTEENTH.model_copy(update={"every_steps": 4}), 1 / 4) is None, "oftener than measured"
     for sync, share in (
         (SIXTEENTH.model_copy(update={"every_steps": 32}), 1 / 32),
-        (SIXTEENTH.model_copy(update={"momentum": "average"}), 1 / 16),
         (Synchronization(name="selsync", delta="auto"), 0.5),
     ):
         assert f'profile with `sync="{spell_sync(sync)}"`' in str(gate.objection(sync, share))

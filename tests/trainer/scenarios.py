@@ -83,7 +83,6 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     },
     {"name": "local-buffers-resumed", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
     {"name": "fedavg", "spec": toy_spec(sync={"name": "fedavg", "participants": 0.5, "every_epochs": 0.5})},
-    {"name": "momentum", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 5, "momentum": "average"})},
     {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
     {"name": "outer", "spec": toy_spec("with_buffers", sync=OUTER)},
     {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER, **HALF)},

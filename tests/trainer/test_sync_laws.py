@@ -65,7 +65,6 @@ def test_parameters_travel_only_where_models_are_averaged(crew: Crew) -> None:
         times = told(crew, name, "synchronised")
         assert 0 < times < STEPS
         assert told(crew, name, "sent_bytes") == STEPS * vote_bytes + times * (MODEL_BYTES + 4)
-    assert told(crew, "momentum", "sent_bytes") == STEPS // 5 * (2 * MODEL_BYTES + 4)
     assert (
         told(crew, "selsync-auto", "synchronised") <= 0.45 * STEPS
     )  # a quarter was wished, and the first five are given

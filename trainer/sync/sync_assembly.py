@@ -37,7 +37,7 @@ def choose_sync_policy(
     """
     match sync.name:
         case "local-sgd":
-            return LocalSgd(every_steps=sync.every_steps, rate_power=sync.rate_power)
+            return LocalSgd(every_steps=sync.every_steps)
         case "fedavg":
             return FedAvg(
                 every_steps=steps_of_round(sync.every_epochs, dataset_size, global_batch_size),

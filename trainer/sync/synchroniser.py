@@ -190,12 +190,7 @@ class Synchronizer:
         """
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
-        seen = SyncObservation(
-            step=step,
-            local_steps=self._local_steps,
-            changes=self._voted(trace),
-            learning_rate=float(self._optimizer.param_groups[0]["lr"]),
-        )
+        seen = SyncObservation(step=step, local_steps=self._local_steps, changes=self._voted(trace))
         self._state, decision = self._policy.decide(self._state, seen)
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         messages: tuple[Message, ...] = ()
@@ -227,41 +222,17 @@ class Synchronizer:
 
     def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
         """Average; how far the workers had come apart."""
-        own, keeps = self._vector.read(), self._sync.buffers == "keep"
+        own, step = self._vector.read(), self._outer.take
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
-        count = self._vector.parameters if keeps else own.numel()
-        step = self._outer.take
-        divergence = average_parameters(own[:count], self._base[:count], weight, channel, self._rounded, step=step)
+        divergence = average_parameters(own, self._base, weight, channel, self._rounded, step=step)
         self._vector.write(own)
-        if self._sync.momentum != "keep":
-            self._settle_momentum(weight, channel)
         self._samples, self._local_steps = (0,) * self._workers, 0
         return divergence
-
-    def _settle_momentum(self, weight: float, channel: Channel) -> None:
-        """Average what the optimizer keeps of each parameter, or forget it."""
-        kept = [
-            value
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            for value in self._optimizer.state[parameter].values()
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point()
-        ]
-        if not kept:
-            return
-        with torch.no_grad():
-            flat = torch.cat([value.reshape(-1).float() for value in kept]).mul_(weight)
-            if self._sync.momentum == "average":
-                channel.all_reduce(flat)
-            else:
-                flat.zero_()
-            for value, part in zip(kept, torch.split(flat, [value.numel() for value in kept]), strict=True):
-                value.copy_(part.view(value.shape))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Make the model, running statistics included, the average of all workers' inside; may be nested."""
-        is_settled = self._local_steps == 0 and self._sync.buffers == "average" and self._rounded is None
+        is_settled = self._local_steps == 0 and self._rounded is None
         if self._vector.is_replaced or is_settled:
             yield
             return
