@@ -6,7 +6,7 @@ The engine as a task's loop drives it: it computes the steps, too.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
@@ -150,7 +150,7 @@ class Training(Engine):
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.synchroniser is not None:
             self.synchroniser.resume(own.local or {})
-        self.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
+        self.loss_scale = None if shared.loss_scale is None else LossScale(**shared.loss_scale)
         self.exchange.resume(shared.steering)
         self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
         if len(shared.memory_bounds) == context.world_size:
@@ -178,7 +178,7 @@ class Training(Engine):
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
             steering=None if self.steering is None else self.steering.state(),
-            loss_scale=None if self.loss_scale is None else self.loss_scale.to_dict(),
+            loss_scale=None if self.loss_scale is None else asdict(self.loss_scale),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
         )

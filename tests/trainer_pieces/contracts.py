@@ -52,6 +52,7 @@ class CompressorContract:
     """
 
     LEAST = MOST = 1.0
+    NAME: str
 
     def make(self, ratio):
         raise NotImplementedError
@@ -61,7 +62,7 @@ class CompressorContract:
 
     def test_what_is_sent_and_what_is_left_are_the_gradient_to_the_bit(self, kind):
         """Only the turn and the gradient decide; and bytes are those that are planned."""
-        name = self.make(1.0).name
+        name = self.NAME
         for numel, ratio in CASES:
             gradient = GRADIENTS[kind](numel)
             before, random_state = gradient.clone(), torch.get_rng_state()

@@ -43,6 +43,7 @@ BOUNDS = {"dgc": (LOWER, RAISE), "redsync": (1.0, 2.0)}
 def contract_of(name):
     class Contract(CompressorContract):
         LEAST, MOST = BOUNDS.get(name, (1.0, 1.0))
+        NAME = name
 
         def make(self, ratio):
             return make_compressor(Compression(name=name, ratio=ratio if METHODS[name].by_ratio else 1.0), 10)
@@ -59,14 +60,14 @@ def test_the_contract_is_asked_of_every_selection():
     assert asked == {"identity", "topk", "mstopk", "dgc", "redsync"}
 
 
-@pytest.mark.parametrize("kind", [Dgc, RedSync, MsTopK], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Dgc, RedSync, MsTopK], ids=lambda kind: kind.__name__)
 def test_threshold_searches_send_the_largest(kind):
     """What a threshold lets pass is at least as large as all that it does not (MSTopk: but for what fills up)."""
     gradient = GRADIENTS["heavy-tailed"](200_003)
     payload, rest = kind(0.01).encode(gradient, ALONE), gradient.clone()
     payload.add_to(rest, -1)
     magnitudes = payload.values.abs().sort().values
-    filled = len(magnitudes) // 1000 if kind.name == "mstopk" else 0
+    filled = len(magnitudes) // 1000 if kind is MsTopK else 0
     assert magnitudes[filled] >= rest.abs().max()
 
 

@@ -46,7 +46,7 @@ class SharedState:
     policy: str
     controller: Mapping[str, object]
     steering: Mapping[str, object] | None
-    loss_scale: Mapping[str, float] | None
+    loss_scale: Mapping[str, Any] | None
     memory_bounds: tuple[int, ...]
     target_reached: bool
     script: Mapping[str, Any] | None = None

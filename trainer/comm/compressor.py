@@ -1,9 +1,8 @@
 """The algebra of communication: what a compressor is, how payloads combine, and the chain from a gradient to its sum.
 
-    init      the constructor; `state` is what goes on from step to step, alike on all workers or any worker's
-    encode    gradient -> payload; what workers must have alike (a grid, indices, a basis) they agree on here
-    combines  how the payloads of all workers become one: the collectives that can carry them
-    decode    what came of them -> the sum of all workers' gradients, the same bits on every worker
+    init    the constructor; `state` is what goes on from step to step, alike on all workers or any worker's
+    encode  gradient -> payload; what workers must have alike (a grid, indices, a basis) they agree on here
+    decode  what came of them -> the sum of all workers' gradients, the same bits on every worker
 
 A chain is a compressor and a collective, ``Chain(TopK(0.01), AllGather())``, perhaps of shared indices
 (`hetopt.trainer.comm.elements`). Sending everything is a compressor like any other: ``Chain(Identity(), AllReduce())``.
@@ -17,13 +16,13 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
-from hetopt.core.comm.composition import CORRECTION, DENSE, combine, why_not_optimised
+from hetopt.core.comm.composition import CORRECTION, combine, why_not_optimised
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel, group_size
@@ -122,12 +121,6 @@ class Stateful:
 class Compressor(Stateful, Generic[PayloadT]):
     """Makes a gradient small. What was left out is the residual's business."""
 
-    name: str
-    """That plans and `wire_bytes` know it by."""
-
-    combines: ClassVar[tuple[str, ...]]
-    """Collectives that carry its payloads, see `composition.COLLECTIVES`."""
-
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
         """The payload for a flat gradient.
 
@@ -143,8 +136,6 @@ class Compressor(Stateful, Generic[PayloadT]):
 class Summed(Compressor[PayloadT]):
     """A compressor whose payloads are added up element by element on the way."""
 
-    combines: ClassVar[tuple[str, ...]] = (DENSE,)
-
     def wire(self, payload: PayloadT, out: Tensor) -> Tensor:
         """What travels: replaced by its sum over all workers, in place. May be ``out``, or any memory of its own."""
         raise NotImplementedError
@@ -156,8 +147,6 @@ class Summed(Compressor[PayloadT]):
 
 class Identity(Summed[DensePayload]):
     """Sends the gradient itself, without a copy."""
-
-    name = "identity"
 
     def encode(self, flat: Tensor, turn: Turn) -> DensePayload:
         """The gradient (see `Compressor`)."""
@@ -173,10 +162,6 @@ class Identity(Summed[DensePayload]):
 
 class Collective(Protocol):
     """The last link of a chain: adds up the payloads of all workers. SUM, never a mean: gradients come weighted."""
-
-    @property
-    def name(self) -> str:
-        """Name of the collective, one of `composition.COLLECTIVES`."""
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:
         """Compress, communicate, and write the sum over all workers into ``out``, the same bits on each.
@@ -194,8 +179,6 @@ class Collective(Protocol):
 
 class AllReduce:
     """Each element is summed in one place and handed out, so all workers hold the same bits."""
-
-    name = DENSE
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
         """Sum on the way (see `Collective`)."""
@@ -255,9 +238,6 @@ class Chain:
         choice: of the elements that are exchanged; None: all.
         scale: of the values of chosen elements: the inverse of the chance to be chosen, where there is no residual.
         seed: of all randomness, the same on every worker.
-
-    Raises:
-        ValueError: the compressor's payloads do not combine so.
     """
 
     def __init__(
@@ -269,9 +249,6 @@ class Chain:
         scale: float = 1.0,
         seed: int = 0,
     ) -> None:
-        if collective.name not in compressor.combines:
-            able = " or ".join(compressor.combines)
-            raise ValueError(f"payloads of {type(compressor).__name__} combine by {able}, not by {collective.name}")
         self._compressor = compressor
         self._collective = collective
         self._choice = choice

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from hetopt.core.comm.composition import GATHER, STAR, VAR
+from hetopt.core.comm.composition import STAR, VAR
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, MANY_WORKERS, kept_elements, low_index_bits, packed_index_bytes
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, IndexChoice, SparsePayload, State, Turn, shared_generator
@@ -126,8 +126,6 @@ class AllGather:
         same_size: whether all payloads have the same number of elements. Otherwise lengths are gathered first, and all
             are padded to the longest; nothing of the padding is read.
     """
-
-    name = GATHER
 
     def __init__(self, coding: ElementCoding = PLAIN, *, same_size: bool = True) -> None:
         self._coding = coding

@@ -98,7 +98,6 @@ class LowRank(Summed[LowRankPayload]):
         device: where the gradient lies.
     """
 
-    name = "powersgd"
     counts_steps = True
 
     def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:

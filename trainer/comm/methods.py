@@ -152,7 +152,7 @@ def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]
 
     Args:
         name: as people write it.
-        method: what it combines with; its collectives are those of the compressor's ``combines``.
+        method: what it combines with.
         make: makes the compressor.
 
     Raises:

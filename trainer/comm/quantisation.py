@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
@@ -266,9 +264,6 @@ class Packed(Compressor[PackedPayload]):
         at_random: how values are rounded, see `Quantised`.
     """
 
-    name = "qsgd_maxnorm"
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
-
     def __init__(self, *, bits: int, levels: int, at_random: bool) -> None:
         self.counts_steps = at_random
         self._bits = bits
@@ -296,9 +291,6 @@ class Sign(Compressor[PackedPayload]):
     a mean of zero. (Karimireddy et al., arXiv 1901.09847; signs alone: Bernstein et al., arXiv 1802.04434.)
     """
 
-    name = "sign"
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
-
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
         """The signs of all elements (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
@@ -310,8 +302,6 @@ class Sign(Compressor[PackedPayload]):
 
 class PackedAllGather:
     """One all-gather of bytes; payloads are unpacked and added in rank order, so all workers hold the same bits."""
-
-    name = GATHER
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
         """Gather, and sum on arrival (see `Collective`)."""

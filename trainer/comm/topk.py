@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hetopt.core.comm.composition import AR_TOPK, GATHER, STAR, VAR
 from hetopt.core.comm.payload_bytes import MAX_INDEXED_ELEMENTS, kept_elements
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import (
@@ -53,8 +51,6 @@ class Selection(Compressor[SparsePayload]):
         ratio: fraction of the elements, in (0, 1].
     """
 
-    combines: ClassVar[tuple[str, ...]] = (GATHER, AR_TOPK, STAR, VAR)
-
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
 
@@ -65,8 +61,6 @@ class TopK(Selection):
     One selection over all parameters, not one a layer: a per-layer k starves layers with large gradients (arXiv
     2312.02493).
     """
-
-    name = "topk"
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep the largest magnitudes; the same gradient always gives the same payload."""
@@ -148,8 +142,6 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
 class ThresholdSelection(Selection):
     """Sends what is not below a threshold, mostly another number of elements on every worker."""
 
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
-
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; Top-k decides where no threshold is found, and where everything is to be sent."""
         k = kept_elements(flat.numel(), self.ratio)
@@ -201,7 +193,6 @@ class Dgc(ThresholdSelection):
     that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the residual's.)
     """
 
-    name = "dgc"
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
@@ -231,8 +222,6 @@ class RedSync(ThresholdSelection):
     released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
     """
 
-    name = "redsync"
-
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
         """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
         lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
@@ -250,8 +239,6 @@ class MsTopK(ThresholdSelection):
     "Towards scalable distributed training of deep learning on public cloud clusters", arXiv 2010.10458.)
     """
 
-    name = "mstopk"
-    combines = Selection.combines
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:

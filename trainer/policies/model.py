@@ -49,9 +49,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import Shares, WorkerTime, solve_shares
@@ -108,12 +107,6 @@ class WorkerLine(Record):
     since_change: NonNegativeInt | None = None
     slower: NonNegativeFloat = 0.0
     faster: NonNegativeFloat = 0.0
-
-    @model_validator(mode="after")
-    def _takes_time(self) -> Self:
-        if self.time_s(self.samples) <= 0:
-            raise ValueError("a step takes time")
-        return self
 
     @classmethod
     def through(cls, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:

@@ -15,7 +15,7 @@ Number formats of the forward and backward pass, and the loss scale that fp16 ne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,19 +94,6 @@ class LossScale:
         if self.clean_steps + 1 >= self.growth_interval:
             return LossScale(value=self.value * 2, growth_interval=self.growth_interval)
         return LossScale(value=self.value, clean_steps=self.clean_steps + 1, growth_interval=self.growth_interval)
-
-    def to_dict(self) -> dict[str, float]:
-        """The scale as plain JSON."""
-        return {"value": self.value, "clean_steps": self.clean_steps, "growth_interval": self.growth_interval}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, float]) -> LossScale:
-        """The scale that `to_dict` gave."""
-        return cls(
-            value=float(data["value"]),
-            clean_steps=int(data["clean_steps"]),
-            growth_interval=int(data["growth_interval"]),
-        )
 
 
 def initial_loss_scale(precision: Precision) -> LossScale | None:
