@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.comm.options import IDENTITY, Candidate, Candidates, settled_collective, way_name
+from hetopt.core.comm.options import IDENTITY, Candidates, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec
@@ -40,7 +40,6 @@ class ExchangeConfig:
         dense_bytes: of the gradient.
         exchange: sums whole gradients; None: nothing does, or only buckets are summed.
         steering: None: what is exchanged stays as it is.
-        use: exchanges in another way from the next step on; None: nothing is steered.
         timings: of the network's collectives, where it was measured.
         measured_s: how long that took, and timing compressors.
     """
@@ -49,7 +48,6 @@ class ExchangeConfig:
     dense_bytes: int
     exchange: Exchange | None = None
     steering: AdaptiveController | None = None
-    use: Callable[[Candidate], None] | None = None
     timings: tuple[Timed, ...] = ()
     measured_s: float = 0.0
 
@@ -75,8 +73,8 @@ class ExchangeConfig:
     def follow(self) -> None:
         """Exchange as the steering says from the next step on."""
         assert self.steering is not None
-        assert self.use is not None
-        self.use(self.steering.candidate)
+        assert self.exchange is not None
+        self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
         """Go on with what a checkpoint holds, whose residual the step has already."""
@@ -190,7 +188,6 @@ def make_exchange(
         dense_bytes=dense_bytes,
         exchange=exchange,
         steering=steering,
-        use=None if steering is None else lambda candidate: exchange.use(candidate.compression),
         timings=timings,
         measured_s=measured_s,
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -41,8 +41,6 @@ from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 _RUNS_WITH_LESS = 1
 """Runs that prove nothing: the optimizer takes its memory at the end of the first."""
-
-_WEIGHTS_KEPT = 64
 
 
 class DoesNotFit(RunFailed):
@@ -115,7 +113,6 @@ class LocalGradient:
         self._device = device
         self.counted: Tensor | None = None
         self.part_counted: Tensor | None = None
-        self._weights: dict[float, Tensor] = {}
         self._part: MicroBatch | None = None
         self._runs = 0
         self.proven = 0
@@ -202,21 +199,13 @@ class LocalGradient:
         loss: Tensor = self._module(self._reader.read(part))
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
         if self.counted is None:
-            weight = self._weight(len(part) * factor)
+            weight = torch.tensor(len(part) * factor, device=self._device)
         else:
             self.part_counted = self._module.count
             assert self.part_counted is not None
             weight = (self.part_counted * factor).to(loss.dtype)
         torch.autograd.backward(loss, weight)
         return loss
-
-    def _weight(self, value: float) -> Tensor:
-        weight = self._weights.get(value)
-        if weight is None:
-            if len(self._weights) > _WEIGHTS_KEPT:
-                self._weights.clear()
-            weight = self._weights[value] = torch.tensor(value, device=self._device)
-        return weight
 
 
 def half_of(samples: int, rank: int) -> int:
@@ -251,8 +240,13 @@ class NoExchange(NoResidual):
 _NO_EXCHANGE = NoExchange()
 
 
-class Switch:
-    """Says in each step whether gradients are summed at once or in buckets, and by which of them.
+Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
+"""Says what sums buckets in the next step, if anything does, and the name of the way whose times the step has; told
+whether the step looks at gains."""
+
+
+def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Candidate]) -> Switch:
+    """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
     so is every step that looks at gains.
@@ -260,32 +254,19 @@ class Switch:
     Args:
         exchange: of whole gradients, whose compression changes.
         buckets: by compressor, what sums buckets under backward.
-        first: candidate to begin with.
+        present: the candidate in use, the same on all workers.
     """
 
-    def __init__(self, exchange: Exchange, buckets: Mapping[str, BucketSum], first: Candidate) -> None:
-        self._exchange = exchange
-        self._buckets = buckets
-        self.use(first)
-
-    def use(self, candidate: Candidate) -> None:
-        """Exchange in this way from the next step on; all workers must decide the same.
-
-        Raises:
-            BadInput: it does not go with the residual.
-        """
-        self._exchange.use(candidate.compression)
-        self._candidate = candidate
-
-    def now(self, *, looks: bool) -> tuple[BucketSum | None, str]:
-        """Return what sums buckets in the next step, if anything does, and the name of the way whose times it has."""
-        candidate = self._candidate
+    def now(looks: bool) -> tuple[BucketSum | None, str]:
+        candidate = present()
         if not candidate.in_buckets:
             return None, candidate.option.key
-        if looks or self._exchange.has_residual:
+        if looks or exchange.has_residual:
             # Whole gradients are exceptions: nobody should compare their times with those of the others.
             return None, ""
-        return self._buckets[candidate.compression.name], candidate.option.key
+        return buckets[candidate.compression.name], candidate.option.key
+
+    return now
 
 
 class FusedStep:
@@ -373,7 +354,7 @@ class FusedStep:
     ) -> StepTrace:
         """Compute and exchange (see `Step`)."""
         if self._switch is not None:
-            self.in_buckets, self.way = self._switch.now(looks=bool(look_at))
+            self.in_buckets, self.way = self._switch(bool(look_at))
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
         global_batch_size = max(1, samples) if self._is_alone else global_batch_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.cost import BUCKETWISE
@@ -22,7 +21,15 @@ from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, is_steered, make_exchange
-from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep, LocalGradient, NoExchange, Switch, half_of
+from hetopt.trainer.steps.fused_step import (
+    DoesNotFit,
+    FusedStep,
+    LocalGradient,
+    NoExchange,
+    Switch,
+    half_of,
+    switch_between,
+)
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
@@ -105,12 +112,12 @@ def make_step(
             tries_twins=True,
         )
     switch: Switch | None = None
-    if config.exchange is not None and config.steering is not None:
-        ways = {each.compression.name for each in config.steering.candidates.all if each.in_buckets}
+    steering = config.steering
+    if config.exchange is not None and steering is not None:
+        ways = {each.compression.name for each in steering.candidates.all if each.in_buckets}
         plain = (Compression(name=name, memory="none") for name in (IDENTITY, BF16) if name in ways)
         sums = {way.name: bucket_sum for way in plain if (bucket_sum := in_buckets(way)) is not None}
-        switch = Switch(config.exchange, sums, config.steering.candidate)
-        config = replace(config, use=switch.use)
+        switch = switch_between(config.exchange, sums, lambda: steering.candidate)
     step = FusedStep(
         module=module,
         reader=feed,
