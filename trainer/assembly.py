@@ -22,7 +22,7 @@ from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, labels_of
-from hetopt.trainer.data.partitions import PartitionedCursor, Parts, make_parts
+from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
@@ -101,7 +101,7 @@ def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | No
     if context.world_size == 1 or spec.partition.name == "global":
         return None
     weights = first_shares(spec)
-    labels = labels_of(dataset) if spec.partition.name == "labels" else None
+    labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
     parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
     assert parts is not None
     digest = hashlib.sha256()

@@ -87,6 +87,9 @@ class ControlRow:
 
 
 _ROW = tuple(field.name for field in fields(ControlRow))
+DRAWN = slice(_ROW.index("drawn_epoch"), _ROW.index("drawn_batch") + 1)
+"""Where a row tells of the next batch, which is known last."""
+
 NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
 """Of a worker that is alone."""
 

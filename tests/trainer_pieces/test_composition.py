@@ -24,6 +24,7 @@ from hetopt.core.comm.payload_bytes import (
     gathered_bits,
     operations,
     summed_bits,
+    summed_code_bytes,
     wire_bytes,
 )
 from hetopt.core.errors import BadInput
@@ -90,7 +91,7 @@ def test_what_parameters_may_be_rounded_by_is_summed_whole():
 def test_widths_and_levels_fit_each_other():
     for workers in range(1, 300):
         bits, levels = summed_bits(workers)
-        assert bits == (8 if workers <= 127 else 32)
+        assert bits == (8 if workers <= 127 else 16)
         assert 1 <= workers * levels <= LARGEST_SUM[bits]
         for wanted in (1, 3, 15, 255, 65535):
             bits, levels = summed_bits(workers, levels=wanted)
@@ -100,6 +101,7 @@ def test_widths_and_levels_fit_each_other():
             assert all(workers * wanted > LARGEST_SUM[b] for b in narrower)
     assert gathered_bits(levels=7) == (4, 7)
     assert gathered_bits(bits=2) == (2, 1)
+    assert [summed_code_bytes(7, bits) for bits in (4, 8, 16, 32)] == [4, 7, 16, 28]
 
 
 def test_planned_bytes_are_the_operations_bytes():

@@ -1,4 +1,4 @@
-"""The small parts that exchanges are made of: bits, rounding, random elements, orthonormal columns, averages."""
+"""The small parts that exchanges are made of: lanes, bits, rounding, random elements, orthonormal columns, averages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
+from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.elements import (
     PackedIndices,
@@ -20,6 +21,7 @@ from hetopt.trainer.comm.exchange import RoundedSum, average_parameters, weights
 from hetopt.trainer.comm.low_rank import orthonormal
 from hetopt.trainer.comm.quantisation import nearest
 from hetopt.trainer.comm.vectors import (
+    Lanes,
     bit_values,
     look_up,
     pack_codes,
@@ -30,6 +32,24 @@ from hetopt.trainer.comm.vectors import (
 from .thread_group import ThreadGroup
 
 CPU = torch.device("cpu")
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(sorted(LARGEST_SUM)), st.integers(1, 64), st.integers(0, 200), st.integers(0, 2**32), st.booleans()
+)
+def test_sums_of_packed_codes_are_packed_sums_of_codes(bits, workers, numel, seed, at_limits):
+    """Also where all workers are at the largest magnitude, next to its opposite: nothing wraps around."""
+    workers = min(workers, LARGEST_SUM[bits])
+    _, levels = summed_bits(workers, bits=bits)
+    lanes, generator = Lanes(bits, levels), torch.Generator().manual_seed(seed)
+    codes = [torch.randint(-levels, levels + 1, (numel,), generator=generator) for _ in range(workers)]
+    if at_limits:
+        codes = [levels * codes[0].sign()] * workers
+    words = torch.stack([lanes.pack(each.to(lanes.code_dtype)).clone() for each in codes])
+    assert words[0].nbytes == summed_code_bytes(numel, bits)
+    total = words.sum(0, dtype=words.dtype)
+    assert torch.equal(lanes.unpack(total, numel, workers).long(), sum(codes))
 
 
 @settings(max_examples=50)

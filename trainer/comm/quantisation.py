@@ -17,6 +17,7 @@ from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
 from hetopt.trainer.comm.vectors import (
+    Lanes,
     Workspace,
     add_looked_up,
     bit_values,
@@ -113,6 +114,7 @@ class QuantisedPayload(Payload):
 
     codes: Tensor
     grid: Grid | None
+    lanes: Lanes
 
     @property
     def numel(self) -> int:  # type: ignore[override]  # as many as codes
@@ -183,6 +185,7 @@ class Quantised(Summed[QuantisedPayload]):
         self.counts_steps = at_random
         self._bits = bits
         self._levels = levels
+        self._lanes: dict[tuple[int, int], Lanes] = {}
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> QuantisedPayload:
@@ -192,25 +195,25 @@ class Quantised(Summed[QuantisedPayload]):
         largest = torch.nan_to_num(flat.new_tensor([largest_magnitude(flat)]), nan=math.inf, posinf=math.inf)
         turn.channel.all_reduce(largest, "max")
         peak = float(largest)
-        dtype = torch.int8 if bits == 8 else torch.int32
-        codes = self._workspace.take("codes", flat.numel(), dtype, flat.device)
+        lanes = self._lanes.setdefault((bits, levels), Lanes(bits, levels))
+        codes = self._workspace.take("codes", flat.numel(), lanes.code_dtype, flat.device)
         if not math.isfinite(peak):
-            return QuantisedPayload(codes=codes.zero_(), grid=None)
+            return QuantisedPayload(codes=codes.zero_(), grid=None, lanes=lanes)
         grid = Grid.agreed(flat, peak=peak, levels=levels, scales=self._scales, channel=turn.channel)
         grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
-        return QuantisedPayload(codes=codes, grid=grid)
+        return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
     def wire(self, payload: QuantisedPayload, out: Tensor) -> Tensor:
-        """A copy of the codes (see `Summed`)."""
-        codes = payload.codes
-        return self._workspace.take("sums", codes.numel(), codes.dtype, codes.device).copy_(codes)
+        """Codes side by side in words (see `Summed`)."""
+        return payload.lanes.pack(payload.codes)
 
     def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
         """Read the sums of codes off the grid (see `Summed`)."""
         if payload.grid is None:
             out.fill_(math.nan)
             return
-        for block, values in payload.grid.parts(total):
+        codes = payload.lanes.unpack(total, payload.codes.numel(), turn.channel.workers)
+        for block, values in payload.grid.parts(codes):
             out[block].copy_(values)
 
 

@@ -27,8 +27,16 @@ from typing import TypeAlias
 import numpy as np
 
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Partition
+from hetopt.core.synchronization import Partition, PartitionName
 from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, Passes, count_of, permutation
+
+NAMES: dict[PartitionName, str] = {
+    "global": "one shuffled order for all, each sample once an epoch, whoever takes it",
+    "shards": "each worker has a part of its own",
+    "seldp": "workers go round the parts, at any time on different ones (SelSync)",
+    "labels": "each worker has samples of a few labels only",
+}
+NEED_LABELS: tuple[PartitionName, ...] = ("labels",)
 
 _ORDER, _LABELS, _SPLIT = range(3)
 """What a sequence of random words is for: each has its own."""

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from hetopt.core.run_spec import Stream
 from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, NothingToRemember
 
+UNKNOWN_RATE = -1.0
+"""Of a stream that was not watched for long enough yet."""
+
 DEAD_BAND = 0.05
 """Shares stay while every one of them is within this part of what its rate asks for: counts of arrivals are noisy."""
 

@@ -133,7 +133,7 @@ def operations(
     def quantised(count: int, *, scales: int = 1) -> list[_Part]:
         width, _ = summed_bits(workers, bits=bits, levels=levels)
         masks: list[_Part] = [("all_reduce", (scales - 1) * math.ceil(count / 8))] if scales > 1 else []
-        return [("all_reduce", VALUE_BYTES), *masks, ("all_reduce", count * width // 8)]
+        return [("all_reduce", VALUE_BYTES), *masks, ("all_reduce", summed_code_bytes(count, width))]
 
     match name:
         case "identity":
@@ -231,7 +231,7 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
     return [*election, ("broadcast", indices), values]
 
 
-LARGEST_SUM = {8: 127, 32: 2**31 - 1}
+LARGEST_SUM = {4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1}
 """What a sum of codes may come to, by the bits that a code takes on the wire where codes are summed on the way."""
 
 GATHERED_BITS = (2, 4, 8)
@@ -298,6 +298,13 @@ def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tupl
             hint=f"use at most {2 ** (width - 1) - 1} levels",
         )
     return width, levels
+
+
+def summed_code_bytes(numel: int, bits: int) -> int:
+    """Bytes of ``numel`` codes where they are summed: two of 4 bits share a byte, two of 16 bits a 32-bit word."""
+    if bits == 4:
+        return math.ceil(numel / 2)
+    return 4 * math.ceil(numel / 2) if bits == 16 else numel * bits // 8
 
 
 def gathered_code_bytes(numel: int, bits: int) -> int:
