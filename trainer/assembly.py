@@ -22,6 +22,7 @@ from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, labels_of
+from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.normalisation import least_share
@@ -73,6 +74,7 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         rank=context.rank,
         cursor=make_cursor(context, dataset),
         reads_ahead=spec.prefetch != "off" and spec.stream is None and is_worth,
+        injector=None if spec.injection is None or context.world_size == 1 else Injector(spec.injection, spec.seed),
     )
 
 

@@ -266,12 +266,13 @@ class _Run:
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
         feed = self._training.feed
-        seen = feed.cursor.position - unread * sum(self._training.balance.shares)
+        seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
         training.tell(
             period,
             epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
+            **feed.event(),
             **({} if self._training.replay is None else period.stream_event()),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
@@ -397,7 +398,8 @@ def conclude(training: Training, period: Period) -> None:
         )
         _try_twins(training)
     if training.share(period, training.feed.cursor.epoch):
-        training.milestones = replace(training.milestones, global_batch_size=sum(training.balance.shares))
+        drawn = training.feed.drawn(training.balance.shares)
+        training.milestones = replace(training.milestones, global_batch_size=sum(drawn))
 
 
 def _try_twins(training: Training) -> None:

@@ -6,7 +6,7 @@ The engine as a task's loop drives it: it computes the steps, too.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.compressor import own_momentum
 from hetopt.trainer.context import Generators, WorkerContext
+from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
@@ -77,7 +78,7 @@ class Training(Engine):
         self.milestones = Milestones(
             stop=spec.stop,
             dataset_size=len(data.train),
-            global_batch_size=spec.global_batch_size,
+            global_batch_size=samples_of_step(spec),
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
@@ -275,10 +276,11 @@ class Training(Engine):
             self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
+        held = self.feed.sizes  # of every rank, with copies that were handed on
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self.computes.run(parts, sum(shares), None if scale is None else scale.value, self.look_at)
+                trace = self.computes.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
@@ -288,7 +290,9 @@ class Training(Engine):
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.unfinished = None
-        self.after(trace, shares)
+        if held != shares:  # losses are told as of the local batches
+            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
+        self.after(trace, held)
 
     def close(self) -> None:
         """Let go of threads and processes."""

@@ -97,7 +97,7 @@ def _check_exchange(run: RunSpec) -> None:
 
 
 def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
-    """Return the run with the synchronization and the partition that were asked for.
+    """Return the run with the synchronization, partition and injection that were asked for.
 
     A plan's own choice of compression gives way to workers that send no gradients, unless somebody chose it for this
     launch.
@@ -105,7 +105,7 @@ def synchronized(changes: Changes, run: RunSpec) -> RunSpec:
     Raises:
         BadInput: they do not go with the rest of the run.
     """
-    update = {"sync": changes.sync, "partition": changes.partition}
+    update = {"sync": changes.sync, "partition": changes.partition, "injection": changes.inject}
     update = {name: value for name, value in update.items() if value is not None}
     if not update and not run.is_local:
         return run

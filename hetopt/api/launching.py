@@ -135,7 +135,7 @@ def _refuse_what_would_train(changes: Changes) -> None:
     Raises:
         BadInput: something was asked for that needs them.
     """
-    for name in ("script", "partition", "stream", "precision"):
+    for name in ("script", "partition", "inject", "stream", "precision"):
         if getattr(changes, name):
             raise BadInput(
                 f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"
@@ -158,7 +158,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
             )
         return plan, ()
     script = said or plan.run.script
-    for name in ("partition", "stream", "steps", "precision"):
+    for name in ("partition", "inject", "stream", "steps", "precision"):
         if getattr(changes, name) is not None:
             raise BadInput(
                 f"`{name}` is for tasks: a script has its own data, arithmetic and loop.",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hetopt.api.changes import StreamWish
     from hetopt.core.memory import Precision
     from hetopt.core.run_spec import Compression, Settings
-    from hetopt.core.synchronization import Partition, Synchronization
+    from hetopt.core.synchronization import Injection, Partition, Synchronization
     from hetopt.optimizer.training_recipe import Method, Optimizer
 
     Policy = tuple[str, Settings]
@@ -258,6 +258,14 @@ class Changes(Options):
             help="Which samples a worker sees: global, shards, seldp or 'labels(1)'. Default: the plan's.",
             names=("hetopt.core.synchronization:PartitionName",),
             read=read_by("hetopt.core.synchronization:parse_partition"),
+        ),
+    ] = None
+    inject: Annotated[
+        Injection | None,
+        Option(
+            help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
+            flag="data-injection",
+            read=read_by("hetopt.core.synchronization:parse_injection"),
         ),
     ] = None
     stream: Annotated[

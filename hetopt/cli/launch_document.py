@@ -208,7 +208,11 @@ def _exchange(spec: RunSpec) -> str:
 
 def _data(spec: RunSpec) -> str:
     """Return what of the data each worker sees, where that is not all of it."""
-    return "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
+    partition = "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
+    if spec.injection is None:
+        return partition
+    givers, samples = formatting.share(spec.injection.workers), formatting.share(spec.injection.samples)
+    return f"{partition}, {givers} of the workers hand on {samples} of their samples"
 
 
 def _end(record: Launch) -> str:

@@ -160,7 +160,7 @@ OF_TASKS = (
         "a script's optimizer keeps its own learning rate",
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),
-    (("partition", "stream"), "a script reads its own data", "leave out `partition`, `stream`"),
+    (("partition", "injection", "stream"), "a script reads its own data", "leave out `partition`, `inject`, `stream`"),
     (("precision",), "a script says itself what it computes in", "plan without `precision`"),
     (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
     (("prefetch",), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),

@@ -36,7 +36,7 @@ from hetopt.core.memory import Precision
 from hetopt.core.paths import HOST_PATTERN, is_name, shown
 from hetopt.core.plain_text import known
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
-from hetopt.core.synchronization import Partition, Synchronization
+from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 
 Settings: TypeAlias = dict[str, int | float | str | bool]
@@ -413,9 +413,7 @@ class StopRule(Record):
         return self
 
 
-_DID_NOTHING: Mapping[str, object] = MappingProxyType(
-    {"injection": None, "learning_rate_rule": "fixed", "loader_processes": 0}
-)
+_DID_NOTHING: Mapping[str, object] = MappingProxyType({"injection": None, "loader_processes": 0})
 """Fields of earlier versions, and what they said where they changed nothing."""
 
 
@@ -448,6 +446,7 @@ class RunSpec(RecordLeavingOut):
     )
     sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")
+    injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: BatchPolicy = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
@@ -531,7 +530,7 @@ class RunSpec(RecordLeavingOut):
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
         """
-        alike = not self.is_local and self.partition.name == "global" and self.stream is None
+        alike = not self.is_local and self.partition.name == "global" and self.injection is None and self.stream is None
         return self.max_restarts > 0 and not self.script and len(self.workers) > 1 and self.probe is None and alike
 
     @property

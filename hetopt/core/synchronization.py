@@ -1,5 +1,5 @@
-"""When workers put together what they have learned, and which samples each of them sees: the records, and how a person
-writes them.
+"""When workers put together what they have learned, which samples each of them sees, and which they hand on: the
+records, and how a person writes them.
 
 selsync(0.3)               local-sgd(8, outer_rate=0.7)       labels(1)
 selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)
@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Record, RecordLeavingOut
-from hetopt.core.grammar import FRACTION, Unit, call, record, written
+from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.plain_text import known
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
@@ -109,6 +109,20 @@ class Partition(_Named):
     labels: PositiveInt = 1
 
 
+class Injection(Record):
+    """Samples that workers hand on to each other, so that all see something of what only some of them have.
+
+    In every step ``ceil(workers * N)`` of the N workers, drawn anew, give the others a copy of a part of their samples.
+
+    Attributes:
+        workers: part of the workers that give (alpha).
+        samples: part of the samples of a step that a giver gives (beta).
+    """
+
+    workers: float = Field(gt=0, le=1)
+    samples: float = Field(gt=0, le=1)
+
+
 DILOCO = "diloco"
 """Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
 
@@ -165,6 +179,16 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
     item = call(text, option)
     name = known(item.name, PARTITIONS, "partition")
     return record(Partition, item, _fields(name), first=_FIRST.get(name, ()), defaults={"name": name})
+
+
+def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
+    """Return which part of the workers gives which part of its samples, of ``ALPHA, BETA``.
+
+    Raises:
+        BadInput: not two fractions.
+    """
+    keys = {"workers": "workers", "samples": "samples"}
+    return record(Injection, arguments(text, option), keys, first=keys, units=dict.fromkeys(keys, FRACTION))
 
 
 def spell_sync(sync: Synchronization) -> str:

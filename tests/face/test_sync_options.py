@@ -1,4 +1,4 @@
-"""What a person types about synchronisation and partition, and what becomes of it."""
+"""What a person types about synchronisation, partition and injection, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ RUN = RunSpec(task="digits", workers=(WORKER,) * 4, stop=StopRule(max_steps=10))
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("selsnyc(0.3)", None), "no synchronisation called 'selsnyc'"),
-        (("selsync(0.3", None), "a name with its values in parentheses"),
-        (("selsync(0.3,0.4)", None), "a value too many: '0.4'"),
-        (("selsync(0.3,delta=0.4)", None), "says twice what delta is"),
-        (("local-sgd(0)", None), "every must be greater than 0, got '0'"),
-        (("local-sgd(8,delta=1)", None), "no option of local-sgd called 'delta'"),
-        (("selsync(-1)", None), "delta must be greater than or equal to 0 or 'auto' or 'never', got '-1'"),
-        (("bsp(3)", None), "a value too many"),
-        ((None, "labels(none)"), "labels must be a valid integer, got 'none'"),
+        (("selsnyc(0.3)", None, None), "no synchronisation called 'selsnyc'"),
+        (("selsync(0.3", None, None), "a name with its values in parentheses"),
+        (("selsync(0.3,0.4)", None, None), "a value too many: '0.4'"),
+        (("selsync(0.3,delta=0.4)", None, None), "says twice what delta is"),
+        (("local-sgd(0)", None, None), "every must be greater than 0, got '0'"),
+        (("local-sgd(8,delta=1)", None, None), "no option of local-sgd called 'delta'"),
+        (("selsync(-1)", None, None), "delta must be greater than or equal to 0 or 'auto' or 'never', got '-1'"),
+        (("bsp(3)", None, None), "a value too many"),
+        ((None, "labels(none)", None), "labels must be a valid integer, got 'none'"),
+        ((None, None, "0.5"), "samples is missing"),
+        ((None, None, "0.5,1.5"), "samples must be less than or equal to 1, got '1.5'"),
+        ((None, None, "0,0.5"), "workers must be greater than 0, got '0'"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(options, said: str) -> None:
     with pytest.raises(BadInput) as caught:
-        Changes(**dict(zip(("sync", "partition"), options, strict=True)))
+        Changes(**dict(zip(("sync", "partition", "inject"), options, strict=True)))
     assert said in str(caught.value)
 
 
@@ -76,9 +79,10 @@ def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> Non
         assert record["plan"]["run"]["sync"]["name"] == "bsp", "the plan is kept as it was made"
         return record
 
-    record = launched("--sync", "selsync(auto,share=0.2)", "--partition", "labels(2)")
+    record = launched("--sync", "selsync(auto,share=0.2)", "--partition", "labels(2)", "--data-injection", "0.5,0.25")
     assert record["spec"]["sync"]["synchronised_share"] == 0.2
     assert record["spec"]["partition"]["labels"] == 2
+    assert record["spec"]["injection"] == {"workers": 0.5, "samples": 0.25}
     each_s = [
         one["prediction"]["communication_s"]
         for one in (launched("--sync", "local-sgd(8)", "--compression", "int8"), launched("--sync", "local-sgd(8)"))

@@ -37,8 +37,10 @@ from hetopt.core.grammar import (
 from hetopt.core.hosts import Hours, read_hosts
 from hetopt.core.hosts import parse_hosts as hosts_named
 from hetopt.core.synchronization import (
+    Injection,
     Partition,
     Synchronization,
+    parse_injection,
     parse_partition,
     parse_sync,
     spell_partition,
@@ -86,6 +88,11 @@ def test_a_partition_is_read_as_it_is_written(plain: str, labels: int) -> None:
     for fields in ({"name": plain}, {"name": "labels", "labels": labels}):
         partition = Partition.model_validate(fields)
         assert parse_partition(spell_partition(partition)) == partition
+
+
+@given(fractions, fractions)
+def test_an_injection_is_read_as_it_is_written(workers: float, samples: float) -> None:
+    assert parse_injection(f"{workers!r}, {samples!r}") == Injection(workers=workers, samples=samples)
 
 
 buckets = st.builds(Bucket, market=st.sampled_from(["spot", "on-demand"]), family=st.sampled_from(FAMILIES))
@@ -172,6 +179,7 @@ READERS: tuple[Callable[[str], object], ...] = (
     parse_compression,
     parse_sync,
     parse_partition,
+    parse_injection,
     parse_hosts,
     parse_stream,
     lambda text: parse_changes(text, ("h0", "h1")),

@@ -79,6 +79,12 @@ FIELDS: Mapping[str, Field] = {
     "slowdown_coefficient": Field(value=0.75, beside={**TOPK, "ratio_policy": "auto"}, task="ways", script="ways"),
     "sync": Field(value={"name": "local-sgd", "every_steps": 2}, task="averages", script="averages"),
     "partition": Field(value={"name": "shards"}, task="parameters", script=Refused(sentence=DATA)),
+    "injection": Field(
+        value={"workers": 1.0, "samples": 0.5},
+        beside={"partition": {"name": "shards"}},
+        task="parameters",
+        script=Refused(sentence=DATA),
+    ),
     "stream": Field(value={"rates": (4000, 2000, 1000)}, task="parameters", script=Refused(sentence=DATA)),
     "exchange_timeout_s": Field(value=17.0, task=WAITS, script=WAITS),
     "batch_policy": Field(value="uniform", task="shares", script="shares"),

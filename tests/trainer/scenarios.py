@@ -92,6 +92,10 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},
+    {
+        "name": "injection",
+        "spec": toy_spec(partition={"name": "shards"}, injection={"workers": 0.5, "samples": 0.5}, **SHORT),
+    },
 ]
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "dense", "spec": toy_spec()},

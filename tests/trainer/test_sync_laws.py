@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.core.synchronization import Partition
+from hetopt.core.synchronization import Injection, Partition
 from hetopt.trainer.checkpoints.folder import rank_file
+from hetopt.trainer.data.injection import drawn_samples, given_samples
 from hetopt.trainer.data.partitions import make_parts
 from hetopt.trainer.packing import unpack
 
@@ -110,6 +111,24 @@ def test_every_worker_trains_on_its_own_stream_across_an_interruption(crew: Crew
             turn += 1
         assert seen == stream[: len(seen)]
         assert len(seen) == share * (SHORT_STEPS if name == "shards" else STEPS)
+
+
+def test_workers_train_on_what_others_hand_them_and_the_bytes_are_counted(crew: Crew) -> None:
+    injection = Injection(workers=0.5, samples=0.5)
+    parts = make_parts(Partition(name="shards"), size=TRAINING_SAMPLES, weights=SHARES, seed=0)
+    assert parts is not None
+    own = [set(parts.order(rank, 0).tolist()) for rank in range(WORLD_SIZE)]
+    drawn = drawn_samples(injection, SHARES)
+    gifts = [given_samples(injection, drawn, seed=0, position=step * sum(drawn)) for step in range(SHORT_STEPS)]
+    for rank in range(WORLD_SIZE):
+        received = sum(sum(given) - given[rank] for given in gifts)
+        seen = crew.samples("injection", rank)
+        assert len(seen) == SHORT_STEPS * drawn[rank] + received
+        assert sum(index not in own[rank] for index in seen) == received
+    events = [event["injection"] for event in crew.events("injection", "step") if "injection" in event]
+    handed = sum(2 * sum(given) for given in gifts)
+    assert sum(event["samples"] for event in events) == handed
+    assert sum(event["sent_bytes"] for event in events) == handed * (6 * 4 + 4 + 8)  # inputs, target, index
 
 
 def test_a_checkpoint_holds_the_average_and_each_workers_own(crew: Crew) -> None:

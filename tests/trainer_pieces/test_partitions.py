@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Partition
+from hetopt.core.synchronization import Injection, Partition
 from hetopt.trainer.data.cursor import Cutting
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
+from hetopt.trainer.data.injection import drawn_samples, given_samples
 from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -131,3 +134,24 @@ def test_labels_are_found_in_any_labelled_data():
     assert labels_of(TensorPairs(torch.zeros(4, 2), torch.tensor([3, 1, 2, 0]))).tolist() == [3, 1, 2, 0]
     with pytest.raises(BadInput, match="have no labels: a target is a tensor of float32 with shape"):
         labels_of(TensorPairs(torch.zeros(4, 2), torch.zeros(4, 1)))
+
+
+@given(
+    shares=st.lists(st.integers(1, 64), min_size=2, max_size=10),
+    alpha=st.floats(0.01, 1),
+    beta=st.floats(0.01, 1),
+    position=st.integers(0, 10**6),
+)
+def test_injection_keeps_batches_about_as_large(shares, alpha, beta, position):
+    injection = Injection(workers=alpha, samples=beta)
+    drawn = drawn_samples(injection, shares)
+    given_ = given_samples(injection, drawn, seed=1, position=position)
+    givers = math.ceil(alpha * len(shares) - 1e-9)
+    assert sum(gift > 0 for gift in given_) == givers
+    assert given_ == given_samples(injection, drawn, seed=1, position=position)
+    assert all(gift <= own for gift, own in zip(given_, drawn, strict=True))
+    if len(set(shares)) == 1 and shares[0] >= 32:
+        # What a giver gives it does not receive: its batch is smaller by that, and everyone's by rounding.
+        slack = 1 + givers * 0.5 + max(given_)
+        held = [own + sum(given_) - gift for own, gift in zip(drawn, given_, strict=True)]
+        assert all(abs(size - shares[0]) <= slack for size in held)

@@ -80,7 +80,7 @@ def run_digest(spec: RunSpec) -> str:
 
     Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
     """
-    identity = spec.model_dump_json(include={"task", "seed", "compression", "precision", "partition"})
+    identity = spec.model_dump_json(include={"task", "seed", "compression", "precision", "partition", "injection"})
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

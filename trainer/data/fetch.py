@@ -85,7 +85,7 @@ def pinned(batch: Batch) -> Batch:
 
 
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Return the same nesting with something else in the place of every tensor."""
+    """Return the same nesting with something else in the place of every tensor, in the order of `leaves_of`."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, dict):

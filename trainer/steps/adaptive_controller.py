@@ -88,7 +88,7 @@ class AdaptiveController:
             coefficient=spec.slowdown_coefficient,
             most_lost=MOST_LOST,
             # Samples have to be drawn ahead, and gradients must not need scaling.
-            tries_twins=tries_twins and spec.stream is None and spec.precision != "fp16",
+            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
         )
         self._state: Record = self._policy.initial()
         self._times = StepTimes()

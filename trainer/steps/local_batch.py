@@ -6,18 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import numpy as np
 import torch
 
+from hetopt.core.events.log import Event
 from hetopt.trainer.data.cursor import Cursor, Cutting, GlobalBatch, MicroBatch, upcoming
 from hetopt.trainer.data.fetch import (
     Batch,
     MapDataset,
     changes_with_epoch,
+    each_tensor,
     fetch,
     pinned,
     set_epoch,
     to_device,
 )
+from hetopt.trainer.data.injection import Injector, drawn_samples
 from hetopt.trainer.data.prefetch import ReadAhead
 
 
@@ -73,9 +77,11 @@ class SampleFeed:
         rank: whose slices.
         cursor: where the data stands; moved by `take` alone.
         reads_ahead: whether samples are read before they are needed, from `begin` on.
+        injector: mixes in samples of other workers; None: nobody hands any on.
 
     Attributes:
         cursor: where the data stands.
+        sizes: samples of the last step, of each worker.
         learned_bound: the largest micro-batch that fits, as far as this worker had to learn it; None: it had not.
     """
 
@@ -86,14 +92,18 @@ class SampleFeed:
         rank: int,
         cursor: Cursor,
         reads_ahead: bool = False,
+        injector: Injector | None = None,
     ) -> None:
         self._reader = reader
         self._cutting = reader.cutting
         self._rank = rank
         self.cursor = cursor
         self._reads_ahead = reads_ahead
+        self._injector = injector
+        self._mixed: Batch | None = None
+        self.sizes: tuple[int, ...] = ()
         self._ahead: ReadAhead | None = None
-        self._followed: tuple[int, ...] = ()
+        self._followed: Sequence[int] = ()
         self._batch: GlobalBatch | None = None
         self.learned_bound: int | None = None
 
@@ -101,6 +111,14 @@ class SampleFeed:
     def max_samples(self) -> int | None:
         """The largest micro-batch that is tried."""
         return self._cutting.max_samples
+
+    def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
+        """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
+        return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
+
+    def event(self) -> Event:
+        """What was handed on since this was last asked for."""
+        return {} if self._injector is None else self._injector.event()
 
     def first_part(self, samples: int) -> MicroBatch:
         """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
@@ -110,16 +128,20 @@ class SampleFeed:
     def begin(self, shares: Sequence[int]) -> None:
         """Training begins, with these shares: start to read ahead."""
         if self._reads_ahead:
-            self._followed = tuple(shares)
+            self._followed = self.drawn(shares)
             self._ahead = ReadAhead(self._reader.read_for_later, self._from_here(self._followed))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
         """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
-        if self._ahead is not None and tuple(shares) != self._followed:
-            self._ahead.follow(self._from_here(shares))
-            self._followed = tuple(shares)
-        self._batch = self.cursor.take(shares)
-        return self._cutting.parts(self._batch, self._rank)
+        drawn = self.drawn(shares)
+        if self._ahead is not None and drawn != self._followed:
+            self._ahead.follow(self._from_here(drawn))
+            self._followed = drawn
+        self._batch, self._mixed, self.sizes = self.cursor.take(drawn), None, drawn
+        if self._injector is not None:
+            own = [self._on_host(part) for part in self._parts(self._batch)]
+            self._mixed, self.sizes = self._injector.mix(own, drawn, self._batch.position)
+        return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
         """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
@@ -127,9 +149,10 @@ class SampleFeed:
         self.learned_bound = max_samples
         if self._batch is None:
             return []
-        parts = self._cutting.parts(self._batch, self._rank)
+        parts = self._parts(self._batch)
         if self._ahead is not None:
-            self._ahead.follow(chain(parts, self._from_here(self._followed)))
+            unread = parts if self._mixed is None else []
+            self._ahead.follow(chain(unread, self._from_here(self._followed)))
         return parts
 
     def recall_bound(self, max_samples: int) -> None:
@@ -139,13 +162,27 @@ class SampleFeed:
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        batch = self._reader.read_on_host(part) if self._ahead is None else self._ahead.next(part)
-        return to_device(batch, self._reader.device)
+        return to_device(self._on_host(part), self._reader.device)
 
     def close(self) -> None:
         """Stop reading micro-batches ahead."""
         if self._ahead is not None:
             self._ahead.close()
+
+    def _on_host(self, part: MicroBatch) -> Batch:
+        if self._mixed is not None:
+            return each_tensor(self._mixed, lambda tensor: tensor[part.indices])
+        if self._ahead is not None:
+            return self._ahead.next(part)
+        return self._reader.read_on_host(part)
+
+    def _parts(self, batch: GlobalBatch) -> list[MicroBatch]:
+        """This worker's micro-batches; of mixed samples each has some of all workers."""
+        if self._mixed is None:
+            return self._cutting.parts(batch, self._rank)
+        size = self.sizes[self._rank]
+        count = -(-size // len(self.first_part(size)))
+        return [MicroBatch(epoch=batch.epoch, indices=np.arange(part, size, count)) for part in range(count)]
 
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
         cursor = self.cursor.at(self.cursor.state())

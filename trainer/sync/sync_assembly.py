@@ -16,6 +16,7 @@ from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.policies.sync.periodic import FedAvg, LocalSgd
 from hetopt.trainer.policies.sync.policy import SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync, votes_needed
@@ -92,7 +93,7 @@ def make_synchroniser(
         workers=len(spec.workers),
         seed=spec.seed,
         dataset_size=dataset_size,
-        global_batch_size=spec.global_batch_size,
+        global_batch_size=samples_of_step(spec),
     )
     assert policy is not None
     return Synchronizer(
