@@ -37,7 +37,8 @@ from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.owned import gpu_named, owned
 from hetopt.optimizer.market.quota import Quotas, obtainable, read_quotas
-from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
+from hetopt.optimizer.model_counts import Kind, ModelCount, of_flops, of_parameters
+from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
@@ -650,7 +651,7 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
     if params is None and config is None and flops is None:
         raise BadInput("give `params` or `config`: what the model is.", hint="for example `params=1.1e8`")
     if config is not None:
-        model = of_config(_config(config), tokens)
+        model = of_config(_config(config), tokens, whole=asked.method == "full")
     else:
         if tokens is None:
             tokens = TOKENS
