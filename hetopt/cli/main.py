@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, str] = {
     "estimate": "hetopt.cli.estimate",
     "predict": "hetopt.cli.predict",
     "recommend": "hetopt.cli.recommend",
+    "show": "hetopt.cli.show",
+    "compare": "hetopt.cli.show",
     "launch": "hetopt.cli.launch",
     "status": "hetopt.cli.status",
     "logs": "hetopt.cli.runs",
