@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -147,6 +148,41 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
 
     read_quotas(tuple(given))
     return tuple(given)
+
+
+def prices(given: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return hourly prices by type as they were written, once they can be read.
+
+    Raises:
+        BadInput: one of them cannot.
+    """
+    read_prices(tuple(given), name)
+    return tuple(given)
+
+
+def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
+    """Return USD an hour of each instance type that was given a price.
+
+    Args:
+        given: 'p4d.24xlarge=9.5', each.
+        name: of the parameter, for errors.
+
+    Raises:
+        BadInput: one names no price above 0.
+    """
+    found: dict[str, float] = {}
+    for text in given:
+        machine, _, amount = text.partition("=")
+        try:
+            usd_per_hour = float(amount)
+        except ValueError:
+            usd_per_hour = 0.0
+        if not machine or not 0 < usd_per_hour < math.inf:
+            raise BadInput(
+                f"`{name}` must be TYPE=USD an hour, above 0, got {text!r}.", hint="for example `p4d.24xlarge=9.5`"
+            )
+        found[machine] = usd_per_hour
+    return found
 
 
 def _epochs(given: float | str, name: str) -> float | None:
@@ -381,6 +417,16 @@ class Sought(Rentable):
             metavar="FAMILY=VCPUS",
             repeats=True,
             read=quotas,
+        ),
+    ] = ()
+    prices: Annotated[
+        Sequence[str],
+        Option(
+            help="What you pay for a machine on demand, reserved or by contract: p4d.24xlarge=9.5. May be repeated.",
+            flag="price",
+            metavar="TYPE=USD",
+            repeats=True,
+            read=prices,
         ),
     ] = ()
     inventory: Annotated[

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hetopt.api.catalogs import in_regions
 from hetopt.api.changes import into_plan
-from hetopt.api.options import Described, Search, Sought
+from hetopt.api.options import Described, Search, Sought, read_prices
 from hetopt.core.artifact import kind_in
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, setting
@@ -119,7 +119,10 @@ class Places:
                 hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
-        return cls(regional=in_regions(asked.region, asked.catalog), hosts=hosts)
+        own, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
+        regional = in_regions(asked.region, asked.catalog)
+        priced = (replace(known, catalog=known.catalog.priced(own, today=today)) for known in regional)
+        return cls(regional=tuple(priced) if own else regional, hosts=hosts)
 
     @property
     def catalogs(self) -> tuple[Catalog, ...]:
