@@ -206,7 +206,7 @@ def _at_usual_speed(point: SweepPoint, usual_s: float | None) -> SweepPoint:
 
 def _step_time(passes: Sequence[SweepPoint]) -> StepTime:
     """All workers and passes pooled: what one worker needs for a step while the others compute as well."""
-    samples = tuple(sample for one in passes for worker in one.samples_s for sample in settled(worker))
+    samples = tuple(sample for one in passes for worker in one.samples_s for sample in worker)
     return StepTime(
         local_batch_size=passes[0].local_batch_size,
         step_time_s=summarize(samples).median_s,
@@ -452,23 +452,6 @@ def _read(event: Event, kind: type[R], name: str) -> R:
 
 def _broken(name: str, why: str) -> RunFailed:
     return RunFailed(f"the measurement's log is damaged at '{name}': {why}.", hint="run `hetopt profile` again")
-
-
-def settled(samples_s: Sequence[float]) -> tuple[float, ...]:
-    """The timings from the first that looks like the second half of them: what is left of the warm-up goes.
-
-    A leading timing is dropped while it is more than three spreads (and 10 %) above the median of the second half. At
-    most half of the timings go, so that a machine that never settles still shows its noise.
-    """
-    half = len(samples_s) // 2
-    if half < 2:
-        return tuple(samples_s)
-    steady = summarize(samples_s[half:])
-    limit = steady.median_s + max(3 * steady.spread_s, 0.1 * steady.median_s)
-    start = 0
-    while start < half and samples_s[start] > limit:
-        start += 1
-    return tuple(samples_s[start:])
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetopt.core.run_spec import ProbeSchedule
@@ -30,16 +29,8 @@ SHOWN: Mapping[object, tuple[str, float]] = MappingProxyType(
 """By event: what is shown of its fields ("" leaves what is shown), and the share of a probe that is over by then."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What the probe is doing; ``done`` is in [0, 1] and never falls as the log grows."""
-
-    text: str
-    done: float
-
-
-def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
-    """Return the progress by the events so far. Unknown events are passed over, an empty log is the beginning."""
+def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
+    """Return what a probe is doing, and the share that is done, which never falls; unknown events are passed over."""
     text, done = "starting workers", 0.0
     # Points and pilots may be left out, so that these shares are the most that each brings.
     sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)
@@ -51,4 +42,4 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
         shown, least = SHOWN.get(event.get("event"), ("", 0.0))
         text = shown.format_map(event) or text
         done = max(done, least) + brings.get(str(event.get("event")), 0.0)
-    return Progress(text=text, done=min(done, 1.0))
+    return text, min(done, 1.0)

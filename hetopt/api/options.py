@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
-from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import DURATION, FRACTION, NUMBER, quantity
-from hetopt.core.option import Option, Options, duration_s, names, options, positive, size_bytes, within
+from hetopt.core.errors import BadInput
+from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, quantity
+from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
 
 if TYPE_CHECKING:
     import optuna
 
-    from hetopt.api.changes import StreamWish
     from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression, Settings
+    from hetopt.core.run_spec import Compression, Settings, Stream
     from hetopt.core.synchronization import Injection, Partition, Synchronization
     from hetopt.optimizer.training_recipe import Method, Optimizer
 
@@ -105,7 +104,7 @@ def time_weight(given: float | str, name: str) -> float:
     from hetopt.core.grammar import arguments, fields
 
     if not isinstance(given, str):
-        return within(given, name, 0.0, 1.0, example="0.67")
+        return float(within(given, name, 0.0, 1.0, example="0.67"))
     parts = fields(arguments(given, f"`{name}`"), {"time": "time", "cost": "cost"})
     weights = {part: quantity(value, NUMBER, f"`{name}`: {part}") for part, value in parts.items()}
     if len(weights) != 2 or min(weights.values()) < 0 or not sum(weights.values()):
@@ -185,52 +184,13 @@ def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
     return found
 
 
-def _epochs(given: float | str, name: str) -> float | None:
-    epochs = positive(given, name, "epochs")
-    return None if epochs is None else within(epochs, name, 0.0, MOST_EPOCHS, example="5")
-
-
-def confidence(given: float | str, name: str) -> float:
-    """Return the probability of a text; one that is no chance at all, or none to fail, is refused."""
-    chance = quantity(given, NUMBER, f"`{name}`") if isinstance(given, str) else given
-    return within(chance, name, 0.0001, 0.9999, example="0.9")
-
-
-def time_budget(given: float | str, name: str) -> float:
-    """Return seconds that a measurement may take.
-
-    Raises:
-        BadInput: they are too few or too many.
-    """
-    seconds = quantity(given, DURATION, f"`{name}`") if isinstance(given, str) else given
-    if not 5.0 <= seconds <= 86_400.0:
-        raise BadInput(
-            f"`{name}` must be 5 to 86400 seconds, got {seconds:g}.", hint="leave it out for the usual 40 seconds"
-        )
-    return seconds
-
-
-def data_bytes(given: float | str, name: str) -> float:
-    """Return the size of a data set.
-
-    Raises:
-        BadInput: it is no size, or no disk holds so much.
-    """
-    found = size_bytes(given, name)
-    if not 0 <= found <= LARGEST_DISK_GB * 1e9:
-        raise BadInput(
-            f"`{name}` must be 0 to {LARGEST_DISK_GB:,} GB, which a disk holds, got {found / 1e9:g} GB.",
-            hint=f"for example {setting(name, '150GB')}",
-        )
-    return found
-
-
 def region(given: str, name: str) -> str:
     """Return a region; 'any' and 'all' are the same."""
     return "any" if given == "all" else given
 
 
 at_least_one = partial(within, least=1, most=10_000_000, example="128")
+epochs = partial(within, least=1e-9, most=MOST_EPOCHS, example="5", written=NUMBER)
 
 
 @options
@@ -305,19 +265,11 @@ class Changes(Options):
         ),
     ] = None
     stream: Annotated[
-        StreamWish | None,
+        Stream | None,
         Option(
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
-            "'replay(uniform=38/24)' or 'replay(40/80, buffer=truncation)'.",
+            "'replay(40/80)' or 'replay(40/80, buffer=truncation)'.",
             read=read_by("hetopt.api.changes:parse_stream"),
-        ),
-    ] = None
-    precision: Annotated[
-        str | None,
-        Option(
-            help="Local, rehearsal: compute in fp32, tf32, bf16 or fp16, where the profile has steps in it. Default: "
-            "the plan's.",
-            names=("hetopt.core.memory:Precision",),
         ),
     ] = None
     steps: Annotated[
@@ -449,7 +401,7 @@ class Search(Sought):
     ] = None
     epochs: Annotated[
         float | None,
-        Option(help="Train this many epochs instead of to a target.", read=_epochs),
+        Option(help="Train this many epochs instead of to a target.", read=epochs),
     ] = None
     steps: Annotated[
         int | None,
@@ -471,7 +423,7 @@ class Search(Sought):
         float | None,
         Option(
             help="Keep the limits with this probability, by simulated runs: 0.9.",
-            read=confidence,
+            read=partial(within, least=0.0001, most=0.9999, example="0.9", written=NUMBER),
         ),
     ] = None
     accept_risk: Annotated[
@@ -485,7 +437,11 @@ class Search(Sought):
     ] = 3
     data: Annotated[
         float | None,
-        Option(help="Of the data set, which each machine reads first: 150GB.", metavar="SIZE", read=data_bytes),
+        Option(
+            help="Of the data set, which each machine reads first: 150GB.",
+            metavar="SIZE",
+            read=partial(within, least=0.0, most=LARGEST_DISK_GB * 1e9, example="150GB", written=SIZE),
+        ),
     ] = None
     data_region: Annotated[str | None, Option(help="Where the data set is. Default: where the machines are.")] = None
     disk_gb: Annotated[
@@ -654,7 +610,7 @@ class Measurement(Options):
         Option(
             help="Time that measuring may take, about; starting up comes on top.",
             flag="time-budget",
-            read=time_budget,
+            read=partial(within, least=5.0, most=86_400.0, example="40s", written=DURATION),
         ),
     ] = 40.0
     seed: Annotated[

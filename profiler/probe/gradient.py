@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ class ResidualGains:
         shares = [gain(*pair) for pair in zip(totals[: len(kept)], totals[len(kept) :], strict=True)]
         # Gains at neighbouring ratios come from different residuals and may cross by a little.
         order = sorted(range(len(shares)), key=lambda i: self._ratios[i])
-        rising = dict(zip(order, monotone([shares[i] for i in order]), strict=True))
+        rising = dict(zip(order, accumulate((shares[i] for i in order), max), strict=True))
         return tuple(rising[i] for i in range(len(shares)))
 
 
@@ -95,16 +96,8 @@ def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
     Args:
         flat: one-dimensional tensor of ``n`` elements, not empty.
         kept: how many elements are kept, each in ``1..n``.
-
-    Raises:
-        ValueError: ``flat`` is empty or not flat, or a count is outside ``1..n``.
     """
-    if flat.dim() != 1 or flat.numel() == 0:
-        raise ValueError("energy is taken of a flat tensor that is not empty")
-    elements = flat.numel()
-    if any(not 1 <= count <= elements for count in kept):
-        raise ValueError(f"counts of kept elements must be in 1..{elements}")
-    flat = flat.detach()
+    elements, flat = flat.numel(), flat.detach()
     whole = float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
     largest = max((count for count in kept if count < elements), default=0)
     if largest == 0:
@@ -119,18 +112,3 @@ def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
 def gain(kept_energy: float, whole_energy: float) -> float:
     """Kept energy as a fraction of the whole. Of a gradient that is zero nothing is lost: the gain is 1."""
     return 1.0 if whole_energy <= 0 else min(1.0, kept_energy / whole_energy)
-
-
-def monotone(values: Sequence[float]) -> tuple[float, ...]:
-    """The closest non-decreasing sequence in least squares (pool adjacent violators, Ayer et al. 1955).
-
-    Keeping more elements never loses energy; means over different residuals can still cross by a little.
-    """
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        blocks.append((value, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (left, left_count), (right, right_count) = blocks[-2:]
-            count = left_count + right_count
-            blocks[-2:] = [((left * left_count + right * right_count) / count, count)]
-    return tuple(value for value, count in blocks for _ in range(count))

@@ -218,17 +218,15 @@ def _evaluation_cost(
                 )
                 return context.clock() - begun
 
-            first_s = evaluate(0)
-            if first_s <= time_limit_s:
-                tensors = count_on(context.device)
-                tensors.begin_phase()
-                before = tensors.live_bytes
-                with tensors:
-                    evaluate(0)
-                peak_bytes = tensors.peak_bytes - before
-            done, spent_s = 0, 0.0
-            if first_s > time_limit_s:
-                done, spent_s = min(size, count), first_s
+            tensors = count_on(context.device)
+            tensors.begin_phase()
+            before = tensors.live_bytes
+            with tensors:
+                spent_s = evaluate(0)  # also sets up what evaluating needs
+            peak_bytes = tensors.peak_bytes - before
+            done = min(size, count)
+            if spent_s <= time_limit_s:
+                done, spent_s = 0, 0.0
             while done < count and spent_s <= time_limit_s:
                 spent_s += evaluate(done)
                 done = min(done + size, count)

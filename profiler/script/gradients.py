@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -42,9 +41,6 @@ from hetopt.trainer.script.registry import REGISTRY
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
-
-LATER = (10, 1000)
-"""Steps of a schedule at which its learning rate is kept."""
 
 FILE = "{name}-{rank}.pt"
 TOLD_FILE = "{name}-{rank}.json"
@@ -73,8 +69,6 @@ class Told(Record):
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
-    schedules: tuple[tuple[float, ...], ...] = ()
-    """[schedules][of `LATER`] learning rate that a schedule comes to, without training so long."""
     way: Way = ""
     keeps_equal: bool = False
     """Whether a DDP script draws its batches itself, so that no loader shares them out."""
@@ -92,29 +86,7 @@ class GradientRecorder:
         self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
-        self._schedules: list[LRScheduler] = []
         self.ddp_run: Callable[[], DdpRun | None] = lambda: None
-
-    def keep_schedules(self) -> None:
-        """Note every schedule that the script makes."""
-        init = LRScheduler.__init__
-
-        @wraps(init)
-        def made(schedule: LRScheduler, *given: Any, **named: Any) -> None:
-            init(schedule, *given, **named)
-            self._schedules.append(schedule)
-
-        LRScheduler.__init__ = made  # type: ignore[assignment, method-assign]  # as said at the top
-
-    def _later_rates(self, schedule: LRScheduler) -> tuple[float, ...]:
-        """Return the learning rates that a schedule comes to; that of its end where it ends before."""
-        rates = []
-        for step in LATER:
-            with suppress(ValueError):  # OneCycleLR goes no further than it was made for
-                for _ in range(step - schedule.last_epoch):
-                    schedule.step()
-            rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
-        return tuple(rates)
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """One more step."""
@@ -141,9 +113,8 @@ class GradientRecorder:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
             keeps_equal = run is not None and not run.shares_batches
-            schedules = tuple(map(self._later_rates, self._schedules))
             rates = tuple(map(tuple, self._rates.values()))
-            told = Told(rates=rates, schedules=schedules, way=way, keeps_equal=keeps_equal)
+            told = Told(rates=rates, way=way, keeps_equal=keeps_equal)
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -162,7 +133,6 @@ def main(arguments: list[str]) -> None:
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
-    recorder.keep_schedules()
 
     def notice(module: nn.Module, inputs: Any) -> None:
         if normalises(module):

@@ -163,7 +163,7 @@ def test_a_batch_that_ran_out_of_memory_lowers_the_limit(events: list[Event], sc
 
 
 def test_progress_never_falls(events: list[Event], schedule: ProbeSchedule) -> None:
-    seen = [progress(events[:count], schedule).done for count in range(len(events) + 1)]
+    seen = [progress(events[:count], schedule)[1] for count in range(len(events) + 1)]
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert seen[-1] == 1
