@@ -195,7 +195,6 @@ def test_the_command_line_is_thin() -> None:
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
 
 OURS = {
-    "hetopt/cli/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
     "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
     "hetopt/core/run_folder.py: Path(place) / name": "what lies there",
     "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",

@@ -123,7 +123,7 @@ output { font-variant-numeric: tabular-nums; font-weight: 600; }
   .tile .big { font-size: 1.25rem; } .ways { grid-template-columns: 1fr; } .runs { max-width: 13rem; }
   figure, .worker { grid-template-columns: minmax(0, 1fr); } .ticks { margin-left: 0; }
   #now input { width: 100%; margin-left: 0; }
-  .front text { font-size: 22px; } .front .second { display: none; }
+  .front text { font-size: 22px; }
   thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   table, tbody, tr, td, tbody th { display: block; } tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
   tbody th { border: 0; padding: 0; font-weight: 600; }

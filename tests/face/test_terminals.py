@@ -19,7 +19,6 @@ from rich.console import Console
 from hetopt.cli import render, terminal
 from hetopt.cli.status import picture
 from hetopt.core.events.log import EVENTS_FILE, write_decision
-from hetopt.core.interruption import PIECES
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.live_run import LiveRun
@@ -132,26 +131,6 @@ def test_a_picture_of_a_run(
     Console(file=out, width=columns).print(render.drawn(shown))
     assert "…" not in out.getvalue(), "nothing is cut"
     golden(f"watch-{columns}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
-
-
-@pytest.mark.parametrize("columns", [120, 80, 40])
-def test_a_line_of_progress_says_all_at_any_width(columns: int) -> None:
-    told = (
-        "step 1,234 of 4,741",
-        "loss 0.009039",
-        "58,101 samples/s",
-        "straggler wait 12 %",
-        "$0.0021",
-        "ends in 1 min 20 s, at 19:12",
-        "accuracy 0.9861  loss 0.03723  top5_accuracy 1",
-    )
-    lines = render.progress_lines("training", PIECES.join(told), 0.26, elapsed_s=3725.6, columns=columns)
-    assert max(map(len, lines)) < columns
-    assert "26%" in lines[0]
-    assert "1:02:05" in lines[0]
-    assert "█" in lines[0]
-    for piece in told[:6] if columns == 40 else told:  # the last is longer than such a line
-        assert any(piece in line for line in lines), piece
 
 
 def test_what_the_supervisor_did_is_seen_once(rehearsed: Launch, tmp_path: Path) -> None:
