@@ -32,8 +32,7 @@ from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization import parse_sync, spell_sync
-from hetopt.profiler.collect import collect, refusals
-from hetopt.profiler.progress import progress
+from hetopt.profiler.collect import collect, progress, refusals
 from hetopt.profiler.schedule import make_schedule
 
 if TYPE_CHECKING:

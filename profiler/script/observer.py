@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,16 +14,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.profile import Reading
 from hetopt.profiler.probe.step_memory import Kept, StepCount
-from hetopt.profiler.probe.sweep import FEWEST_TIMED
-from hetopt.profiler.probe.timed_step import TimedStep, timed_step
+from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
-from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
 from hetopt.trainer.ddp.shares import rows_of, tensors_in
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
@@ -403,3 +402,89 @@ class Observer(Training):
             raise Finished from None
         except HetoptError as error:
             raise Finished(error) from None
+
+
+class Rebatched:
+    """Stands where a loader's batch sampler was: batches of another size, which never run out.
+
+    The dataset, the order of samples, the collate function and the reader processes stay the script's: what changes is
+    how many indices of the sampler's stream go into a batch.
+
+    Args:
+        inner: the batch sampler.
+        factor: on its batches' sizes, asked for at each batch.
+        is_endless: whether to begin anew after the last batch, asked for then.
+
+    Attributes:
+        sizes: samples of each batch that was drawn and not given to the script yet; what a collate function makes of
+            them may have another length.
+    """
+
+    def __init__(self, inner: Any, factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._factor = factor
+        self._is_endless = is_endless
+        self.sizes: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Batches of indices."""
+        self.sizes.clear()
+        for batch in self._resized(self._batches()):
+            self.sizes.append(len(batch))
+            yield batch
+
+    def _resized(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        kept: list[Any] = []
+        for batch in batches:
+            size = max(1, round(len(batch) * self._factor()))
+            kept = [*kept, *batch]
+            while len(kept) >= size:
+                yield kept[:size]
+                kept = kept[size:]
+                size = max(1, round(len(batch) * self._factor()))
+        if kept:
+            yield kept
+
+    def _batches(self) -> Iterator[list[Any]]:
+        while True:
+            count = 0
+            for batch in self._inner:
+                count += 1
+                yield list(batch)
+            if count == 0 or not self._is_endless():
+                return
+
+    def __len__(self) -> int:
+        """As many batches as the script expects."""
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def samples_of(loader: DataLoader[Any]) -> int | None:
+    """Samples of one pass over a loader's data; None: a stream does not say."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]  # torch's gap: not every dataset has a length
+    except TypeError:
+        return None
+
+
+def samples_given(loader: DataLoader[Any], batch: Any) -> int:
+    """Return the samples of the batch that a loader gives: indices where it draws any, else the batch's rows."""
+    drawn = loader.batch_sampler
+    if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
+        return drawn.sizes.popleft()
+    return rows_of(batch) or loader.batch_size or 0
+
+
+def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> bool:
+    """Let a loader's next pass give batches by `Rebatched`; whether it makes batches at all."""
+    if loader.batch_sampler is None:
+        return False
+    if not isinstance(loader.batch_sampler, Rebatched):
+        # A loader guards the attribute; what it iterates over is this entry.
+        loader.__dict__["batch_sampler"] = Rebatched(loader.batch_sampler, factor, is_endless)
+    return True

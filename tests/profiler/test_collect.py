@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Evaluation, Profile
 from hetopt.core.run_spec import ProbeSchedule
-from hetopt.profiler.collect import collect, refusals, steps_to_target
-from hetopt.profiler.progress import progress
+from hetopt.profiler.collect import collect, progress, refusals, steps_to_target
 from hetopt.profiler.schedule import make_schedule
 
 RECORDED = Path(__file__).parent / "recorded"
