@@ -328,7 +328,6 @@ WALL_CLOCKS = {
     "hetopt/backends/ssh/conversation.py": OTHERS,
     "hetopt/backends/host/look.py": OTHERS,
     "hetopt/cli/profile.py": DATES,
-    "hetopt/cli/status.py": SHOWN,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
     "hetopt/reports/timeline.py": SHOWN,
 }

@@ -167,17 +167,16 @@ class Run:
 
         return LiveRun.of(self.folder, self.launch)
 
-    def facts(self, *, ask: bool = False, live: LiveRun | None = None) -> dict[str, Any]:
+    def facts(self, *, ask: bool = False) -> dict[str, Any]:
         """Return how it is, as `hetopt status --json` prints it.
 
         Args:
             ask: whether to ask the cloud about rented machines.
-            live: what was read of it before; absent: nothing.
 
         Raises:
             BadInput: its launch record or its log cannot be read.
         """
-        live, rental = live or self.unread(), None
+        live, rental = self.unread(), None
         if live.launch is not None and live.launch.on == "ec2":
             from hetopt.api.account import look
 

@@ -9,17 +9,15 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live as RichLive
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
-from rich.text import Text
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
@@ -111,20 +109,6 @@ def error(message: str, hint: str | None) -> None:
     out.print(f"[bold red]error:[/] {_cell(shortened(message, terminal.MOST_MESSAGE_CHARACTERS))}")
     if hint:
         out.print(f"  [bold]→[/] {_cell(shortened(hint, terminal.MOST_MESSAGE_CHARACTERS))}")
-
-
-def drawn(picture: Sequence[str]) -> Text:
-    """Return lines as rich shows them; the first is a title. Laying out a table takes several times as long."""
-    title, *others = map(_shown, picture)
-    text = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
-    return text.append("\n" + "\n".join(others), style="not bold")
-
-
-@contextmanager
-def live_view() -> Iterator[Callable[[Sequence[str]], None]]:
-    """Yield what draws a part of the terminal anew; it stays as it was last, and never draws by itself."""
-    with RichLive(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda picture: live.update(drawn(picture), refresh=True)
 
 
 @contextmanager
