@@ -207,10 +207,10 @@ def _way_out(
             name = "the file" if function is None else f"{function.name}, which is called in {len(own)} places"
             raise _not_plain(file, backward, f"is in {name}, and its optimizer is made elsewhere")
         node = own[0]
-        if loader in _parameters(function):
-            loader = _given(own[0], function, loader)
-        elif loader is not None and (home is not None or loader in _stored(function)):
+        is_given = loader in _parameters(function)
+        if loader in _stored(function) or (loader is not None and home is not None and not is_given):
             raise _not_plain(file, backward, f"is of a loader that {function.name} is not given")
+        loader = _given(own[0], function, loader) if is_given and loader is not None else loader
         function = _function_of(file, node)
         loader = loader or _loader_around(file, node)
     if loader is None or handle == "None.run":
@@ -345,10 +345,9 @@ def _parameters(function: Function | None) -> list[str]:
 
 
 def _stored(function: Function | None) -> set[str]:
-    """Return the names that are a function's own."""
+    """Return the names that a function gives a value."""
     nodes = () if function is None else ast.walk(function)
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return stored.union(_parameters(function))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _constants(tree: ast.AST) -> list[str]:

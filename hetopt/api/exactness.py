@@ -116,7 +116,7 @@ def check_script(
         RunFailed: one of them fails, or does no step.
         BadInput: the script trains on one worker alone.
     """
-    from hetopt.profiler.script.gradients import NORMALISES_FILE, STEPS, distances, recorded
+    from hetopt.profiler.script.gradients import STEPS, distances, recorded
 
     reporter = reporter or Reporter()
     workers = len(SHARES)
@@ -165,7 +165,7 @@ def check_script(
             equal=by_step[1],
             rates=None if other_rate is None else other_rate[1:],
             is_ddp=told_shared.way == "ddp",
-            normalises=inside(folder, NORMALISES_FILE.format(name="alone")).exists(),
+            normalises=told_alone.normalises,
         )
 
 

@@ -32,7 +32,7 @@ from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
-from hetopt.profiler.script.observer import normalises
+from hetopt.profiler.script.observer import alive, normalises
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
@@ -44,8 +44,6 @@ STEPS = 3
 
 FILE = "{name}-{rank}.pt"
 TOLD_FILE = "{name}-{rank}.json"
-NORMALISES_FILE = "{name}-normalises"
-"""Is there if the model normalises by the samples of its batch."""
 
 _PATIENCE_S = 20.0
 
@@ -70,6 +68,8 @@ class Told(Record):
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
     way: Way = ""
+    normalises: bool = False
+    """Whether the model normalises by the samples of its batch."""
     keeps_equal: bool = False
     """Whether a DDP script draws its batches itself, so that no loader shares them out."""
 
@@ -114,7 +114,9 @@ class GradientRecorder:
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
             keeps_equal = run is not None and not run.shares_batches
             rates = tuple(map(tuple, self._rates.values()))
-            told = Told(rates=rates, way=way, keeps_equal=keeps_equal)
+            told = Told(
+                rates=rates, way=way, normalises=any(map(normalises, alive(nn.Module))), keeps_equal=keeps_equal
+            )
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -133,13 +135,6 @@ def main(arguments: list[str]) -> None:
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
-
-    def notice(module: nn.Module, inputs: Any) -> None:
-        if normalises(module):
-            inside(Path(folder), NORMALISES_FILE.format(name=name)).touch()
-            hook.remove()
-
-    hook = nn.modules.module.register_module_forward_pre_hook(notice)
     _draw_nothing()
     _draw_one_number()
     _draw_alike()

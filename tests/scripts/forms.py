@@ -352,6 +352,19 @@ def fit(tqdm=iter):
 tqdm = iter
 fit()
 ''',
+    "a bar in the place of the loader": '''
+def train(net, opt, loader):
+    loader = iter(loader)
+    for x, y in loader:
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train(net, opt, DataLoader(samples(), batch_size=16))
+''',
     "a string of several lines": '''
 net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -427,6 +440,7 @@ DIFFERS = ("a loss that is a sum",)
 BY_HAND = {
     "a class under torchrun": "by DistributedDataParallel: it runs as it is: hetopt launch PLAN -- script.py",
     "a class": "gives no optimizer of a model's parameters a name in one function",
+    "a bar in the place of the loader": "is of a loader that train is not given",
     "a string of several lines": "the loop shares a line, or holds a string of several lines",
     "a step that knows no loader": "gives no optimizer of a model's parameters a name",
     "phases": "line 37: the backward pass is in no `for` loop over a loader that has a name",
