@@ -94,9 +94,6 @@ def show(
         render.show(catalog_document.instance_page(loaded, listing, everywhere))
 
 
-LEFT_OUT_SHOWN = 5
-
-
 @app.command(cls=OneScreen)
 def refresh(
     region: Annotated[
@@ -129,11 +126,8 @@ def refresh(
             f"{one.region}: {made.types:,} types, {made.on_demand:,} prices on demand, {made.spot:,} on spot, "
             f"of {one.day}, in {one.folder}."
         )
-        shown = made.left_out[: LEFT_OUT_SHOWN if len(own) == 1 else 0]
-        for sentence in shown:
-            render.note(f"left out: {sentence}")
-        if len(made.left_out) > len(shown):
-            render.note(f"{len(made.left_out) - len(shown)} more left out or changed (--json names all)")
+        if made.left_out:
+            render.note(f"{len(made.left_out)} left out or changed (--json names all)")
 
 
 def _facts(own: OwnCatalog) -> dict[str, Any]:

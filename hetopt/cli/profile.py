@@ -20,7 +20,6 @@ from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import typed
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
-from hetopt.reports.document import Facts
 
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
@@ -155,14 +154,5 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
         terminal.write(imported.to_json())
         return
     layouts = {sample.layout for sample in samples}
-    types = sorted({node.type for sample in samples for node in sample.nodes})
-    sizes = [size for sample in samples for size in sample.batch_sizes]
     measured = f"{formatting.counted(len(samples), 'step time')} of {formatting.counted(len(layouts), 'layout')}"
     render.line(measured, style="strong")
-    told = {
-        "machine types": ", ".join(types),
-        "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
-        "workers": f"up to {max(sample.workers for sample in samples)}",
-        "local batch": f"{min(sizes)} to {max(sizes)}",
-    }
-    render.show([Facts(told)])

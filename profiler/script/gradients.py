@@ -31,8 +31,7 @@ from hetopt.core.paths import inside
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
-from hetopt.profiler.script.hooks import be_alone
-from hetopt.profiler.script.observer import alive, normalises
+from hetopt.profiler.script.observer import alive, be_alone, normalises
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
