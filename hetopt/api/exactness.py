@@ -50,7 +50,8 @@ class ShareCheck:
         shares: relative difference where they share batches 3 to 1, by step; empty: the script draws its batches
             itself, so that shares stay equal.
         equal: the same in equal shares, as DistributedDataParallel has them.
-        rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares.
+        rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares;
+            of a schedule also at steps 10 and 1,000.
         is_ddp: whether the script uses DistributedDataParallel; else it has a session.
         normalises: whether the model has BatchNorm in training mode.
     """
@@ -153,7 +154,7 @@ def check_script(
         alone, told_alone = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = told_equal if told_shared.way == "ddp" else told_alone
-        other_rate = _other_rate(right.rates, told_shared.rates)
+        other_rate = _other_rate(right.rates, told_shared.rates) or _other_rate(right.schedules, told_shared.schedules)
         # Behind another rate, gradients are of other parameters.
         first = (_other_rate(told_alone.rates, told.rates) for told in (told_shared, told_equal))
         steps = min((found[0] for found in first if found is not None), default=STEPS)

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -40,6 +41,9 @@ from hetopt.trainer.script.registry import REGISTRY
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
+
+LATER = (10, 1000)
+"""Steps of a schedule at which its learning rate is kept."""
 
 FILE = "{name}-{rank}.pt"
 TOLD_FILE = "{name}-{rank}.json"
@@ -66,6 +70,8 @@ class Told(Record):
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
+    schedules: tuple[tuple[float, ...], ...] = ()
+    """[schedules][of `LATER`] learning rate that a schedule comes to, without training so long."""
     way: Way = ""
     normalises: bool = False
     """Whether the model normalises by the samples of its batch."""
@@ -114,7 +120,11 @@ class GradientRecorder:
             keeps_equal = run is not None and not run.shares_batches
             rates = tuple(map(tuple, self._rates.values()))
             told = Told(
-                rates=rates, way=way, normalises=any(map(normalises, alive(nn.Module))), keeps_equal=keeps_equal
+                rates=rates,
+                schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
+                way=way,
+                normalises=any(map(normalises, alive(nn.Module))),
+                keeps_equal=keeps_equal,
             )
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
@@ -159,6 +169,17 @@ def main(arguments: list[str]) -> None:
             recorder.end(0)
     except SystemExit as stop:
         recorder.end(0 if stop.code in (None, 0) else 1)
+
+
+def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
+    """Return the learning rates that a schedule comes to; that of its end where it ends before."""
+    rates = []
+    for step in LATER:
+        with suppress(ValueError):  # OneCycleLR goes no further than it was made for
+            for _ in range(step - schedule.last_epoch):
+                schedule.step()
+        rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
+    return tuple(rates)
 
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:

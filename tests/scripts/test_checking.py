@@ -95,14 +95,15 @@ def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: 
     assert "the loss couples samples" in str(found)
 
 
-def test_another_learning_rate_in_shares_is_named(tmp_path: Path) -> None:
+def test_a_schedule_of_other_steps_is_found_without_training_so_long(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    slower = "opt.param_groups[0]['lr'] /= int(__import__('os').environ.get('WORLD_SIZE', 1))\n"
-    script.write_text(SESSION.replace("LOSS", APART).replace("with session", f"{slower}with session"))
+    schedule = "StepLR(opt, 500 // int(__import__('os').environ.get('WORLD_SIZE', 1)))"
+    schedule = f"schedule = torch.optim.lr_scheduler.{schedule}\n"
+    script.write_text(SESSION.replace("LOSS", APART).replace("with session", f"{schedule}with session"))
     found = check_script(script)
-    assert found.rates is not None
-    assert found.rates[0] == pytest.approx(2 * found.rates[1])
-    assert "in shares and" in str(found)
+    assert found.step is None
+    assert found.rates == pytest.approx((1e-3, 1e-5))
+    assert "the learning rate is 1e-05 in shares and 0.001 else" in str(found)
 
 
 def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
