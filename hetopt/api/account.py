@@ -281,9 +281,7 @@ class Search:
     def look(self, region: str, who: Identity) -> None:
         """Look in a region, and remove what is to go."""
         edge = connect(region)
-        mine = [run for run in self.runs.values() if run.region == region and not run.cleared]
-        ids = tuple(id_ for run in mine for id_ in made(read_ledger(run.folder / LEDGER_FILE), time.time()).ids)
-        survey = Remover(edge=edge, sleep=time.sleep, made=Made(ids=ids)).look(self.run_id)
+        survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
             survey.check()
             self.looked_in.append(region)

@@ -209,11 +209,7 @@ def test_stopping_waits_for_nothing_that_is_read(
     replace(launcher, inner=edge, tell=told.append).stop(handle)
     assert leftovers(cloud) == []
     assert ClusterState.load(run_dir / SEEN_FILE).cleared
-    ends = (
-        edge.done.index("terminate_instances")
-        if "terminate_instances" in edge.done
-        else edge.done.index("delete_fleets")
-    )
+    ends = edge.done.index("terminate_instances")
     reads = [place for place, name in enumerate(edge.done) if name in ("get_object", "list_objects_v2")]
     assert all(place > ends for place in reads), "giving back comes first"
     assert not isinstance(answer, str) or any("could not be read" in one for one in told)

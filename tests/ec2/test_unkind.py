@@ -15,7 +15,7 @@ import pytest
 from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, Made, made, read_ledger
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, made, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.permissions import policy as printed
@@ -162,22 +162,6 @@ def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
     assert alive(cloud) == before
 
 
-def test_forgotten_fleets_hide_nothing(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    """EC2 forgets instant fleets after some days, and refuses every call that names one of them."""
-    order = order_for()
-    renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
-    fleets = tuple(one.id for one in leftovers(cloud) if one.kind == "fleet")
-    remover = Remover(edge=cloud, sleep=patience.sleep, made=Made(ids=("fleet-old", *fleets, "fleet-older")))
-    found = remover.look().check()
-    assert {one.id for one in found if one.kind == "fleet"} == set(fleets), "those that are known are told of"
-    assert sum(one.kind == "instance" for one in found) == 4
-    be_unkind(forget_fleets=True)
-    remover.remove_run(order.run_id)
-    assert leftovers(cloud) == []
-
-
 class Failing:
     """Some lists cannot be had."""
 
@@ -192,8 +176,6 @@ class Failing:
 
 LISTS = (
     "describe_instances",
-    "describe_tags",
-    "describe_fleets",
     "describe_launch_templates",
     "describe_security_groups",
     "describe_volumes",
@@ -215,8 +197,8 @@ def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
         with pytest.raises(CloudRefused, match=f"the {kind}s were not looked at, so some may be left"):
             survey.check()
     # What can be found goes all the same.
-    with pytest.raises(CloudRefused, match="fleets were not looked at"):
-        Remover(edge=Failing(cloud, "describe_tags"), sleep=patience.sleep).remove_run(order.run_id)
+    with pytest.raises(CloudRefused, match="volumes were not looked at"):
+        Remover(edge=Failing(cloud, "describe_volumes"), sleep=patience.sleep).remove_run(order.run_id)
     assert alive(cloud) == []
 
 

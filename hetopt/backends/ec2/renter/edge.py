@@ -103,7 +103,7 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
     """The ids in the answer of a call that makes something; of one that removes, the ids that it named."""
     match request.operation:
         case "create_fleet":
-            return [answer["FleetId"], *(i for found in answer.get("Instances", ()) for i in found["InstanceIds"])]
+            return [id_ for found in answer.get("Instances", ()) for id_ in found["InstanceIds"]]
         case "create_security_group":
             return [answer["GroupId"]]
         case "create_launch_template":
@@ -114,8 +114,6 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
             return [f"s3://{request.parameters['Bucket']}/{request.parameters['Key']}"]
         case "terminate_instances":
             return list(request.parameters["InstanceIds"])
-        case "delete_fleets":
-            return list(request.parameters["FleetIds"])
         case "delete_security_group" | "delete_launch_template" | "delete_volume":
             return [str(value) for key, value in request.parameters.items() if key.endswith("Id")]
     return []
@@ -146,7 +144,7 @@ class Made:
     """What a run has made and not removed, as far as its ledger knows.
 
     Attributes:
-        ids: of machines, fleets, templates and groups.
+        ids: of machines, templates and groups.
         settles_s: for so long EC2 may not know all of it: what it has just made is in no list.
         hanging: whether something may have been made by a call whose answer nobody has.
     """

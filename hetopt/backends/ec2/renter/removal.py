@@ -1,10 +1,10 @@
 """Finds what carries hetopt's tags in a region, by tag and by recorded id, and removes it in the order that EC2 needs.
 
-A list that cannot be had hides nothing of the others, and is never taken for an empty one. What is asked for by its id
-may be forgotten: EC2 refuses a call that names an unknown fleet, so those are dropped one by one. What it takes is the
-same however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither
-where it is removed nor where it is asked for: removing is the same twice. Lists lag behind what was made, so that ids
-in hand go first.
+A list that cannot be had hides nothing of the others, and is never taken for an empty one. What it takes is the same
+however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither where it
+is removed nor where it is asked for: removing is the same twice. Lists lag behind what was made, so that ids in hand go
+first. An instant fleet is no more than the order of its machines, which carry its tags: it costs nothing, and EC2
+forgets it.
 
 A run that was launched here and is over is known by its folder. Of any other, its own bucket tells whether it goes on:
 tags are written once, and a lease is longer with each look of whoever follows the run. So the lease and the machines'
@@ -46,7 +46,6 @@ from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.paths import BUCKET_PATTERN, is_name
 
-FLEETS_A_CALL = facts.FLEETS_A_CALL
 DEAD = facts.DEAD_STATES
 
 _DELETED: tuple[tuple[Kind, str, str, str], ...] = (
@@ -109,50 +108,6 @@ def _instances(edge: Edge, run_id: str | None) -> list[Found]:
         for id_, one in instances_in(answer).items()
         if one["State"]["Name"] not in DEAD
     ]
-
-
-def _fleets(edge: Edge, run_id: str | None, made: Made) -> list[Found]:
-    listed = ask(
-        edge,
-        "describe_tags",
-        {"Filters": [{"Name": "resource-type", "Values": ["fleet"]}, {"Name": "key", "Values": [order.RUN_ID]}]},
-        "the fleets that are left",
-    )["Tags"]
-    named = [tag["ResourceId"] for tag in listed if run_id in (None, tag["Value"])]
-    ids = list(dict.fromkeys([*named, *made.of_kind("fleet-")]))
-    fleets: list[Answer] = []
-    for batch in batches(ids, FLEETS_A_CALL):  # EC2 forgets instant fleets after some days
-
-        def describe(some: Sequence[str]) -> None:
-            purpose = "whether the fleets still stand"
-            fleets.extend(ask(edge, "describe_fleets", {"FleetIds": list(some)}, purpose)["Fleets"])
-
-        without_unknown(batch, describe, facts.FLEET_GONE)
-    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS)]
-    return [_found("fleet", one["FleetId"], one) for one in alive]
-
-
-def without_unknown(ids: Sequence[str], call: Callable[[Sequence[str]], object], unknown: str) -> list[str]:
-    """Make a call for several ids. One that EC2 does not know spares all others of it: then each goes by itself.
-
-    Args:
-        ids: that the call names.
-        call: makes it for these ids.
-        unknown: with which the code begins by which EC2 says that it does not know one.
-
-    Returns:
-        the ids that EC2 does not know.
-
-    Raises:
-        CloudRefused: for another reason.
-    """
-    try:
-        call(ids)
-    except ApiRefused as refused:
-        if not refused.code.startswith(unknown):
-            raise
-        return list(ids) if len(ids) == 1 else [id_ for each in ids for id_ in without_unknown([each], call, unknown)]
-    return []
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
@@ -227,7 +182,6 @@ _ROUNDS = 4
 _KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "i-": "instance",
-        "fleet-": "fleet",
         "lt-": "launch-template",
         "sg-": "security-group",
         NAMED: "schedule-group",
@@ -243,7 +197,7 @@ class Remover:
     Attributes:
         edge: carries out calls; those that remove are in the ledger of the run.
         sleep: waits between looks at machines that end.
-        made: what a ledger knows. Ids in hand are surer than lists, which lag; and instant fleets are in no list.
+        made: what a ledger knows. Ids in hand are surer than lists, which lag.
     """
 
     edge: Edge
@@ -265,7 +219,6 @@ class Remover:
         lists: dict[Kind, Callable[[], list[Found]]] = {
             "instance": partial(_instances, self.edge, run_id),
             "schedule-group": partial(_schedule_groups, self.edge, run_id),
-            "fleet": partial(_fleets, self.edge, run_id, self.made),
             **{kind: partial(tagged, kind, operation, key, id_) for kind, operation, key, id_ in _LISTED},
         }
         for kind, list_ in lists.items():
@@ -289,9 +242,6 @@ class Remover:
         instances = by_kind.get("instance", [])
         attempt(partial(self.end_machines, instances))
         told = not refused
-        # A fleet takes machines with it that nobody has the ids of.
-        for batch in batches(by_kind.get("fleet", ()), FLEETS_A_CALL):
-            attempt(partial(self.delete_fleets, batch))
         if instances and told:
             attempt(partial(self._wait_for_end, instances))
         if by_kind.get("volume") and instances:
@@ -333,20 +283,8 @@ class Remover:
 
     def end_machines(self, ids: Sequence[str]) -> None:
         """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""
-        unknown = facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]
         for batch in batches(ids, INSTANCES_A_CALL):
-            self._until_known(batch, partial(without_unknown, call=self._terminate, unknown=unknown))
-
-    def give_back(self, ids: Sequence[str]) -> None:
-        """End machines, and delete fleets, by the ids that an answer has just named."""
-        self.end_machines([id_ for id_ in ids if id_.startswith("i-")])
-        # An empty one costs nothing, and is not waited for.
-        self.delete_fleets([id_ for id_ in ids if id_.startswith("fleet-")])
-
-    def delete_fleets(self, ids: Sequence[str]) -> None:
-        """Delete fleets, and end the machines in them; those that EC2 does not know are gone."""
-        for batch in batches(ids, FLEETS_A_CALL):
-            without_unknown(batch, self._delete_fleets, facts.FLEET_GONE)
+            self._until_known(batch, self._terminate)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
         """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
@@ -367,25 +305,11 @@ class Remover:
             ]
         return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
 
-    def _delete_fleets(self, ids: Sequence[str]) -> None:
-        request = Request(
-            step="delete-fleets",
-            service="ec2",
-            operation="delete_fleets",
-            # Of instant fleets nothing else is allowed.
-            parameters={"FleetIds": list(ids), "TerminateInstances": True},
-            purpose="the fleets, and the machines in them",
-        )
-        for failed in self.edge(request).get("UnsuccessfulFleetDeletions", ()):
-            code = failed.get("Error", {}).get("Code", "")
-            if code not in facts.FLEET_NOT_THERE:
-                raise CloudRefused(
-                    f"the fleet {failed.get('FleetId')} was not deleted: "
-                    f"{str(failed.get('Error', {}).get('Message', code)).rstrip('.')}.",
-                    hint="try again in a minute: `hetopt gc --on ec2 --remove`",
-                )
+    def _terminate(self, ids: Sequence[str]) -> list[str]:
+        """End machines, and return the ids that EC2 does not know.
 
-    def _terminate(self, ids: Sequence[str]) -> None:
+        One that it does not know spares all others of a call: then each goes by itself.
+        """
         request = Request(
             step="terminate",
             service="ec2",
@@ -393,7 +317,13 @@ class Remover:
             parameters={"InstanceIds": list(ids)},
             purpose="the machines",
         )
-        self.edge(request)
+        try:
+            self.edge(request)
+        except ApiRefused as refused:
+            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]):
+                raise
+            return list(ids) if len(ids) == 1 else [id_ for each in ids for id_ in self._terminate([each])]
+        return []
 
     def _wait_for_end(self, ids: Sequence[str]) -> None:
         """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
