@@ -16,7 +16,7 @@ from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter import doctor, permissions, removal
 from hetopt.backends.ec2.renter import ordering as accounts
-from hetopt.backends.ec2.renter.backend import Rental
+from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.cluster_state import judged, last_seen
 from hetopt.backends.ec2.renter.doctor import Check, worst
@@ -30,7 +30,6 @@ from hetopt.backends.ec2.renter.edge import (
     made,
     read_ledger,
 )
-from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions

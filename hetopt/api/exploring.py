@@ -13,11 +13,11 @@ from pathlib import Path
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
 from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
-from hetopt.backends.ec2.renter import probing
+from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_probes
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.host.bundle import make_bundle
-from hetopt.backends.prediction.hosting import STARTUP_S
+from hetopt.backends.prediction import STARTUP_S
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
@@ -245,8 +245,8 @@ def place_on_ec2(
         BadInput: a type that there is not, or a task or data that machines cannot have.
     """
     catalog = load_catalog(region)
-    probes = probing.rented_probes(measured, catalog, types)
-    prober = probing.Prober(
+    probes = rented_probes(measured, catalog, types)
+    prober = Prober(
         edge=connect(region),
         launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
         catalog=catalog,
@@ -263,7 +263,7 @@ def place_on_ec2(
     made: list[ProbeRun] = []
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
-        return probing.probe_price_usd(hourly, asked, step_time_s)
+        return probe_price_usd(hourly, asked, step_time_s)
 
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
         samples, spent = [], 0.0

@@ -272,7 +272,7 @@ class Run:
             CloudRefused: it cannot be read from the bucket.
         """
         if self.order is not None:
-            from hetopt.backends.ec2.renter.fetching import fetch_model
+            from hetopt.backends.ec2.renter.backend import fetch_model
 
             return fetch_model(self.order, self.folder)
         if self.model is None:
@@ -289,7 +289,7 @@ class Run:
             CloudRefused: it cannot be read from the bucket.
         """
         if self.order is not None:
-            from hetopt.backends.ec2.renter.fetching import fetch_outputs
+            from hetopt.backends.ec2.renter.backend import fetch_outputs
 
             return fetch_outputs(self.order, self.folder)
         return written_in(self.folder / OUTPUT_FOLDER)
@@ -306,8 +306,8 @@ class Run:
         Raises:
             BadInput: the run is no rehearsal, or the text is no change of one of its hosts.
         """
+        from hetopt.backends.emulation.conductor import ask_for_change
         from hetopt.backends.emulation.description import parse_change
-        from hetopt.backends.emulation.injection import ask_for_change
 
         miniature = read_spec(self.folder).miniature
         if miniature is None:

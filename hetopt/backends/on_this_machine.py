@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetopt.backends.backend import Prepared, RunHandle
-from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.host import look
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal
-from hetopt.backends.prediction.hosting import Mapped, ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import Mapped, ThisMachine, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput, RunFailed

@@ -323,13 +323,13 @@ def test_an_attempt_that_nobody_answered_counts_whatever_the_next_one_says(
 
 
 def test_what_a_killed_launch_made_is_waited_for_before_nothing_is_said_to_be_left(tmp_path: Path) -> None:
-    run = LocalRun(folder=tmp_path, region="us-east-1", over=True, cleared=False, hanging=(), made_s=1000.0)
+    run = LocalRun(folder=tmp_path, region="us-east-1", over=True, made_s=1000.0)
     # A clock that was set back by a second, as time servers do, is no reason not to wait.
     for now_s, waits in ((1005.0, [SETTLES_S - 5]), (1000.0 + SETTLES_S, []), (999.0, [SETTLES_S])):
         waited: list[float] = []
         settle({"r": run}, now_s, waited.append)
         assert waited == waits
-    settle({"r": replace(run, over=False)}, 1005.0, pytest.fail)
+    settle({"r": replace(run, made_s=None)}, 1005.0, pytest.fail)
 
 
 SEEDS = (1, 6, 25, 140, 202)

@@ -23,8 +23,7 @@ import pytest
 
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import ThisMachine, predict_on_local
 from hetopt.cli.main import main
 from hetopt.core.interruption import SIGNALS
 from hetopt.core.profile import Profile

@@ -23,8 +23,7 @@ from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee, predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways

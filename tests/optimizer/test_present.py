@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.on_this_machine import OWN_LOG_SD, Present, at_present, slowed
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import ThisMachine, predict_on_local
 from hetopt.core.calibration_benchmark import REPEATS, MachineReading, measure_yardstick_s
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog

@@ -19,8 +19,7 @@ import hetopt
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
 from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.processor_sharing import finish_times_s
+from hetopt.backends.prediction import ThisMachine, finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import ThisMachine, predict_on_local
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.core.profile import Profile

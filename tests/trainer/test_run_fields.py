@@ -15,8 +15,7 @@ from hetopt.backends.ec2.renter.backend import _as_machines_read_it
 from hetopt.backends.emulation.description import parse_hosts as described_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.host.bundle import Bundle
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import ThisMachine, predict_on_local
 from hetopt.backends.ssh.backend import _mapped, spec_on
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core.errors import BadInput

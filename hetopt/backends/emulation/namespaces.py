@@ -47,11 +47,6 @@ _CONGESTION_CONTROL = "reno"
 takes the burst of an idle link for its rate."""
 
 
-def host_address(place: int) -> str:
-    """The address of the host at this place, counted from 0; the same in every network."""
-    return f"10.77.0.{_FIRST_OCTET + place}"
-
-
 class EmulatedNetwork:
     """A network that this process has made, and removes. A context manager."""
 
@@ -98,8 +93,8 @@ class EmulatedNetwork:
         self.remove()
 
     def address(self, place: int) -> str:
-        """The address of a host."""
-        return host_address(place)
+        """The address of the host at this place, counted from 0; the same in every network."""
+        return f"10.77.0.{_FIRST_OCTET + place}"
 
     def namespace(self, place: int) -> str:
         """The name of a host's namespace, for `ip netns exec`."""
@@ -211,7 +206,7 @@ class EmulatedNetwork:
             iproute.run_batch(
                 "ip",
                 [
-                    f"addr add {host_address(place)}/24 dev {LINK}",
+                    f"addr add {self.address(place)}/24 dev {LINK}",
                     "link set dev lo up",
                     f"link set dev {LINK} up",
                 ],

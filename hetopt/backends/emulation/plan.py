@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.backends.emulation.description import (
     WantedHost,
@@ -30,7 +30,7 @@ from hetopt.backends.emulation.description import (
     planned_hosts,
 )
 from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
-from hetopt.backends.prediction.hosting import (
+from hetopt.backends.prediction import (
     AGENT_S,
     ASSUMED_LOG_SD,
     HOST_LINK,
@@ -42,9 +42,10 @@ from hetopt.backends.prediction.hosting import (
     ThisMachine,
     begun_shares,
     foresee,
+    least_factor,
     predict_run,
+    rounded_up,
 )
-from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Primitive
@@ -186,7 +187,8 @@ def rehearse(
     meeting = _meeting(run, here)
     exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and len(hosts) > 1:
-        exchange = exchange.taking(STEERED)
+        longer = {"exchange_s": STEERED * exchange.exchange_s, "compress_s": STEERED * exchange.compress_s}
+        exchange = replace(exchange, **longer)
     notes += exchange.notes
     prediction = _predict(plan, run, here, updated_s, exchange)
     overhead = here.update_s / prediction.compute_s

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.backend import is_finished
-from hetopt.backends.host.checkpoints import Checkpoints
 from hetopt.backends.host.objects import Objects, Progress
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
@@ -30,7 +29,7 @@ from hetopt.backends.host.protocol import (
     placement_of,
 )
 from hetopt.backends.host.renewal import Allowance, AskPrices
-from hetopt.backends.host.uploads import Uploads
+from hetopt.backends.host.uploads import Checkpoints, Uploads
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import RunFailed

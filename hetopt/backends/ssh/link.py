@@ -12,7 +12,6 @@ from functools import partial
 
 from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.conversation import Conversation
-from hetopt.backends.ssh.edge import Program
 from hetopt.backends.ssh.objects import (
     OBJECTS,
     Answer,
@@ -93,26 +92,25 @@ class Link(Conversation):
                 hint="look at it with `hetopt hosts check`",
             )
         self.heard_s = time.monotonic()
-        threading.Thread(target=self._serve, args=(self.program,), daemon=True).start()
+        threading.Thread(target=self._serve, daemon=True).start()
 
     @property
     def is_over(self) -> bool:
         """Whether the connection has ended."""
-        return self.gone.is_set() or self.program.ssh.poll() is not None
+        return self.gone.is_set() or self.ssh.poll() is not None
 
-    def _serve(self, program: Program) -> None:
+    def _serve(self) -> None:
         def read(count: int) -> bytes:
             """Return so many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
             data = bytearray()
-            while len(data) < count and (piece := program.stdout.read1(count - len(data))):
+            while len(data) < count and (piece := self.incoming.read1(count - len(data))):
                 data += piece
                 self.heard_s, self.speaks = time.monotonic(), True
             return bytes(data)
 
         try:
             while (asked := read_frame(read)) is not None:
-                program.stdin.write(frame(*self._answer(*asked)))
-                program.stdin.flush()
+                self.say(frame(*self._answer(*asked)))
         except (OSError, ValueError):
             self.cut()  # it is gone, or has a frame that is none
         finally:
@@ -125,7 +123,7 @@ class Link(Conversation):
             check_allowed(request)
             with self.lock:
                 answered = answer(objects, request, body)
-                if request.what == "put" and request.place == OBJECTS:
+                if request.what == "put_part" and request.last and request.place == OBJECTS:
                     self.wrote(request.name, body)
         except (HetoptError, OSError):
             return Answer(), b""

@@ -63,12 +63,7 @@ class FolderObjects:
 
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial(path)
-        partial.write_bytes(data)
-        os.replace(partial, path)
-        return True
+        return self.put_part(name, 0, data, last=True)
 
     def get(self, name: str) -> bytes | None:
         """See `Objects`."""
@@ -127,10 +122,10 @@ def _partial(path: Path) -> Path:
 
 
 _STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*")
-_WRITES = ("put", "put_over", "put_part", "delete")
+_WRITES = ("put_over", "put_part", "delete")
 
 
-What = Literal["get", "names", "part", "put", "put_over", "put_part", "delete"]
+What = Literal["get", "names", "part", "put_over", "put_part", "delete"]
 Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
 
 
@@ -180,8 +175,6 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
         case "get":
             found = objects.versioned(name)
             return (Answer(), b"") if found is None else (Answer(version=found.version), found.data)
-        case "put":
-            return Answer(done=objects.put(name, body)), b""
         case "put_over":
             return Answer(done=objects.put_over(name, body, request.version)), b""
         case "names":
@@ -285,7 +278,7 @@ class RemoteObjects(Objects):
 
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
-        return self._ask("put", name, data)[0].done
+        return self._ask("put_part", name, data, last=True)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """See `Objects`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,24 +100,16 @@ class LedgerEdge:
         append_durably(self.path, json.dumps({key: value for key, value in line.items() if value is not None}))
 
 
+_ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
+
+
 def made_ids(request: Request, answer: Answer) -> list[str]:
     """The ids in the answer of a call that makes something; of one that removes, the ids that it named."""
-    match request.operation:
-        case "create_fleet":
-            return [id_ for found in answer.get("Instances", ()) for id_ in found["InstanceIds"]]
-        case "create_security_group":
-            return [answer["GroupId"]]
-        case "create_launch_template":
-            return [answer["LaunchTemplate"]["LaunchTemplateId"]]
-        case "create_schedule_group" | "delete_schedule_group":
-            return [str(request.parameters["Name"])]
-        case "put_object":
-            return [f"s3://{request.parameters['Bucket']}/{request.parameters['Key']}"]
-        case "terminate_instances":
-            return list(request.parameters["InstanceIds"])
-        case "delete_security_group" | "delete_launch_template" | "delete_volume":
-            return [str(value) for key, value in request.parameters.items() if key.endswith("Id")]
-    return []
+    if request.operation in ("create_schedule_group", "delete_schedule_group"):
+        return [str(request.parameters["Name"])]
+    removes = request.operation.startswith(("delete_", "terminate_"))
+    told = request.parameters if removes else answer if request.makes is not None else {}
+    return list(dict.fromkeys(_ID.findall(json.dumps(told, default=str))))
 
 
 def read_ledger(path: Path) -> list[Entry]:
@@ -165,7 +158,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
         entries: of the ledger.
         now_s: seconds since the epoch.
     """
-    ids = _there(entries)
+    ids = there(entries)
     open_ = [entry for entry in unresolved(entries) if entry.makes not in (None, "object")]
     newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
     return Made(
@@ -175,21 +168,16 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
     )
 
 
-def _there(entries: Iterable[Entry]) -> dict[str, float]:
+def there(entries: Iterable[Entry]) -> dict[str, float]:
     """What was made and not removed, with when that was."""
-    there: dict[str, float] = {}
+    made_s: dict[str, float] = {}
     for entry in entries:
         if entry.event == "done" and entry.makes not in (None, "object"):
-            there |= dict.fromkeys(entry.ids, entry.time_s)
+            made_s |= dict.fromkeys(entry.ids, entry.time_s)
         elif entry.event == "done":
             for id_ in entry.ids:
-                there.pop(id_, None)
-    return there
-
-
-def last_made_s(entries: Iterable[Entry]) -> float | None:
-    """When something was last made that is not known to be removed; None: nothing is."""
-    return max(_there(entries).values(), default=None)
+                made_s.pop(id_, None)
+    return made_s
 
 
 def remember_region(home: Path, region: str) -> None:

@@ -62,8 +62,7 @@ from hetopt.backends.ec2.renter.reconcile import (
 from hetopt.backends.ec2.renter.removal import LOOK_S, Remover, until
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
-from hetopt.backends.host.placement import placement_json, ranked_spec
-from hetopt.backends.host.protocol import Latest, Lease, Renewal
+from hetopt.backends.host.protocol import Latest, Lease, Renewal, placement_json, ranked_spec
 from hetopt.backends.host.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S

@@ -31,14 +31,12 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
 from hetopt.backends.ec2.renter.edge import (
     LEDGER_FILE,
     SETTLES_S,
-    Entry,
     Made,
     known_regions,
-    last_made_s,
     read_ledger,
+    there,
     unresolved,
 )
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, instances_in, read
 from hetopt.backends.host.protocol import Lease
@@ -389,17 +387,15 @@ class LocalRun:
     """What this machine knows of a run.
 
     Attributes:
+        region: where it rented.
         over: it was stopped, or its machines were seen to end.
-        cleared: everything of it was removed.
-        hanging: calls that were begun and never heard of again.
-        made_s: when something was last made that is not known to be removed; None: nothing is.
+        made_s: when a call began of which nobody knows how it ended, or a run that is over made what is not known to be
+            removed, whichever was last; None: there is nothing of both.
     """
 
     folder: Path
-    region: str | None
+    region: str
     over: bool
-    cleared: bool
-    hanging: tuple[Entry, ...]
     made_s: float | None
 
 
@@ -408,43 +404,29 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
     runs = {}
     for folder in folders:
         entries = read_ledger(folder / LEDGER_FILE)
-        if not entries and not (folder / ORDER_FILE).exists():
-            continue
+        if not entries:
+            continue  # nothing was ever asked for
         seen: ClusterState | None = None
         with suppress(BadInput):
             seen = last_seen(folder)
-        runs[folder.name] = LocalRun(
-            folder=folder,
-            region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),
-            over=seen is None or seen.cleared or not seen.alive,
-            cleared=seen is not None and seen.cleared,
-            hanging=tuple(unresolved(entries)),
-            made_s=last_made_s(entries),
-        )
+        over = seen is None or seen.cleared or not seen.alive
+        moments = [entry.time_s for entry in unresolved(entries)] + list(there(entries).values() if over else ())
+        made_s = max(moments, default=None)
+        runs[folder.name] = LocalRun(folder=folder, region=entries[0].region, over=over, made_s=made_s)
     return runs
 
 
 def regions_to_look_in(home: Path, runs: Mapping[str, LocalRun], more: Iterable[str]) -> list[str]:
     """Every region that anything was ever rented in from here, and those that were named."""
-    known = {run.region for run in runs.values() if run.region is not None}
-    return sorted(known | set(known_regions(home)) | set(more))
+    return sorted({run.region for run in runs.values()} | set(known_regions(home)) | set(more))
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
     """Wait until lists show everything that a dead process has made, or may have. One whose clock was ahead of this
     counts as of now."""
-    begun = [entry.time_s for run in runs.values() for entry in run.hanging]
-    begun += [run.made_s for run in runs.values() if run.over and run.made_s is not None]
-    wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
-    if wait_s > 0:
-        sleep(min(wait_s, SETTLES_S))
-
-
-def _region(path: Path) -> str | None:
-    try:
-        return Order.load(path).region if path.exists() else None
-    except BadInput:
-        return None
+    made_s = max((run.made_s for run in runs.values() if run.made_s is not None), default=-math.inf)
+    if made_s + SETTLES_S > now_s:
+        sleep(min(made_s + SETTLES_S - now_s, SETTLES_S))
 
 
 SILENT_S = 5 * HEARTBEAT_S

@@ -15,7 +15,7 @@ from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, Made, made, 
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, places_of
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying, until
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of
-from hetopt.backends.host.placement import placement_json, ranked_spec, without
+from hetopt.backends.host.protocol import placement_json, ranked_spec, without
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
 
