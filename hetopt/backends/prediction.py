@@ -7,10 +7,8 @@ collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`);
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from hetopt.core import formatting
 from hetopt.core.batch_partition import WorkerTime, first_shares, least_within, solve_shares
@@ -26,9 +24,8 @@ from hetopt.core.comm.options import (
     timed_as,
 )
 from hetopt.core.errors import BadInput
-from hetopt.core.interruption import usable_processors
 from hetopt.core.memory import memory_limit_bytes
-from hetopt.core.profile import LOCAL, Host
+from hetopt.core.profile import LOCAL
 from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST, step_inflation
@@ -80,29 +77,6 @@ class Mapped:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThisMachine:
-    """Where a run takes place, as far as it may differ from where the profile was taken.
-
-    Attributes:
-        processors: logical CPUs that its processes may use.
-        operating_system: name and release, as profiles record it.
-    """
-
-    processors: int
-    operating_system: str
-
-    @classmethod
-    def seen(cls) -> Self:
-        """The machine that this process is on, and may use."""
-        system = f"{platform.system()} {platform.release()}"
-        return cls(processors=usable_processors(), operating_system=system)
-
-    def is_profiled(self, host: Host) -> bool:
-        """Whether a profile was taken here, as far as it says."""
-        return (host.logical_cpus, host.operating_system) == (self.processors, self.operating_system)
-
-
 def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:
     """The shares that a run begins with where ``shares`` are the best ones: some batch policies begin with others.
 
@@ -151,13 +125,13 @@ class SmallWorkers:
     workers: int
 
     @classmethod
-    def of(cls, model: FittedModel, machine: ThisMachine, workers: int) -> SmallWorkers:
+    def of(cls, model: FittedModel, cpus: int, workers: int) -> SmallWorkers:
         """As many workers on a machine, judged by the part of the profiled host that had the fewest threads."""
         alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
         fitted = min(alike, key=lambda one: (one.device.threads_per_worker, -one.device.workers_per_host))
         # Workers that do not know of each other all see the first GPU, and take turns on it.
-        processors = 1 if fitted.device.kind == "cuda" else machine.processors
-        return cls(model=model, fitted=fitted, cpus=machine.processors, processors=processors, workers=workers)
+        processors = 1 if fitted.device.kind == "cuda" else cpus
+        return cls(model=model, fitted=fitted, cpus=cpus, processors=processors, workers=workers)
 
     @property
     def on_gpu(self) -> bool:

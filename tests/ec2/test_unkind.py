@@ -208,18 +208,6 @@ def another(cloud: BotoEdge, home: Path, tmp_path: Path, monkeypatch: pytest.Mon
     be_unkind(user_id=user_id, arn=f"{ROLE}/{user_id.replace(':', '/')}")
 
 
-def expired(cloud: BotoEdge, order: Order) -> None:
-    """Its tags say that it is over since long: prices were low, and its lease was made longer."""
-    from hetopt.backends.ec2.renter.order import EXPIRES_AT
-
-    ids = [one.id for one in leftovers(cloud, order.run_id)]
-    import boto3
-
-    boto3.client("ec2", region_name="us-east-1").create_tags(
-        Resources=ids, Tags=[{"Key": EXPIRES_AT, "Value": "2020-01-01T00:00:00+00:00"}]
-    )
-
-
 def test_nobody_removes_the_living_run_of_another(
     cloud: BotoEdge,
     hetopt: Hetopt,
@@ -234,7 +222,6 @@ def test_nobody_removes_the_living_run_of_another(
     order = Order.load(folder / ORDER_FILE)
     assert order.owner == "AROATEAM", "the same in every session of the role"
     assert order.bucket == BUCKET
-    expired(cloud, order)
     there = len(leftovers(cloud))
 
     another(cloud, home, tmp_path, monkeypatch, "AROAOTHER:ann")

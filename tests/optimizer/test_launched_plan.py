@@ -23,7 +23,7 @@ from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee, predict_on_local
+from hetopt.backends.prediction import LEAST_GAIN, Foreseen, Meeting, foresee, predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways
@@ -134,7 +134,7 @@ def test_what_was_chosen_is_what_is_started(way: str, precision: Precision) -> N
     selects = METHODS[option.compression.name].by_ratio
     assert plan.run.ratio_policy == ("auto" if selects else "fixed")
     here = launched(plan).launch.spec
-    rehearsed = rehearse(plan, ThisMachine(processors=8, operating_system="Linux")).run
+    rehearsed = rehearse(plan, 8).run
     assert told(here) == told(rehearsed) == told(plan.run)
     assert here.global_batch_size == plan.chosen.global_batch_size
     assert [worker.local_batch_size for worker in rehearsed.workers] == shares
@@ -279,7 +279,7 @@ def test_any_compression_can_be_predicted_in_both_places(plan: Plan, combination
     wanted = exchanging(plan, compression=asked(combination, 0.0001))
     here = predict_on_local(wanted, (1, 2, 2))
     hosts = parse_hosts("speed=1,rate=20mbit x3")
-    there = rehearse(wanted, ThisMachine(processors=2, operating_system="Linux"), hosts)
+    there = rehearse(wanted, 2, hosts)
     for run, told in ((here.run, here.prediction), (there.run, there.prediction)):
         assert run.compression == wanted.run.compression
         assert 0 < told.total_s.low < told.total_s.value < told.total_s.high < math.inf

@@ -79,8 +79,6 @@ class Conductor:
         miniature: that one.
         network: its hosts, without a process yet.
         stop_signal: the signal that asked this process to end, if any did.
-        clock: seconds, monotonic.
-        sleep: waits for so many seconds.
     """
 
     def __init__(
@@ -90,16 +88,12 @@ class Conductor:
         miniature: ScaledEmulation,
         network: EmulatedNetwork,
         stop_signal: Callable[[], int | None],
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run_dir = run_dir
         self._spec = spec
         self._miniature = miniature
         self._network = network
         self._stop_signal = stop_signal
-        self._clock = clock
-        self._sleep = sleep
         self._hosts = [HostNow.as_described(host) for host in miniature.hosts]
         self._reader = EventReader(path=run_dir / EVENTS_FILE)
         earlier = self._reader.read()
@@ -136,7 +130,7 @@ class Conductor:
                     self._agents[place] = self._start(place)
             while (self._agents or self._pauses or self._awaits_return) and self._stop_signal() is None:
                 self._look()
-                self._sleep(_LOOK_S)
+                time.sleep(_LOOK_S)
             return self._conclude()
         finally:
             self._end_agents()
@@ -174,7 +168,7 @@ class Conductor:
     def _look(self) -> None:
         """One turn of the loop."""
         self._collect()
-        now_s = self._clock()
+        now_s = time.monotonic()
         self._read(now_s)
         if self._pauses and not self._agents:
             self._end_pause()
@@ -197,7 +191,7 @@ class Conductor:
                     self._announce_presence()
                 elif (code != 0 or self._comes_and_goes) and self._failed_s is None:
                     # In a run that goes on without some, those that have only just come need not begin.
-                    self._failed_s = self._clock()
+                    self._failed_s = time.monotonic()
 
     def _read(self, now_s: float) -> None:
         for event in self._reader.read():
@@ -247,14 +241,14 @@ class Conductor:
     def _kill(self, places: Sequence[int], change: Change) -> None:
         names = ", ".join(self._hosts[place].name for place in places)
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
-        if not (self._comes_and_goes or self._starts_again):
+        goes_on = self._comes_and_goes or self._starts_again
+        if not goes_on:
             self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
-        goes_on = self._comes_and_goes or self._starts_again
         took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
         self._announce_presence()
-        self._sleep(_FAREWELL_S)
+        time.sleep(_FAREWELL_S)
         for place in places:
             self._network.take_down(place)
         if self._starts_again and took_part and self._agents and not self._run.has_ended:
@@ -355,7 +349,7 @@ class Conductor:
         number = self._stop_signal()
         if number is not None:
             return 128 + number
-        self._read(self._clock())
+        self._read(time.monotonic())
         codes = list(self._codes.values())
         if self._starts_again:
             code = exit_code(codes, host_died=not codes)

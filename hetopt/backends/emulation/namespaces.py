@@ -47,6 +47,11 @@ _CONGESTION_CONTROL = "reno"
 takes the burst of an idle link for its rate."""
 
 
+def host_address(place: int) -> str:
+    """The address of the host at this place, counted from 0; the same in every network."""
+    return f"10.77.0.{_FIRST_OCTET + place}"
+
+
 class EmulatedNetwork:
     """A network that this process has made, and removes. A context manager."""
 
@@ -92,9 +97,7 @@ class EmulatedNetwork:
     ) -> None:
         self.remove()
 
-    def address(self, place: int) -> str:
-        """The address of the host at this place, counted from 0; the same in every network."""
-        return f"10.77.0.{_FIRST_OCTET + place}"
+    address = staticmethod(host_address)
 
     def namespace(self, place: int) -> str:
         """The name of a host's namespace, for `ip netns exec`."""

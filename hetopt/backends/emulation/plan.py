@@ -39,7 +39,6 @@ from hetopt.backends.prediction import (
     Mapped,
     Meeting,
     SmallWorkers,
-    ThisMachine,
     begun_shares,
     foresee,
     least_factor,
@@ -80,8 +79,6 @@ BUILD_S = 1.0
 
 REHEARSED_LOG_SD = 0.03
 """Declared times are kept to the millisecond; what is left is how punctually a worker wakes up."""
-
-WORTH_SAYING = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +131,7 @@ class Rehearsal(Mapped):
 
 def rehearse(
     plan: Plan,
-    machine: ThisMachine,
+    processors: int,
     described: Sequence[EmulatedHost] | None = None,
     changes: Sequence[Change] = (),
     *,
@@ -146,6 +143,7 @@ def rehearse(
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
     relative to one worker of this machine; their rates, and those of the changes, are taken as they are. Where
     something ``stands_in`` for the job, so that it need not be trained here, only the plan's machines can be rehearsed.
+    ``processors`` are those that this machine's processes may use.
 
     Raises:
         BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, a
@@ -158,15 +156,15 @@ def rehearse(
         )
     wanted, slower = plan, links_slower(plan) if stands_in else 1.0
     if stands_in:
-        plan = in_its_place(plan, machine)
+        plan = in_its_place(plan, processors)
     model, batch = fit(plan.profile, plan.run.precision), plan.chosen.global_batch_size
     if described is None:
         hosts = planned_hosts(wanted)
-        here = SmallWorkers.of(model, machine, sum(host.host.workers for host in hosts))
+        here = SmallWorkers.of(model, processors, sum(host.host.workers for host in hosts))
         check_batch(batch, here.workers)
         best = tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
     else:
-        here = SmallWorkers.of(model, machine, sum(host.workers for host in described))
+        here = SmallWorkers.of(model, processors, sum(host.workers for host in described))
         check_batch(batch, here.workers)
         hosts = described_hosts(described, here.alone)
         # Equal shares are equal whatever the best ones are, of which a slow host may have none.
@@ -191,19 +189,6 @@ def rehearse(
         exchange = replace(exchange, **longer)
     notes += exchange.notes
     prediction = _predict(plan, run, here, updated_s, exchange)
-    overhead = here.update_s / prediction.compute_s
-    if overhead > WORTH_SAYING:
-        notes.append(
-            f"{100 * overhead:.0f} % of a step's computation is updating the model, which {here.workers} workers do "
-            f"at once "
-            "here; the cluster would not wait so long for that."
-        )
-    profiled = plan.profile.host
-    if not machine.is_profiled(profiled):
-        notes.append(
-            f"The profile comes from another machine ({profiled.logical_cpus} processors, "
-            f"{profiled.operating_system}): should the computation not fit here, the run slows down and says so."
-        )
     return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
 
 
@@ -370,7 +355,7 @@ def links_slower(plan: Plan) -> float:
     return plan.profile.job.gradient_bytes / GRADIENT_BYTES
 
 
-def in_its_place(plan: Plan, machine: ThisMachine) -> Plan:
+def in_its_place(plan: Plan, processors: int) -> Plan:
     """The plan with the stand-in as its job, as profiled on this machine, for as many steps on the same machines.
 
     Raises:
@@ -385,7 +370,7 @@ def in_its_place(plan: Plan, machine: ThisMachine) -> Plan:
     steps = math.ceil(plan.chosen.prediction.steps.value)
     if plan.run.stop.max_steps is not None:
         steps = plan.run.stop.max_steps
-    changed = {"profile": _profile(plan.profile, machine), "run": _run(plan.run)}
+    changed = {"profile": _profile(plan.profile, processors), "run": _run(plan.run)}
     return plan.model_copy(update=changed).adjusted(steps=steps)
 
 
@@ -413,7 +398,7 @@ def _run(run: RunSpec) -> RunSpec:
     )
 
 
-def _profile(described: Profile, machine: ThisMachine) -> Profile:
+def _profile(described: Profile, processors: int) -> Profile:
     """The job's, with what this machine computes of the stand-in as the only device."""
     job = described.job.model_copy(
         update={
@@ -426,9 +411,7 @@ def _profile(described: Profile, machine: ThisMachine) -> Profile:
             "learning_rate_rule": "none",
         }
     )
-    host = described.host.model_copy(
-        update={"logical_cpus": machine.processors, "operating_system": machine.operating_system}
-    )
+    host = described.host.model_copy(update={"logical_cpus": processors})
     steps = tuple(
         StepTime(
             local_batch_size=size,
@@ -444,7 +427,7 @@ def _profile(described: Profile, machine: ThisMachine) -> Profile:
     device = Device(
         type=LOCAL,
         kind="cpu",
-        workers_per_host=machine.processors,
+        workers_per_host=processors,
         threads_per_worker=1,
         step_times=steps,
         memory_limit_bytes=host.memory_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,19 +54,3 @@ class Versioned:
 
     data: bytes
     version: str
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """Says how far it is, at first, now and then, and when all is there."""
-
-    say: Callable[[str], None]
-    clock: Callable[[], float] = time.time
-    every_s: float = 30.0
-    _next_s: float = 0.0
-
-    def told(self, done: int, total: int) -> None:
-        """There are so many bytes now, of so many."""
-        if done == total or self.clock() >= self._next_s:
-            self._next_s = self.clock() + self.every_s
-            self.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here")

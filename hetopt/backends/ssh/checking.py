@@ -420,9 +420,6 @@ def in_words(found: HostFound) -> str:
     names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
     parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
     parts.append(f"torch {seen.packages.get('torch') or 'none'}")
-    if seen.shared_bytes is not None and 2 * seen.shared_bytes < (seen.memory_bytes or 0):
-        # Somebody has set it, as docker does: otherwise it is half the memory (tmpfs(5), size).
-        parts.append(f"only {bytes_(seen.shared_bytes)} of shared memory in /dev/shm")
     rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
     return "; ".join([", ".join(parts), *rates])
 

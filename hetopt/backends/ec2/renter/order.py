@@ -52,14 +52,6 @@ def iso(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
 
-def from_iso(text: str) -> float | None:
-    """Seconds since the epoch; None where somebody wrote something else."""
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
-
-
 UNPLACED_S = 1500.0
 """A machine that has no place by then ends: it boots for ten minutes at most, and its agent waits for `PLACE_WITHIN_S`.
 The account ends one that cannot do so itself; where all machines are relieved, both clusters are paid for so long."""

@@ -7,8 +7,7 @@ first. An instant fleet is no more than the order of its machines, which carry i
 forgets it.
 
 A run that was launched here and is over is known by its folder. Of any other, its own bucket tells whether it goes on:
-tags are written once, and a lease is longer with each look of whoever follows the run. So the lease and the machines'
-heartbeats decide, and tags only where there is no lease.
+the lease, which is there before any machine is and grows while somebody follows the run, and the machines' heartbeats.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class Found:
     kind: Kind
     id: str
     run_id: str
-    expires_at_s: float | None = None
     owner: str | None = None
     launched_by: str | None = None
     bucket: str | None = None
@@ -132,7 +130,6 @@ def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
         kind=kind,
         id=id_,
         run_id=values.get(order.RUN_ID, "?"),
-        expires_at_s=order.from_iso(values.get(order.EXPIRES_AT, "")),
         owner=values.get(order.OWNER),
         launched_by=values.get(order.LAUNCHED_BY),
         bucket=values.get(order.BUCKET),
@@ -475,8 +472,6 @@ def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found],
         )
         if silent_s < SILENT_S:
             return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"
-    if lease is not None:
-        goes_on = not lease.wishes_end and now_s < lease.end_s
-        return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h" if goes_on else None
-    expires_s = max((one.expires_at_s for one in things if one.expires_at_s is not None), default=0.0)
-    return "a run from elsewhere may be going on" if now_s < expires_s else None
+    if lease is None or lease.wishes_end or now_s >= lease.end_s:
+        return None
+    return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h"
