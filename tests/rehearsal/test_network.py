@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from hetopt.backends.emulation import iproute
-from hetopt.backends.emulation.iproute import NetworkRefused
+from hetopt.backends.emulation.iproute import NetworkRefused, pids_in
 from hetopt.backends.emulation.namespaces import (
     ALIAS_BYTES,
     EmulatedNetwork,
@@ -39,13 +39,14 @@ from .programs import SEND, least_s, receive, send
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
 import sys, time
+from hetopt.backends.emulation.iproute import pids_in
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.core.scaled_emulation import EmulatedHost
 network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
 network.popen(0, ["sleep", "600"])
-while not network.pids(0):
+while not pids_in([network.namespace(0)]):
     time.sleep(0.01)
-print(network.id, network.pids(0)[0], flush=True)
+print(network.id, pids_in([network.namespace(0)])[0], flush=True)
 time.sleep(600)
 """
 TELLS = """
@@ -150,8 +151,8 @@ def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
         receive(network, 2)
         network.take_down(1)
         network.kill(2)
-        assert len(network.pids(1)) == 1
-        assert network.pids(2) == []
+        assert len(pids_in([network.namespace(1)])) == 1
+        assert pids_in([network.namespace(2)]) == []
         cut_off = network.popen(
             0,
             [sys.executable, "-c", SEND.replace("timeout=10", "timeout=0.5"), network.address(1), "1"],
@@ -165,7 +166,7 @@ def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
 def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None) -> None:
     with EmulatedNetwork.create(hosts(8, 1e8), owner="a test") as network:
         receive(network, 0)
-        [pid] = network.pids(0)
+        [pid] = pids_in([network.namespace(0)])
         names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         assert sum(network.id in line for line in names.splitlines()) == 9
         # All of it is in namespaces of its own: this machine's has nothing more than before.
@@ -295,7 +296,7 @@ def test_a_fork_is_where_a_process_of_its_own_would_be(box: None, tmp_path: Path
             output.seek(0)
             assert output.read().splitlines()[-1:] == alone.communicate(timeout=PATIENCE_S)[0].splitlines()[-1:]
         waits = network.fork(1, server, [str(tmp_path / "waits.py")], env=os.environ, output=output)
-        assert network.pids(1) == [waits.pid]
+        assert pids_in([network.namespace(1)]) == [waits.pid]
         network.kill(1)
         assert waits.poll() == -signal.SIGKILL
     server.close()

@@ -144,10 +144,7 @@ def file_of(name: str) -> Path:
 
 def namespaces() -> list[str]:
     """The names of all of them."""
-    try:
-        return sorted(os.listdir(_FOLDER))
-    except FileNotFoundError:
-        return []
+    return sorted(path.name for path in _FOLDER.glob("*"))
 
 
 def pids_in(names: Iterable[str]) -> list[int]:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO
 
 from hetopt.backends.emulation import iproute
-from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces, pids_in
+from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.interruption import in_one_piece
 from hetopt.core.scaled_emulation import EmulatedHost
@@ -166,10 +166,6 @@ class EmulatedNetwork:
         process = server.start(arguments, environment=env, stdout=output, network=file_of(self.namespace(place)))
         self._children.setdefault(place, []).append(process)
         return process
-
-    def pids(self, place: int) -> list[int]:
-        """The processes that run on a host."""
-        return pids_in([self.namespace(place)])
 
     def kill(self, place: int) -> None:
         """Kill every process on a host, and wait until they are gone.

@@ -372,32 +372,6 @@ class Prober(ordering.Orders):
         return max(disk_gb(self.catalog.instance_type(name), payload) for name in types)
 
 
-def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -> bytes:
-    """One object of a run.
-
-    Raises:
-        BadInput: there is no such run in the bucket.
-    """
-    answer = if_there(
-        edge,
-        read(
-            "s3",
-            "get_object",
-            "what was ordered",
-            Bucket=bucket,
-            Key=f"runs/{run_id}/{name}",
-            ExpectedBucketOwner=account_id,
-        ),
-    )
-    if answer is None:
-        raise BadInput(
-            f"the bucket {bucket} has no {name} of a run {run_id}.",
-            hint="give the run's full name, and the `region` and `bucket` that it was launched with",
-        )
-    body: bytes = answer["Body"]
-    return body
-
-
 def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
     """Fill a folder, named as the run, with what `status`, `logs` and `stop` need.
 
@@ -406,7 +380,15 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     """
 
     def get(name: str) -> bytes:
-        return fetch(edge, bucket=bucket, account_id=account_id, run_id=run_dir.name, name=name)
+        key = f"runs/{run_dir.name}/{name}"
+        asked = read("s3", "get_object", "what was ordered", Bucket=bucket, Key=key, ExpectedBucketOwner=account_id)
+        answer = if_there(edge, asked)
+        if answer is None:
+            raise BadInput(
+                f"the bucket {bucket} has no {name} of a run {run_dir.name}.",
+                hint="give the run's full name, and the `region` and `bucket` that it was launched with",
+            )
+        return bytes(answer["Body"])
 
     def text(name: str) -> str:
         return get(name).decode("utf-8", errors="replace")

@@ -11,7 +11,6 @@ names of everything that may exist are known: the line before says what was abou
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -203,28 +202,16 @@ def append_durably(path: Path, line: str) -> None:
         BadInput: the file cannot be written. Nothing may be rented then.
     """
     try:
-        new = not path.exists()
         with path.open("ab+") as stream:
             if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
                 stream.write(b"\n")  # the process before died in the middle of its last line
             stream.write(line.encode() + b"\n")
             stream.flush()
-            os.fsync(stream.fileno())
-        if new:
-            _sync_folder(path.parent)
+            os.fsync(stream.fileno())  # of a new file this commits its name, too (ext4, xfs, btrfs)
     except OSError as error:
         raise BadInput(
             f"{path} cannot be written: {error.strerror}.", hint="nothing is rented without it; make room and try again"
         ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems do not know it, and need it not
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _entry(line: str) -> Entry | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, places_of
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters, places_of
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying, until
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of, read
 from hetopt.backends.host.protocol import placement_json, ranked_spec, without
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
@@ -127,7 +127,9 @@ class Renter:
         """
         if self.order.network.security_group is not None:
             return self.order.network.security_group
-        groups = self.edge(calls.find_group_call(self.order))["SecurityGroups"]
+        purpose = "the group that was made for the run"
+        look = read("ec2", "describe_security_groups", purpose, Filters=filters(self.order.run_id))
+        groups = self.edge(look)["SecurityGroups"]
         if not groups:
             raise CloudRefused(
                 f"the security group of {self.order.run_id} is not listed, so nothing can be rented into it.",
