@@ -307,7 +307,7 @@ class Run:
             BadInput: the run is no rehearsal, or the text is no change of one of its hosts.
         """
         from hetopt.backends.emulation.conductor import ask_for_change
-        from hetopt.backends.emulation.description import parse_change
+        from hetopt.backends.emulation.plan import parse_change
 
         miniature = read_spec(self.folder).miniature
         if miniature is None:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.emulation.conductor import RehearsalLauncher
-from hetopt.backends.emulation.description import parse_changes, parse_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.plan import parse_changes, parse_hosts, rehearse
 from hetopt.backends.host import look
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal
 from hetopt.backends.prediction import Mapped, predict_on_local

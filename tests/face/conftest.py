@@ -21,8 +21,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.plan import parse_hosts, rehearse
 from hetopt.backends.prediction import predict_on_local
 from hetopt.cli.main import main
 from hetopt.core.interruption import SIGNALS

@@ -15,7 +15,7 @@ from hetopt.api import options as verbs
 from hetopt.api.changes import parse_stream
 from hetopt.api.planning import metric_target
 from hetopt.backends import options as places
-from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
+from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
 from hetopt.core import option
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.errors import BadInput

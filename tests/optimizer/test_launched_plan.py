@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from hetopt.api.backends import backend, options_at
 from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.plan import parse_hosts, rehearse
 from hetopt.backends.prediction import LEAST_GAIN, Foreseen, Meeting, foresee, predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.compression_text import spell

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.plan import parse_hosts, rehearse
 from hetopt.backends.on_this_machine import OWN_LOG_SD, Present, at_present, slowed
 from hetopt.backends.prediction import predict_on_local
 from hetopt.core.calibration_benchmark import REPEATS, MachineReading, measure_yardstick_s

@@ -15,8 +15,8 @@ import pytest
 
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.conductor import RehearsalLauncher, ask_for_change
-from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.backends.emulation.namespaces import find_leftovers, find_networks, host_address
+from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.host.objects import GoesOn, Objects, Versioned
+from hetopt.backends.host.protocol import GoesOn, Objects, Versioned
 from hetopt.backends.host.renewal import PriceChange
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.backend import is_finished
-from hetopt.backends.host.objects import Objects
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
     Lease,
+    Objects,
     Placement,
     State,
     Terms,

@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from hetopt.backends.host.objects import Objects
-from hetopt.backends.host.protocol import CHECKPOINT_PATTERN, WANTED_OBJECT, Latest, checkpoint_name
+from hetopt.backends.host.protocol import CHECKPOINT_PATTERN, WANTED_OBJECT, Latest, Objects, checkpoint_name
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE

@@ -21,8 +21,8 @@ from pydantic import Field
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.host import look
 from hetopt.backends.on_this_machine import check_readers
-from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
+from hetopt.backends.ssh.link import Conversation
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed

@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hetopt.backends.host.objects import GoesOn, Objects, Versioned
-from hetopt.backends.host.protocol import OUTCOME_OBJECT
+from hetopt.backends.host.protocol import OUTCOME_OBJECT, GoesOn, Objects, Versioned
 from hetopt.core.artifact import Record, read_words, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
@@ -49,7 +48,7 @@ class Cut(SystemExit):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects:
-    """Named bytes in a folder; see `hetopt.backends.host.objects.Objects`."""
+    """Named bytes in a folder; see `hetopt.backends.host.protocol.Objects`."""
 
     folder: Path
 
@@ -259,7 +258,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteObjects(Objects):
-    """The objects as a host sees them; see `hetopt.backends.host.objects.Objects`.
+    """The objects as a host sees them; see `hetopt.backends.host.protocol.Objects`.
 
     Attributes:
         place: `OBJECTS` or `MODELS`.
