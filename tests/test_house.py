@@ -319,7 +319,6 @@ WALL_CLOCKS = {
     "hetopt/backends/backend.py": DATES,
     "hetopt/backends/ec2/node/agent.py": OTHERS,
     "hetopt/backends/host/agent.py": OTHERS,
-    "hetopt/backends/host/protocol.py": OTHERS,
     "hetopt/backends/ec2/renter/backend.py": OTHERS,
     "hetopt/backends/ec2/renter/edge.py": OTHERS,
     "hetopt/backends/ec2/renter/launcher.py": OTHERS,

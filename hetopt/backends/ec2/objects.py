@@ -134,7 +134,7 @@ def _client(service: str, region: str, **config: Any) -> Any:
     import boto3
     from botocore.config import Config
 
-    return boto3.client(service, region_name=region, config=Config(**config))  # type: ignore[call-overload]
+    return boto3.client(service, region_name=region, config=Config(**config))
 
 
 def failures() -> tuple[type[Exception], ...]:

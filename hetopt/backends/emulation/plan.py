@@ -186,8 +186,7 @@ def rehearse(
     meeting = _meeting(run, here)
     exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and len(hosts) > 1:
-        longer = {"exchange_s": STEERED * exchange.exchange_s, "compress_s": STEERED * exchange.compress_s}
-        exchange = replace(exchange, **longer)
+        exchange = replace(exchange, exchange_s=STEERED * exchange.exchange_s, compress_s=STEERED * exchange.compress_s)
     notes += exchange.notes
     prediction = _predict(plan, run, here, updated_s, exchange)
     return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
