@@ -219,7 +219,7 @@ OURS = {
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
     "hetopt/core/interruption.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it",
     "hetopt/backends/host/uploads.py: path.parent / newest": "what checkpoint_name let through",
-    "hetopt/backends/emulation/iproute.py: _FOLDER / name": "made of a process id",
+    "hetopt/backends/emulation/namespaces.py: _FOLDER / name": "made of a process id",
     "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "two",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt
-from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
+from hetopt.backends.emulation.namespaces import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
 from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, parse_changes, parse_hosts, rehearse
 from hetopt.backends.prediction import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares

@@ -17,14 +17,15 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from hetopt.backends.emulation import iproute
-from hetopt.backends.emulation.iproute import NetworkRefused, pids_in
+from hetopt.backends.emulation import namespaces as networks
 from hetopt.backends.emulation.namespaces import (
     ALIAS_BYTES,
     EmulatedNetwork,
+    NetworkRefused,
     alias_of,
     find_leftovers,
     find_networks,
+    pids_in,
     remove,
     why_not,
 )
@@ -39,7 +40,7 @@ from .programs import SEND, least_s, receive, send
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
 import sys, time
-from hetopt.backends.emulation.iproute import pids_in
+from hetopt.backends.emulation.namespaces import pids_in
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.core.scaled_emulation import EmulatedHost
 network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
@@ -207,7 +208,7 @@ def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box
 
 @pytest.mark.usefixtures("own_leftovers")
 def test_a_network_that_was_never_signed_is_a_leftover(box: None) -> None:
-    iproute.run("ip", ["netns", "add", "hetopt-0000"])
+    networks.run("ip", ["netns", "add", "hetopt-0000"])
     try:
         assert "0000" in {network.id for network in find_leftovers()}
     finally:
@@ -238,7 +239,7 @@ def test_a_signal_while_a_network_is_made_leaves_nothing(
     box: None, monkeypatch: pytest.MonkeyPatch, command: int
 ) -> None:
     """In the command that makes its first namespace, of which nobody knows the name yet, and in each of the next."""
-    ran, asked = iproute.run, list[Sequence[str]]()
+    ran, asked = networks.run, list[Sequence[str]]()
 
     def interrupted(tool: Literal["ip", "tc"], arguments: Sequence[str], **more: Any) -> str:
         told = ran(tool, arguments, **more)
@@ -250,7 +251,7 @@ def test_a_signal_while_a_network_is_made_leaves_nothing(
     def ends(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
-    monkeypatch.setattr(iproute, "run", interrupted)
+    monkeypatch.setattr(networks, "run", interrupted)
     before = signal.signal(signal.SIGTERM, ends)
     try:
         with pytest.raises(Terminated):
@@ -258,7 +259,7 @@ def test_a_signal_while_a_network_is_made_leaves_nothing(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert list(asked[0][:2]) == ["netns", "add"]
-    assert not [name for name in iproute.namespaces() if name.startswith(asked[0][2])]
+    assert not [name for name in networks.namespaces() if name.startswith(asked[0][2])]
 
 
 def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:

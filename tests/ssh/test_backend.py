@@ -20,8 +20,7 @@ import hetopt
 from benchmarks._ssh_servers import Servers
 from hetopt.api.exploring import place_on_hosts
 from hetopt.api.run import log_files
-from hetopt.backends.emulation.iproute import pids_in
-from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.backends.emulation.namespaces import EmulatedNetwork, pids_in
 from hetopt.backends.probe_runs import own_probes
 from hetopt.backends.ssh.checking import check_hosts
 from hetopt.backends.ssh.conductor import MOST_SKEW_S, Situation, in_our_time, next_move

@@ -26,8 +26,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
-from hetopt.backends.emulation.namespaces import check_size
+from hetopt.backends.emulation.namespaces import (
+    BOX_BITS_PER_S,
+    IN_TRAINING,
+    STEERED,
+    STEERED_LOG_SD,
+    box_link,
+    check_size,
+)
 from hetopt.backends.prediction import (
     AGENT_S,
     ASSUMED_LOG_SD,
