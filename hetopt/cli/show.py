@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import hetopt
 from hetopt.cli import render, terminal
 from hetopt.core.errors import BadInput
 
@@ -24,10 +25,9 @@ def show(
       hetopt show plan.json
       hetopt show plan.json --explain
     """
-    from hetopt.optimizer.plan import Plan
     from hetopt.reports.plan_document import answer, details
 
-    read = Plan.load(plan)
+    read = hetopt.Plan.load(plan)
     if as_json:
         terminal.write(read.to_json())
         return
@@ -45,7 +45,6 @@ def compare(
     \b
       hetopt compare plan.json large.json
     """
-    from hetopt.optimizer.plan import Plan
     from hetopt.reports.comparison_document import comparison
 
     if len(plans) < 2:
@@ -55,4 +54,4 @@ def compare(
         names = [str(path) for path in plans]
     if len(set(names)) < len(names):
         raise BadInput("a plan was named twice.", hint="name each plan once")
-    render.show(comparison({name: Plan.load(path) for name, path in zip(names, plans, strict=True)}))
+    render.show(comparison({name: hetopt.Plan.load(path) for name, path in zip(names, plans, strict=True)}))
