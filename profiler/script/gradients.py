@@ -58,6 +58,9 @@ TINY = 1e-12
 RANKS_VARIABLE = "HETOPT_BATCHES_OF"
 """How many ranks' batches a script that is alone reads as one, as one machine would."""
 
+BATCH_VARIABLE = "HETOPT_BATCH_OF_RANK"
+"""Samples of a rank's batch; a script that divides its batch by its workers reads that of all of them when alone."""
+
 AS_ONE_VARIABLE = "HETOPT_AS_ONE"
 """Is set where the first of several workers computes every batch whole, as one machine would."""
 
@@ -75,6 +78,8 @@ class Told(Record):
     way: Way = ""
     normalises: bool = False
     """Whether the model normalises by the samples of its batch."""
+    batch_size: int = 0
+    """Of the first loader that was read, on each worker; 0: not known."""
     keeps_equal: bool = False
     """Whether a DDP script draws its batches itself, so that no loader shares them out."""
 
@@ -92,6 +97,12 @@ class GradientRecorder:
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
         self.ddp_run: Callable[[], DdpRun | None] = lambda: None
+        self.batch_size: int | None = None
+
+    def notice(self, loader: DataLoader[Any]) -> None:
+        """Note the first loader that is read."""
+        if self.batch_size is None:
+            self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """One more step."""
@@ -124,6 +135,7 @@ class GradientRecorder:
                 schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
                 way=way,
                 normalises=any(map(normalises, alive(nn.Module))),
+                batch_size=self.batch_size or 0,
                 keeps_equal=keeps_equal,
             )
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
@@ -145,11 +157,12 @@ def main(arguments: list[str]) -> None:
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
     _draw_nothing()
-    _draw_one_number()
+    _draw_one_number(recorder.notice)
     _draw_alike()
     if workers == 1:
         be_alone()
-        _read_as_one(int(os.environ.get(RANKS_VARIABLE, "1")))
+        ranks, each = (int(os.environ.get(name, "1")) for name in (RANKS_VARIABLE, BATCH_VARIABLE))
+        _read_as_one(lambda: 1 if recorder.batch_size == ranks * each > 1 else ranks)
     else:
         keep_modules()
     spec = os.environ.get(SPEC_VARIABLE)
@@ -224,16 +237,20 @@ def _draw_nothing() -> None:
     DistributedSampler.__iter__ = _of_rank_in_order  # type: ignore[method-assign]
 
 
-def _draw_one_number() -> None:
+def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     """Noise of samples is the same on whichever worker they are; what was drawn before is weights and data.
 
     Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
+
+    Args:
+        begins: told of each loader that is read.
     """
     iterate, begun = DataLoader.__iter__, False
 
     def begin(loader: DataLoader[Any]) -> Any:
         nonlocal begun
         begun = True
+        begins(loader)
         return iterate(loader)
 
     def of_one_number(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -296,13 +313,13 @@ class _AsOne:
         return -(-len(self._batches) // self._ranks)
 
 
-def _read_as_one(ranks: int) -> None:
-    """Let loaders give what so many ranks would read together."""
+def _read_as_one(ranks: Callable[[], int]) -> None:
+    """Let loaders give what so many ranks would read together, once one is read."""
     of_loader: Any = DataLoader._index_sampler
 
     def index_sampler(loader: DataLoader[Any]) -> Any:
         batches = of_loader.fget(loader)
-        return batches if ranks == 1 or loader.batch_sampler is None else _AsOne(batches, ranks)
+        return batches if ranks() == 1 or loader.batch_sampler is None else _AsOne(batches, ranks())
 
     DataLoader._index_sampler = property(index_sampler)  # type: ignore[assignment]  # as said at the top
 
