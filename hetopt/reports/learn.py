@@ -83,16 +83,8 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     if samples:
         cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
         news.append(f"{formatting.counted(len(samples), 'step time')} of {cluster}")
-    for launched in launches:
-        news.append(f"provisioning of {formatting.duration(launched.took_s)} on {' and '.join(launched.types)}")
-    for one in pilots:
-        reached = one.steps_to_target
-        told = (
-            f"the target after {formatting.counted(reached, 'step')}"
-            if reached is not None
-            else "the target not reached"
-        )
-        news.append(f"{told} of {formatting.counted(one.global_batch_size, 'sample')}")
+    news += [f"provisioning of {formatting.duration(launched.took_s)}" for launched in launches]
+    news += [f"a run of {formatting.counted(one.global_batch_size, 'sample')} a step" for one in pilots]
     changed = profile.model_copy(
         update={
             "samples": (*profile.samples, *samples),

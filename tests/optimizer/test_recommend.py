@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.core.comm.options import AVERAGED, ROUNDED
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile

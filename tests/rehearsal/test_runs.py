@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.backend import RehearsalLauncher
-from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
-from hetopt.backends.emulation.injection import ask_for_change
+from hetopt.backends.emulation.conductor import RehearsalLauncher, ask_for_change
 from hetopt.backends.emulation.namespaces import find_leftovers, find_networks, host_address
+from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
@@ -32,7 +31,7 @@ TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 RehearsalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})

@@ -12,11 +12,10 @@ import torch
 
 import hetopt
 from hetopt.backends.ec2.renter.backend import _as_machines_read_it
-from hetopt.backends.emulation.description import parse_hosts as described_hosts
+from hetopt.backends.emulation.plan import parse_hosts as described_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.host.bundle import Bundle
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.backends.ssh.backend import _mapped, spec_on
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core.errors import BadInput
@@ -252,7 +251,7 @@ def mapped(plan: Plan, on: str) -> RunSpec:
     if on == "local":
         return predict_on_local(plan, (1.0, 2.0)).run
     if on == "rehearsal":
-        return rehearse(plan, ThisMachine(processors=2, operating_system="x"), described_hosts("speed=1; speed=1")).run
+        return rehearse(plan, 2, described_hosts("speed=1; speed=1")).run
     if on == "ec2":
         return _as_machines_read_it(plan.run, BUNDLE, "s3://bucket/data")
     run, hosts = _mapped(plan, parse_hosts("a@box1,a@box2"))
