@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: a wheel knows its commit, and is the same whoever builds it of that commit."""
 
 import os
-import runpy
+import subprocess
 from pathlib import Path
 
 from setuptools import setup
@@ -19,10 +19,11 @@ class EggInfo(egg_info):
 
     def run(self) -> None:
         """Write the commit beside it."""
-        commit = runpy.run_path(str(HERE / "hetopt" / "cli" / "provenance.py"))["of_checkout"](HERE / ".git")
-        if commit is not None:
+        git = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
+        if (HERE / ".git").exists():
+            commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
             self.mkpath(self.egg_info)
-            (Path(self.egg_info) / "commit.txt").write_text(f"{commit}\n", encoding="utf-8")
+            (Path(self.egg_info) / "commit.txt").write_text(commit, encoding="utf-8")
         super().run()
 
 

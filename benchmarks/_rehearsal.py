@@ -21,7 +21,7 @@ from typing import Literal
 
 from benchmarks._collectives import ANSWER_FILE, REQUEST_FILE, Answer, Request
 from benchmarks._crew import EXCHANGES, RUNS_FILE
-from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.backends.emulation.namespaces import EmulatedNetwork, why_not
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import RunFailed

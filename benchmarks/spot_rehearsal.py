@@ -37,7 +37,7 @@ from benchmarks._outcome import Outcome, Results, parser, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks._spot_nodes import Move, NodeTrace, best_samples, moves_of, read_node_traces
 from benchmarks._spot_torchrun import run_under_torchrun
-from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec

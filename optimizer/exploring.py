@@ -33,12 +33,10 @@ class Measured:
     Attributes:
         samples: steps of one layout.
         usd: what they cost.
-        startups_s: of its runs on machines of one's own, from the request to the first step.
     """
 
     samples: tuple[StepSample, ...]
     usd: float
-    startups_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

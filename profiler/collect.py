@@ -6,6 +6,7 @@ import datetime
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +36,7 @@ from hetopt.core.profile import (
 )
 from hetopt.core.run_spec import ProbeSchedule
 from hetopt.core.training_laws import SmoothedNoise, pooled_noise
+from hetopt.profiler import records as m
 from hetopt.profiler.records import (
     FINISHED,
     HOST_FACTS,
@@ -56,6 +58,7 @@ from hetopt.profiler.records import (
     SweepEnded,
     SweepPoint,
 )
+from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE
 
 Event = Mapping[str, object]
 R = TypeVar("R", bound=Record)
@@ -206,7 +209,7 @@ def _at_usual_speed(point: SweepPoint, usual_s: float | None) -> SweepPoint:
 
 def _step_time(passes: Sequence[SweepPoint]) -> StepTime:
     """All workers and passes pooled: what one worker needs for a step while the others compute as well."""
-    samples = tuple(sample for one in passes for worker in one.samples_s for sample in settled(worker))
+    samples = tuple(sample for one in passes for worker in one.samples_s for sample in worker)
     return StepTime(
         local_batch_size=passes[0].local_batch_size,
         step_time_s=summarize(samples).median_s,
@@ -454,23 +457,6 @@ def _broken(name: str, why: str) -> RunFailed:
     return RunFailed(f"the measurement's log is damaged at '{name}': {why}.", hint="run `hetopt profile` again")
 
 
-def settled(samples_s: Sequence[float]) -> tuple[float, ...]:
-    """The timings from the first that looks like the second half of them: what is left of the warm-up goes.
-
-    A leading timing is dropped while it is more than three spreads (and 10 %) above the median of the second half. At
-    most half of the timings go, so that a machine that never settles still shows its noise.
-    """
-    half = len(samples_s) // 2
-    if half < 2:
-        return tuple(samples_s)
-    steady = summarize(samples_s[half:])
-    limit = steady.median_s + max(3 * steady.spread_s, 0.1 * steady.median_s)
-    start = 0
-    while start < half and samples_s[start] > limit:
-        start += 1
-    return tuple(samples_s[start:])
-
-
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
     """Counts of one job at several micro-batches as one; of two at one size the larger."""
     steps: dict[int, StepMemory] = {}
@@ -484,3 +470,37 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
     figures = TrainingMemory.model_fields.keys() - {"steps"}
     largest = {name: max(getattr(one, name) for one in counts) for name in figures}
     return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
+
+
+FACTS_SHARE = 0.05
+
+SHOWN: Mapping[object, tuple[str, float]] = MappingProxyType(
+    {
+        m.STARTED: ("looking at the model and the host", 0.0),
+        m.JOB_FACTS: ("", FACTS_SHARE),
+        m.SweepPoint.EVENT: ("step time at batch {local_batch_size}", FACTS_SHARE),
+        m.CompressorPoint.EVENT: ("compressing with {name}", FACTS_SHARE),
+        m.EvaluationCost.EVENT: ("evaluation", FACTS_SHARE),
+        m.LinkPoint.EVENT: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
+        m.PilotStarted.EVENT: ("pilot at batch {global_batch_size}", 1 - PILOT_SHARE),
+        m.PilotEvaluation.EVENT: ("pilot: {metric:.4g} after {epoch:.3g} epochs", 1 - PILOT_SHARE),
+        m.FINISHED: ("done", 1.0),
+    }
+)
+"""By event: what is shown of its fields ("" leaves what is shown), and the share of a probe that is over by then."""
+
+
+def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
+    """Return what a probe is doing, and the share that is done, which never falls; unknown events are passed over."""
+    text, done = "starting workers", 0.0
+    # Points and pilots may be left out, so that these shares are the most that each brings.
+    sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)
+    brings = {
+        m.SweepPoint.EVENT: (SWEEP_SHARE - FACTS_SHARE) / max(1, sizes),
+        m.PilotFinished.EVENT: PILOT_SHARE / max(1, len(schedule.pilots)),
+    }
+    for event in events:
+        shown, least = SHOWN.get(event.get("event"), ("", 0.0))
+        text = shown.format_map(event) or text
+        done = max(done, least) + brings.get(str(event.get("event")), 0.0)
+    return text, min(done, 1.0)

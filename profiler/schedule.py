@@ -21,8 +21,6 @@ def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, a
         below: halvings of ``batch_size``.
         above: doublings of ``batch_size``.
     """
-    if batch_size < 1 or (dataset_size is not None and dataset_size < 1):
-        raise ValueError("a batch size ladder needs a batch size and samples")
     sizes = {max(min(2, batch_size), round(batch_size * 2.0**power)) for power in range(-below, above + 1)}
     return tuple(sorted({size if dataset_size is None else min(size, dataset_size) for size in sizes}))
 
@@ -84,10 +82,6 @@ def make_schedule(
         exchanges: ways to exchange whose loss is to be measured on the pilots' gradients.
         timed: ways whose own work is to be timed, beside the usual ones.
     """
-    if min(workers, logical_cpus, batch_size, dataset_size, len(precisions)) < 1 or accelerators < 0:
-        raise ValueError("a schedule needs workers, processors, samples and a precision")
-    if not time_budget_s > 0:
-        raise ValueError("a schedule needs time")
     shared_threads = max(1, logical_cpus // workers)
     alone_threads = max(1, logical_cpus // accelerators) if accelerators else logical_cpus
     divisions = [(1, alone_threads)] + ([(workers, shared_threads)] if workers > 1 else [])

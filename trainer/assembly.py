@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import RunSpec
@@ -24,12 +24,10 @@ from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, labels_of
 from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
-from hetopt.trainer.data.prefetch import ReadingWatch
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
-from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.task import Task, make_model
@@ -69,14 +67,13 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         max_samples=context.worker.max_local_batch_size,
         unit=micro_batch_size(spec),
     )
-    # A GPU computes by itself: whatever the host does meanwhile is gained.
-    is_judged = spec.prefetch == "auto" and context.device.type == "cpu"
+    # A GPU computes by itself: whatever the host does meanwhile is gained. A gather from memory is soon done.
+    is_worth = spec.prefetch == "on" or context.device.type != "cpu" or not hasattr(dataset, "gather")
     return SampleFeed(
         reader=reader,
         rank=context.rank,
         cursor=make_cursor(context, dataset),
-        reads_ahead=spec.prefetch != "off" and spec.stream is None,
-        watch=ReadingWatch() if is_judged else None,
+        reads_ahead=spec.prefetch != "off" and spec.stream is None and is_worth,
         injector=None if spec.injection is None or context.world_size == 1 else Injector(spec.injection, spec.seed),
     )
 
@@ -117,25 +114,6 @@ def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | No
             "the workers divide the training data in different ways.", hint="give all workers the same data"
         )
     return parts
-
-
-def make_adaptive_scale(spec: RunSpec, task: Task) -> AdaptiveScale | None:
-    """The scale of the learning rate that follows the gradient noise, if the run wants that.
-
-    Raises:
-        BadInput: the gradient is compressed, so that nobody sees the sum of which the noise could be told.
-    """
-    if spec.learning_rate_rule == "fixed":
-        return None
-    if spec.compression.name != "identity" or spec.ratio_policy != "fixed":
-        who = spec.compression.name if spec.ratio_policy == "fixed" else f"the ratio policy '{spec.ratio_policy}'"
-        raise BadInput(
-            f"the learning rate cannot follow the gradient noise, which {who} changes by compression.",
-            hint="use the learning rate rule 'fixed', or no compression",
-        )
-    return AdaptiveScale(
-        value=spec.learning_rate_scale, batch_size=spec.global_batch_size, tuned_batch_size=task.batch_size
-    )
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:

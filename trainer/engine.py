@@ -256,7 +256,6 @@ def announce(
             latency_s=round(hop.latency_s, 7),
             bytes_per_s=round(hop.bytes_per_s),
             measured_s=round(exchange.measured_s, 3),
-            by_hosts=exchange.by_hosts,
             timings=[
                 {
                     "collective": timed.operation.primitive,

@@ -5,12 +5,10 @@ Which line of the user's own files is at work, and what an error there means: se
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import sys
-import tempfile
 import traceback
 from itertools import dropwhile
 from pathlib import Path
@@ -23,7 +21,6 @@ import torch.distributed as dist
 
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
-from hetopt.core.formatting import bytes_
 from hetopt.core.plain_text import without_colours
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import DATA_PLACE
@@ -120,9 +117,6 @@ _MEMORY_REFUSED = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 
-SHARED_MEMORY = Path("/dev/shm")
-"""Where processes of one machine hand each other tensors and locks (Linux, shm_overview)."""
-
 
 class OthersFailed(RunFailed):
     """This worker goes no further because another one ended, who or whose host says why."""
@@ -208,7 +202,7 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
     elif not torch.cuda.is_available() and any(word in said.lower() for word in ("cuda", "nccl")):
         hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"
     elif any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT)):
-        hint = f"make room where it writes, then launch again; free are {_room(error)}"
+        hint = "make room where it writes (also in /dev/shm and the folder for temporary files), then launch again"
     elif who and isinstance(error, (RuntimeError, ValueError, IndexError)):
         hint += (
             ", and takes sizes from its batches, as by len(images): a worker has a part of each. What is kept from "
@@ -220,16 +214,3 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
             f"folder, and {DATA_PLACE} in its place among the script's arguments"
         )
     return RunFailed(f"{place}: {said}", hint=hint)
-
-
-def _room(error: Exception) -> str:
-    """Return the free bytes of each mount that a process usually writes to, the fullest first."""
-    named = [Path(error.filename).parent] if isinstance(error, OSError) and isinstance(error.filename, str) else []
-    mounts: dict[int, tuple[int, str]] = {}
-    for path in (*named, Path.cwd(), Path(tempfile.gettempdir()), SHARED_MEMORY):
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(path)
-            free = disk.f_bavail * disk.f_frsize
-            said = f"{bytes_(free)} of {bytes_(disk.f_blocks * disk.f_frsize)} in {path}"
-            mounts.setdefault(path.stat().st_dev, (free, said))
-    return ", ".join(said for _, said in sorted(mounts.values()))

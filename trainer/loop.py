@@ -383,15 +383,12 @@ def conclude(training: Training, period: Period) -> None:
     Raises:
         RunFailed: the workers do not train the same model in the same way any more.
     """
-    if period.drifted is not None:
-        what, ranks = period.drifted
+    if period.drifted:
         raise RunFailed(
-            f"{workers(ranks)} has {what} than most workers at step {training.step}.",
+            f"{workers(period.drifted)} has other values of its parameters than most workers at step {training.step}.",
             hint="the task's model, optimizer and schedule must do the same on every worker: nothing in them may "
             "depend on the rank, the time or a random number of their own",
         )
-    if training.adaptive_scale is not None and (moments := period.noise()) is not None:
-        training.adaptive_scale = training.adaptive_scale.after(moments)
     if training.ended() is None:
         training.steer(
             period,

@@ -1,47 +1,27 @@
 """Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
 
-One worker computes its first batch whole, and then in two unequal parts, without noise. What differs by more than
-rounding would differ between the workers of a run, too.
+One worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What
+differs by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so,
+nothing is compared.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.data.fetch import Batch, rows_of, same_batch, samples_in
-from hetopt.trainer.normalisation import least_samples
+from hetopt.trainer.context import Generators
+from hetopt.trainer.data.fetch import Batch, samples_in
+from hetopt.trainer.normalisation import batch_norms, least_samples
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
-
-_DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
-          "random_", "bernoulli", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_", "multinomial",
-          "poisson"}  # fmt: skip
-"""Operators of torch that draw for each sample."""
-
-_SEED = 1_000_003
-
-
-class NoNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Inside, all that torch draws in a call is one number, so that no sample's noise depends on its batch."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call a torch operator; what it draws becomes one half, or one whole number that it may draw."""
-        if func.overloadpacket.__name__ not in _DRAWS:
-            return func(*args, **(kwargs or {}))
-        torch.manual_seed(_SEED)
-        drawn = func(*args, **(kwargs or {}))
-        is_whole = not drawn.is_floating_point() and drawn.numel()
-        return drawn.fill_(drawn.reshape(-1)[0] if is_whole else 0.5)
-
 
 Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
 
@@ -64,7 +44,7 @@ class LossTest:
             ``sum``: over samples; ``coupled``: none of these; ``untested``: there was a single sample.
         first: samples of the first part.
         second: samples of the second part.
-        off: relative difference of the parts' gradient, weighted as workers weigh it, in training mode.
+        off: relative difference of the parts' gradient, weighted as workers weigh it; 0 where it is not known.
         targets_per_sample: weight of the cross entropy's targets, of one sample; 0 where the loss is no cross entropy.
     """
 
@@ -131,22 +111,24 @@ def probe_loss(
     if samples < 2:
         return LossTest()
     first = max(1, samples // 3)
-    batches = _batches(read, samples, first)
-    if batches is None:
+    batches, sizes = _batches(read, samples, first), (samples, first, samples - first)
+    if samples_in(batches[0]) != samples:
         return LossTest()
-    sizes = (samples, first, samples - first)
 
     def computed() -> list[_Computed]:
         return [_compute(model, loss, batch, size) for batch, size in zip(batches, sizes, strict=True)]
 
     with _as_before(model):
-        model.eval()  # what a loss is a mean over does not depend on how layers normalise
+        model.eval()
+        device = next(model.parameters()).device
+        before = Generators.at(device)
         still = computed()
-        kind, off = _kind(still)
-        weights = [part.targets for part in still]
-        targets = weights[0] / samples if kind == "mean" and all(weights) else 0.0
-        if kind != "coupled" and first >= least_samples(model):
-            model.train()
+        draws = before.has_drawn(device)
+        kind, off = _kind(still, draws=draws)
+        targets = still[0].targets / samples if kind == "mean" else 0.0
+        if kind != "coupled" and not draws and first >= least_samples(model):
+            for norm in batch_norms(model):
+                norm.train()
             off = _off(computed(), by=kind)
     return LossTest(kind=kind, first=first, second=samples - first, off=off, targets_per_sample=targets)
 
@@ -165,8 +147,7 @@ class _Computed:
 
 
 def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
-    with NoNoise():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        returned = loss(model, batch)
+    returned = loss(model, batch)
     count = float(returned[1]) if isinstance(returned, tuple) else None
     mean = mean_of(returned)
     targets = cross_entropy_weight(mean)
@@ -184,19 +165,17 @@ def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: 
     )
 
 
-def _kind(computed: Sequence[_Computed]) -> tuple[Kind, float]:
+def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
     """Return by which weights the parts are the whole, if by any, and how far they are from it."""
-    if computed[0].count is not None:
-        kinds: tuple[Kind, ...] = ("counted",)
-    elif all(part.targets for part in computed):
-        kinds = ("mean", "counted", "sum")
-    else:
-        kinds = ("mean", "sum")
-    for kind in kinds:
-        off = _off(computed, by=kind)
-        if off <= TOLERANCE:
-            return kind, off
-    return "coupled", _off(computed, by=kinds[0])
+    whole, *parts = computed
+    per_sample = whole.targets / whole.samples
+    uneven = any(abs(part.targets - per_sample * part.samples) > TOLERANCE * whole.targets for part in parts)
+    kind: Kind = "counted" if whole.count is not None or uneven else "mean"
+    off = 0.0 if draws else _off(computed, by=kind)
+    if off <= TOLERANCE:
+        return kind, off
+    is_sum = whole.count is None and _off(computed, by="sum") <= TOLERANCE
+    return "sum" if is_sum else "coupled", off
 
 
 def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
@@ -207,15 +186,14 @@ def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
     return float((mean - whole.gradient).norm() / whole.gradient.norm().clamp(min=1e-30))
 
 
-def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch] | None:
-    """The whole batch and its parts: as workers would read them, or cut, where samples change as they are read."""
-    everyone = range(samples)
-    whole = read(everyone)
-    if samples_in(whole) != samples:
-        return None
-    if same_batch(whole, read(everyone)):
-        return [whole, read(everyone[:first]), read(everyone[first:])]
-    return [whole, rows_of(whole, 0, first), rows_of(whole, first, samples)]
+def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch]:
+    """Read the whole batch and its parts; samples that are changed at random as they are read, are so twice alike."""
+    drawn, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    whole = read(range(samples))
+    torch.set_rng_state(drawn)
+    random.setstate(python)
+    np.random.set_state(numpy)
+    return [whole, read(range(first)), read(range(first, samples))]
 
 
 @contextmanager

@@ -10,10 +10,14 @@ LEAST_SAMPLES = 2
 """Of which a mean and a variance can be taken."""
 
 
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that normalise over the samples of a batch."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
 def least_samples(model: nn.Module) -> int:
     """Samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
-    across_samples = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    return LEAST_SAMPLES if across_samples else 1
+    return LEAST_SAMPLES if batch_norms(model) else 1
 
 
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
@@ -23,5 +27,4 @@ def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
 
 def normalises_apart(model: nn.Module) -> bool:
     """Return whether BatchNorm in a model normalises each worker's samples by themselves."""
-    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
-    return any(not isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+    return any(not isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model))

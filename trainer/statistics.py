@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hetopt.core.events.log import Event
-from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.data.replay import Flow
 from hetopt.trainer.policies.policy import BatchObservation
 from hetopt.trainer.steps.step import StepTrace
@@ -45,17 +43,11 @@ class ControlRow:
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
         since_checkpoint_s: on the worker's clock; the leader's counts.
-        noise_steps: steps whose gradients were measured for their noise; what follows are sums over these.
-        noise_groups: of `NoiseSums`.
-        weighted_square_norm: of `NoiseSums`.
-        mean_square_norm: of `NoiseSums`.
         checkpoint_part: how far this worker's part of the checkpoint under way is, see `CheckpointSaver.progress`.
         stream_rate_per_s: of `Flow`, as the rest is: what the worker's stream was like in the period.
         stream_buffered: likewise.
         stream_wait_s: likewise.
         stream_dropped: likewise.
-        options_mark: of the optimizer's learning rates and other numbers (see `hetopt.trainer.statistics`); 0: unknown.
-        structure_mark: of which parameters are trained; likewise.
         model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
         drawn_epoch: of the next batch that this worker has not drawn, where a script asks for batches.
         drawn_batch: number of that batch in its epoch.
@@ -75,17 +67,11 @@ class ControlRow:
     memory_bound: float
     stop_wished: float
     since_checkpoint_s: float
-    noise_steps: float = 0.0
-    noise_groups: float = 0.0
-    weighted_square_norm: float = 0.0
-    mean_square_norm: float = 0.0
     checkpoint_part: float = 0.0
     stream_rate_per_s: float = -1.0
     stream_buffered: float = 0.0
     stream_wait_s: float = 0.0
     stream_dropped: float = 0.0
-    options_mark: float = 0.0
-    structure_mark: float = 0.0
     model_mark: float = 0.0
     drawn_epoch: float = 0.0
     drawn_batch: float = 0.0
@@ -151,19 +137,11 @@ class Period:
         return not math.isfinite(self.loss)
 
     @property
-    def drifted(self) -> tuple[str, tuple[int, ...]] | None:
-        """What is not the same on all workers, and which differ from most; None: all is."""
-        for name, close, what in (
-            ("structure_mark", 0.0, "other parameters that are trained"),
-            ("options_mark", CLOSE, "another learning rate or other numbers of its optimizer"),
-            ("model_mark", 0.0, "other values of its parameters"),
-        ):
-            marks = [getattr(row, name) for row in self.rows]
-            usual = max(marks, key=marks.count)
-            others = tuple(rank for rank, mark in enumerate(marks) if not math.isclose(mark, usual, rel_tol=close))
-            if others:
-                return what, others
-        return None
+    def drifted(self) -> tuple[int, ...]:
+        """Ranks whose parameters differ from those of most workers."""
+        marks = [row.model_mark for row in self.rows]
+        usual = max(marks, key=marks.count)
+        return tuple(rank for rank, mark in enumerate(marks) if mark != usual)
 
     @property
     def stop_wished(self) -> bool:
@@ -191,21 +169,6 @@ class Period:
             epoch=epoch,
             rates_per_s=tuple(row.stream_rate_per_s for row in self.rows),
         )
-
-    def noise(self) -> Moments | None:
-        """The moments of the gradient over the period; None: not measured, or not in at least two groups.
-
-        Both estimates are linear in the sums, so sums over steps of one batch size may be pooled.
-        """
-        steps = self.rows[0].noise_steps
-        if not steps:
-            return None
-        groups = round(sum(row.noise_groups for row in self.rows) / steps)
-        weighted = sum(row.weighted_square_norm for row in self.rows) / steps
-        mean = self.rows[0].mean_square_norm / steps
-        if groups < 2 or not (math.isfinite(weighted) and math.isfinite(mean)):
-            return None
-        return pooled_noise(groups, sum(self.local_batch_sizes), weighted, mean)
 
     def stream_event(self) -> Event:
         """The field of a ``step`` event that tells about the workers' streams, each in rank order."""
@@ -290,7 +253,7 @@ class PeriodLog:
         since_checkpoint_s: float = 0.0,
         checkpoint_part: float = 0.0,
         flow: Flow | None = None,
-        marks: Marks | None = None,
+        model_mark: int = 0,
         drawn: tuple[int, int] = (0, 0),
     ) -> ControlRow:
         """The row for the steps since the last call, at least one; waits until the device has done them."""
@@ -303,7 +266,6 @@ class PeriodLog:
         compute = [max(0.0, seconds(trace.start, trace.backward_end) - trace.waited_s) for trace in fresh]
         self._judged_s += compute
         median_s = statistics.median(self._judged_s)
-        measured = [trace.noise for trace in traces if trace.noise is not None]
         return ControlRow(
             steps=len(traces),
             step_time_s=statistics.fmean(seconds(*span) for span in spans),
@@ -322,15 +284,11 @@ class PeriodLog:
             memory_bound=memory_bound,
             stop_wished=float(stop_wished),
             since_checkpoint_s=since_checkpoint_s,
-            noise_steps=len(measured),
-            noise_groups=sum(noise.groups for noise in measured),
-            weighted_square_norm=sum(float(noise.weighted_square_norm) for noise in measured),
-            mean_square_norm=sum(float(noise.mean_square_norm) for noise in measured),
             checkpoint_part=checkpoint_part,
+            model_mark=float(model_mark),
             drawn_epoch=drawn[0],
             drawn_batch=drawn[1],
             **({} if flow is None else {f"stream_{name}": float(value) for name, value in vars(flow).items()}),
-            **({} if marks is None else {f"{name}_mark": float(value) for name, value in marks._asdict().items()}),
         )
 
     def judged(self, *, changed: bool) -> None:
@@ -350,8 +308,6 @@ LARGEST = 2**52
 CLOSE = 1e-9
 """Relative distance of numbers that count as equal."""
 
-_OF_NOTHING = -1000.0
-
 _WORD = {4: torch.int32, 8: torch.int64}
 
 
@@ -361,25 +317,6 @@ class Groups(Protocol):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """As of ``torch.optim.Optimizer``."""
-
-
-class Marks(NamedTuple):
-    """Of one worker's training: the optimizer's numbers, which parameters are trained, and their values."""
-
-    options: float
-    structure: int
-    model: int
-
-
-def marks_of(optimizer: Groups, *, models_are_alike: bool) -> Marks:
-    """As they are now.
-
-    Args:
-        optimizer: of the parameters.
-        models_are_alike: whether the workers' parameters are the same at every step.
-    """
-    model = tensors_mark(parameters_of(optimizer)) if models_are_alike else 0
-    return Marks(options=options_mark(optimizer), structure=structure_mark(optimizer), model=model)
 
 
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
@@ -413,21 +350,6 @@ def options_of(optimizer: Groups) -> list[tuple[str, float]]:
             for one in value if isinstance(value, (tuple, list)) else (value,):
                 found.append((f"{key} of parameter group {index}", float(one)))
     return found
-
-
-def options_mark(optimizer: Groups) -> float:
-    """Of the optimizer's numbers: close where they are, as machines may compute a schedule's last bit differently."""
-    values = [value for _, value in options_of(optimizer)]
-    return sum((index + 1) * _magnitude(value) for index, value in enumerate(values))
-
-
-def _magnitude(value: float) -> float:
-    return _OF_NOTHING if not value or not math.isfinite(value) else math.log(abs(value)) + (value < 0)
-
-
-def structure_mark(optimizer: Groups) -> int:
-    """A checksum of which parameters are trained, for comparison between workers."""
-    return zlib.crc32(bytes(one.requires_grad for one in parameters_of(optimizer)))
 
 
 def parameters_of(optimizer: Groups) -> list[nn.Parameter]:

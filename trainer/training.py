@@ -6,7 +6,7 @@ The engine as a task's loop drives it: it computes the steps, too.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
-    make_adaptive_scale,
     make_controller,
     make_feed,
     make_worker_pace,
@@ -31,7 +30,7 @@ from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
-from hetopt.trainer.statistics import marks_of
+from hetopt.trainer.statistics import parameters_of, tensors_mark
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
@@ -62,7 +61,6 @@ class Training(Engine):
         form: how a step is done.
         unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
-        adaptive_scale: of the learning rate; None: it does not follow the noise.
         memory_bounds: samples that fit, by rank; 0: all.
         earlier_s: trained by earlier attempts, seconds.
         begun_s: when this attempt began to train, on the worker's clock.
@@ -120,7 +118,6 @@ class Training(Engine):
         self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
         self._saver = saver
-        self.adaptive_scale = make_adaptive_scale(spec, task)
         self.memory_bounds = (0,) * context.world_size
         self.earlier_s = 0.0  # trained by earlier attempts
         self.begun_s = context.clock()
@@ -154,9 +151,7 @@ class Training(Engine):
         self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.synchroniser is not None:
             self.synchroniser.resume(own.local or {})
-        self.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
-        if self.adaptive_scale is not None and shared.learning_rate is not None:
-            self.adaptive_scale = self.adaptive_scale.resumed(shared.learning_rate)
+        self.loss_scale = None if shared.loss_scale is None else LossScale(**shared.loss_scale)
         self.exchange.resume(shared.steering)
         self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
         if len(shared.memory_bounds) == context.world_size:
@@ -184,8 +179,7 @@ class Training(Engine):
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
             steering=None if self.steering is None else self.steering.state(),
-            loss_scale=None if self.loss_scale is None else self.loss_scale.to_dict(),
-            learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
+            loss_scale=None if self.loss_scale is None else asdict(self.loss_scale),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
         )
@@ -222,8 +216,6 @@ class Training(Engine):
     @property
     def learning_rate_scale(self) -> float:
         """Of the next step, over the task's own rate."""
-        if self.adaptive_scale is not None:
-            return self.adaptive_scale.value
         spec = self.context.spec
         if spec.stream is None:
             return spec.learning_rate_scale
@@ -259,7 +251,7 @@ class Training(Engine):
             checkpoint_s: as of `run_period`.
         """
         begun_s = self.context.clock()
-        marks = marks_of(self.optimizer, models_are_alike=self.synchroniser is None)
+        mark = 0 if self.synchroniser is not None else tensors_mark(parameters_of(self.optimizer))
         self.control_s += self.context.clock() - begun_s
         return self.gather(
             pace_use=self.pace.use(),
@@ -268,7 +260,7 @@ class Training(Engine):
             since_checkpoint_s=begun_s - checkpoint_s,
             checkpoint_part=self._saver.progress,
             flow=None if self.replay is None else self.replay.flow(),
-            marks=marks,
+            model_mark=mark,
         )
 
     def train_step(self, learning_rate_scale: float) -> None:

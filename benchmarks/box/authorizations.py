@@ -44,7 +44,6 @@ _MACHINES_NEED = ("security-group", "subnet")
 
 _CHANGED = {
     "terminate_instances": ("instance", "InstanceIds"),
-    "delete_fleets": ("fleet", "FleetIds"),
     "delete_launch_template": ("launch-template", "LaunchTemplateId"),
     "delete_security_group": ("security-group", "GroupId"),
     "delete_volume": ("volume", "VolumeId"),

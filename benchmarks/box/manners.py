@@ -39,7 +39,7 @@ UBUNTU = "ami-0ab0000000000022"
 
 def teach() -> None:
     """Make this process's moto do so."""
-    plain_create, plain_describe = Fleets.create_fleet, Fleets.describe_fleets
+    plain_create = Fleets.create_fleet
 
     def load(self: AmiBackend) -> None:
         self.amis.clear()
@@ -63,37 +63,6 @@ def teach() -> None:
             )
         return plain_create(self)
 
-    def describe_fleets(self: Fleets) -> ActionResult:
-        """Instant fleets are told only if they are named (API reference); a name that is unknown is an error."""
-        asked = self._get_param("FleetIds", [])
-        for id_ in asked:
-            if id_ not in self.ec2_backend.fleets:
-                raise EC2ClientError("InvalidFleetId.NotFound", f"The fleet ID '{id_}' does not exist")
-        if asked:
-            return plain_describe(self)
-        return ActionResult({"Fleets": [one for one in self.ec2_backend.fleets.values() if one.type != "instant"]})
-
-    def delete_fleets(self: Fleets) -> ActionResult:
-        """What does not exist is told inside the answer; an instant fleet always takes its machines with it."""
-        ids = self._get_param("FleetIds", [])
-        if not self._get_bool_param("TerminateInstances"):
-            raise EC2ClientError("InvalidParameterCombination", "For instant fleets, instances must be terminated.")
-        there = self.ec2_backend.fleets
-        gone = []
-        for id_ in (id_ for id_ in ids if id_ in there):
-            fleet = there[id_]
-            alive = [one for one in _instances(fleet) if one.state != "terminated"]
-            if alive:
-                self.ec2_backend.terminate_instances([one.id for one in alive])
-            gone.append({"FleetId": id_, "CurrentFleetState": "deleted_terminating", "PreviousFleetState": fleet.state})
-            fleet.state = "deleted_terminating"
-        failed = [
-            {"FleetId": id_, "Error": {"Code": "fleetIdDoesNotExist", "Message": f"The fleet {id_} does not exist."}}
-            for id_ in ids
-            if id_ not in there
-        ]
-        return ActionResult({"SuccessfulFleetDeletions": gone, "UnsuccessfulFleetDeletions": failed})
-
     def disks(self: Ami) -> list[dict[str, Any]]:
         size = getattr(self, "gigabytes", 8)
         return [{"DeviceName": self.root_device_name, "Ebs": {"SnapshotId": self.ebs_snapshot.id, "VolumeSize": size}}]
@@ -102,13 +71,6 @@ def teach() -> None:
     AmiBackend._load_amis = load  # type: ignore[method-assign]  # on purpose, here and below
     SimpleSystemManagerResponse.get_parameter = get_parameter  # type: ignore[method-assign]
     Fleets.create_fleet = create_fleet  # type: ignore[method-assign]
-    Fleets.describe_fleets = describe_fleets  # type: ignore[method-assign]
-    Fleets.delete_fleets = delete_fleets  # type: ignore[method-assign]
-
-
-def _instances(fleet: Any) -> list[Any]:
-    on_demand = [one["instance"] for one in fleet.on_demand_instances]
-    return [*on_demand, *(one.instance for one in fleet.spot_requests)]
 
 
 def _image(backend: AmiBackend, id_: str, name: str, architecture: str, root_device: str, gigabytes: int) -> Ami:

@@ -70,7 +70,7 @@ PlanOf = Callable[[Groups, float], Plan]
 
 _OF_EC2 = (
     *("CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup", "DescribeInstances", "TerminateInstances"),
-    *("DeleteFleets", "DescribeFleets", "DescribeTags", "DeleteSecurityGroup", "DeleteLaunchTemplate"),
+    *("DescribeVolumes", "DeleteSecurityGroup", "DeleteLaunchTemplate"),
 )
 _OF_S3 = ("PUT", "GET")
 _ZONES = tuple(f"{REGION}{letter}" for letter in "abcdef")
@@ -225,8 +225,7 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
 _FATES = ("hangs", "fails", "reboots", "killed", "taken")
 _DROPPED = (
     "ec2:TerminateInstances",
-    "ec2:DescribeFleets",
-    "ec2:DescribeTags",
+    "ec2:DescribeVolumes",
     "ec2:DeleteSecurityGroup",
     "s3:GetObject",
 )

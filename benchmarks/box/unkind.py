@@ -12,7 +12,6 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"clock_s": 1800000000}         the account's clock stands still there
     {"advance_s": 60}               the account's clock, for tests that do not really wait
     {"shut_down": ["i-1"]}          these end as machines do that shut themselves down, such as after a boot that failed
-    {"forget_fleets": true}         what EC2 does with instant fleets after about two days
     {"quotas": {"L-3819A6DF": 8}}   what the account was granted of EC2's quotas; moto itself knows those of VPC alone
     {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
     {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what is answered to such calls, tried or made;
@@ -31,7 +30,7 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
 ``GET /unkind`` tells the account's clock, and every machine that there was.
 
 Seconds of lag: the user guide, "eventual consistency in the EC2 API", gives no number; others report up to a minute.
-Machines beside a refusal: osbuild/osbuild-composer#4507. Two days: runs-on/runs-on#217. (Read 2026-11-26.)
+Machines beside a refusal: osbuild/osbuild-composer#4507. (Read 2026-11-26.)
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ from xml.etree import ElementTree
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow as plain_now
-from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.models import instances as moto_instances
 from moto.ec2.models.fleets import Fleet
@@ -98,7 +96,6 @@ _UNKNOWN = {
     "TerminateInstances": "InvalidInstanceID.NotFound",
     "DeleteLaunchTemplate": "InvalidLaunchTemplateId.NotFound",
     "DeleteSecurityGroup": "InvalidGroup.NotFound",
-    "DescribeFleets": "InvalidFleetId.NotFound",
     "DescribeInstances": "InvalidInstanceID.NotFound",
 }
 
@@ -109,7 +106,6 @@ class Temper:
     def __init__(self) -> None:
         self.born: dict[str, float] = {}
         self.ahead_s = 0.0
-        self.forgotten: set[str] = set()
         self.ended_s: dict[str, float] = {}
         self.gate = Gate(tags_of=_tags_of, policy_of=_policy_of)
         self.calm()
@@ -173,9 +169,6 @@ class Temper:
             iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
             iam.create_role(told["profile"], "{}", "/", None, "", [], "3600")
             iam.create_instance_profile(told["profile"], "/", [told["profile"]], [])
-        if told.get("forget_fleets"):
-            for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
-                self.forgotten |= set(backend.fleets)
 
     def advance(self, seconds: float) -> None:
         """Time passes, for the machines too."""
@@ -322,7 +315,6 @@ def _is_there(backend: Any, id_: str) -> bool:
 def teach(temper: Temper) -> None:
     """Make this process's moto grant too few, and tell who calls as the test says."""
     plain_fleet, plain_counts = Fleets.create_fleet, Fleet.get_launch_spec_counts
-    plain_look, plain_delete = Fleets.describe_fleets, Fleets.delete_fleets
 
     def counts(self: Fleet, weight_to_add: float) -> tuple[dict[SpotFleetLaunchSpec, int], float]:
         able = [spec for spec in self.launch_specs if spec.instance_type not in temper.exhausted]
@@ -374,19 +366,6 @@ def teach(temper: Temper) -> None:
         }
         return ActionResult(told)
 
-    def describe_fleets(self: Fleets) -> ActionResult:
-        asked = self._get_param("FleetIds", [])
-        if gone := [id_ for id_ in asked if id_ in temper.forgotten]:
-            raise EC2ClientError("InvalidFleetId.NotFound", f"The fleet ID '{gone[0]}' does not exist")
-        return plain_look(self)
-
-    def delete_fleets(self: Fleets) -> ActionResult:
-        asked = self._get_param("FleetIds", [])
-        if gone := [id_ for id_ in asked if id_ in temper.forgotten]:
-            error = {"Code": "fleetIdDoesNotExist", "Message": f"The fleet {gone[0]} does not exist."}
-            return ActionResult({"UnsuccessfulFleetDeletions": [{"FleetId": id_, "Error": error} for id_ in asked]})
-        return plain_delete(self)
-
     plain_end = Instance.terminate
 
     def terminate(self: Instance) -> Any:
@@ -424,8 +403,6 @@ def teach(temper: Temper) -> None:
     moto_instances.utcnow = moto_s3.utcnow = utcnow  # type: ignore[attr-defined]
     Instance.terminate = terminate  # type: ignore[method-assign]
     SpotInstances.describe_spot_price_history = describe_spot_price_history  # type: ignore[method-assign]
-    Fleets.describe_fleets = describe_fleets  # type: ignore[method-assign]
-    Fleets.delete_fleets = delete_fleets  # type: ignore[method-assign]
     Fleet.get_launch_spec_counts = counts  # type: ignore[method-assign]
     Fleets.create_fleet = create_fleet  # type: ignore[method-assign]
     TokenResponse.get_caller_identity = get_caller_identity  # type: ignore[method-assign]
@@ -543,14 +520,10 @@ class Unkind:
     def _ec2(self, action: str, environment: Environment, body: bytes, start: Start) -> Iterable[bytes]:
         temper = self._temper
         asked = urllib.parse.parse_qs(body.decode("latin-1"))
-        named = [
-            value[0] for key, value in asked.items() if re.match(r"(InstanceId|FleetId|GroupId|LaunchTemplateId)", key)
-        ]
+        named = [value[0] for key, value in asked.items() if re.match(r"(InstanceId|GroupId|LaunchTemplateId)", key)]
         young = [id_ for id_ in named if temper.is_young(id_)]
         if young and action in _UNKNOWN:
             return _refused(start, _UNKNOWN[action], f"The ID '{young[0]}' does not exist")
-        if young and action == "DeleteFleets":
-            return _refused(start, "InvalidFleetId.NotFound", f"The ID '{young[0]}' does not exist")
         gone = [id_ for id_ in named if temper.is_forgotten(id_)]
         if gone and action in _UNKNOWN:
             return _refused(start, _UNKNOWN[action], f"The ID '{gone[0]}' does not exist")

@@ -16,7 +16,7 @@ from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter import doctor, permissions, removal
 from hetopt.backends.ec2.renter import ordering as accounts
-from hetopt.backends.ec2.renter.backend import Rental
+from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.cluster_state import judged, last_seen
 from hetopt.backends.ec2.renter.doctor import Check, worst
@@ -30,22 +30,20 @@ from hetopt.backends.ec2.renter.edge import (
     made,
     read_ledger,
 )
-from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, OVERRUN, UNPLACED_S, Order
+from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
 from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.emulation import namespaces
 from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.backends.options import Ec2
-from hetopt.core.errors import BadInput, CloudRefused, RunFailed
+from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
 from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.run_status import RunStatus
-from hetopt.core.search_path import install_command
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog
@@ -174,7 +172,6 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
     """
     options = options or Ec2()
     made = None if plan is None else Plan.load(plan)
-    yield _torch()
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     place = region or (region_of(made) if made is not None else configured)
     try:
@@ -218,33 +215,23 @@ def _quotas(edge: Edge, region: str) -> Check:
     )
 
 
-def _torch() -> Check:
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        said = "torch is not installed here: profiles and local runs need it, planning and renting do not"
-        return Check(name="torch", verdict="unknown", said=said, hint=install_command("train"))
-    return Check(name="torch", verdict="good", said=version)
-
-
 _FIRST_REGION = "us-east-1"
 """Which is asked for the others; every account has it."""
 
 
-def of_rehearsals(*, remove: bool) -> tuple[list[FoundNetwork], dict[str, RunFailed]]:
-    """Return the networks of rehearsals whose launcher is dead, and of those that could not be removed why, by id.
+def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
+    """Return the networks of rehearsals whose launcher is dead.
 
     Args:
-        remove: do it.
+        remove: remove them.
+
+    Raises:
+        RunFailed: one of them could not be removed.
     """
     found = list(namespaces.find_leftovers())
-    stayed: dict[str, RunFailed] = {}
     for network in found if remove else ():
-        try:
-            namespaces.remove(network.id)
-        except RunFailed as error:  # the others can still go
-            stayed[network.id] = error
-    return found, stayed
+        namespaces.remove(network.id)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,9 +280,7 @@ class Search:
     def look(self, region: str, who: Identity) -> None:
         """Look in a region, and remove what is to go."""
         edge = connect(region)
-        mine = [run for run in self.runs.values() if run.region == region and not run.cleared]
-        ids = tuple(id_ for run in mine for id_ in made(read_ledger(run.folder / LEDGER_FILE), time.time()).ids)
-        survey = Remover(edge=edge, sleep=time.sleep, made=Made(ids=ids)).look(self.run_id)
+        survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
             survey.check()
             self.looked_in.append(region)
@@ -354,32 +339,19 @@ def search(
         remove: see there.
 
     Raises:
-        CloudRefused: nobody says who is asking.
+        CloudRefused: nobody says who is asking, or which regions the account has.
     """
     home = runs_home().parent
     runs = removal.local_runs(RunFolders(home=runs_home()).all())
     begun = Search(home=home, runs=runs, run_id=run_id, everything=everything, everybody=everybody, remove=remove)
     configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
-    places = removal.regions_to_look_in(home, runs, more_regions)
-    if not places:
-        places, unasked = _regions_of_the_account(configured)
-        begun.refused.extend(unasked)
-    places = sorted({*places, *configured})
+    asked = removal.regions_to_look_in(home, runs, more_regions)
+    places = sorted({*(asked or regions(connect(next(iter(configured), _FIRST_REGION)))), *configured})
     who = identity(connect(places[0]))
     removal.settle(runs, time.time(), time.sleep)
     for region in places:
         begun.look(region, who)
     return begun
-
-
-def _regions_of_the_account(configured: Sequence[str]) -> tuple[list[str], list[CloudRefused]]:
-    """Where nothing was ever rented from here: every region that the account can use; and why not all are known."""
-    asked = configured[0] if configured else _FIRST_REGION
-    try:
-        return regions(connect(asked)), []
-    except CloudRefused as error:
-        told = f"the account's regions cannot be listed, so that only {asked} was looked in: {error.message}"
-        return [asked], [CloudRefused(told, hint=error.hint)]
 
 
 def rental_of(prepared: Prepared) -> Rental:
@@ -436,13 +408,12 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         except (CloudRefused, BadInput) as error:
             why_not = f"{error.message} {error.hint or ''}".strip()
     seen, now_s = last_seen(folder), time.time()
-    order = Order.load(folder / ORDER_FILE) if (folder / ORDER_FILE).exists() else None
     rental = {
         "seen_s_ago": now_s - seen.time_s if seen.time_s else None,
         "not_asked": why_not,
         "spent_usd": seen.spent_usd(now_s),
         "spent_is_estimate": seen.is_estimate,
-        "budget_usd": order.budget_usd if order else None,
+        "budget_usd": run.order and run.order.budget_usd,
         "usd_per_hour": sum(machine.usd_per_hour for machine in seen.alive),
         "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
         "zone": seen.zone,

@@ -1,7 +1,8 @@
 """`hetopt.convert`: writes the four lines of a session into a training script of one process.
 
 The plain case is a loop over a DataLoader in which losses call ``backward``, and optimizers that are made of models'
-``parameters()``. The session begins where loader, models and optimizers all have names, around the outermost loop:
+``parameters()``, in functions or in the file. The session begins in the function that makes the optimizers, around the
+outermost loop, or around the one call that leads to it:
 
     with session(model, optimizer) as run:
         loader = run.loader(loader)
@@ -17,13 +18,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.script_text import SourceFile, called, read_script, several_workers
 from hetopt.core.errors import BadInput
-from hetopt.core.paths import read_text
 from hetopt.core.plain_text import typed
 
 FOUR_LINES = """\
@@ -39,8 +40,6 @@ _SHOWN_AS_THEY_COME = ("enumerate", "tqdm", "track", "islice")
 """Functions around a loader that give its batches in their order."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Edit = tuple[int, int, str]
-"""Bytes of a text, from one to another, and the text in their place."""
 
 
 class NotPlain(BadInput):
@@ -65,11 +64,32 @@ class Converted:
     remarks: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """The plain case, found in a file.
+
+    Attributes:
+        start: statement that the session goes around.
+        loader: its name there.
+        optimizers: their names there.
+        models: their names there.
+        run: name of the session.
+        handles: how the session is reached from each backward pass.
+    """
+
+    start: ast.stmt
+    loader: str
+    optimizers: tuple[str, ...]
+    models: tuple[str, ...]
+    run: str
+    handles: dict[ast.Call, str]
+
+
 def convert(script: Path | str) -> Converted:
     """Write a session into a training script of one process.
 
     Args:
-        script: a file with one loop over a DataLoader, in functions or in a class.
+        script: a file with one loop over a DataLoader, in the file or in functions.
 
     Raises:
         NotPlain: a person has to write the four lines; the sentence says what was looked for, and where.
@@ -77,11 +97,7 @@ def convert(script: Path | str) -> Converted:
     """
     path = Path(script)
     files = read_script(path)
-    converted = convert_text(read_text(path, hint="give the path of the script"), name=path.name, others=files[1:])
-    if b"\r\n" not in path.read_bytes():
-        return converted
-    text = converted.text.replace("\n", "\r\n")  # lines end as they did
-    return Converted(text=text, diff=converted.diff, remarks=converted.remarks)
+    return convert_text(files[0].text, name=path.name, others=files[1:])
 
 
 def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceFile] = ()) -> Converted:
@@ -93,435 +109,250 @@ def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceF
         others: modules of the author's that it imports.
     """
     files = (SourceFile.of(text, name), *others)
-    way = several_workers(files)
-    if way == "a session":
-        raise BadInput(f"{name} has a session already.", hint=f"it runs as it is: hetopt launch PLAN -- {typed(name)}")
-    if way:
+    if way := several_workers(files):
         raise BadInput(
-            f"{name} trains on several workers already, by {way}.",
+            f"{name} {'has' if way == 'a session' else 'trains on several workers already, by'} {way}.",
             hint=f"it runs as it is: hetopt launch PLAN -- {typed(name)}",
         )
-    new, remarks = _Conversion(files).run()
+    training = _found(files)
+    new = _with_session(files[0], training)
     diff = difflib.unified_diff(
         text.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=2
+    )
+    remarks = (
+        f"Every worker runs the whole script: put what prints and saves under `if {training.run}.is_leader:`.",
+        f"What it prints of a batch is worker 0's part of it: {training.run}.mean(value) is the mean over all samples.",
     )
     return Converted(text=new, diff="".join(diff), remarks=remarks)
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """A place on the way from a backward pass out to where training begins.
+def _found(files: Sequence[SourceFile]) -> _Training:
+    """Return the training of the first of a script's files.
 
-    Attributes:
-        node: the backward pass, or the call that leads to it.
-        function: around it; None: the file.
-        loader: the loader as it is written here; None: its loop is further out.
+    Raises:
+        NotPlain: it is not the plain case.
     """
-
-    node: ast.AST
-    function: Function | None
-    loader: str | None
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A value that a name gets, and the function in which it does; None: the file."""
-
-    name: str
-    value: ast.expr
-    function: Function | None
-
-
-class _Conversion:
-    def __init__(self, files: tuple[SourceFile, ...]) -> None:
-        self._file, self._others = files[0], files[1:]
-        self._has_loader = any("DataLoader" in file.text for file in files)
-        nodes = list(ast.walk(self._file.tree))
-        self._calls = [node for node in nodes if isinstance(node, ast.Call)]
-        self._bound = [
-            _Bound(ast.unparse(target), value, self._function_of(value)) for target, value in _assigned(nodes)
-        ]
-        self._called = {ast.unparse(call.func) for call in self._calls}
-        names = {getattr(node, kind, None) for node in nodes for kind in ("id", "name", "arg")}
-        self._run = "session_run" if "run" in names else "run"
-        self._import, self._session = "from hetopt import session", "session"
-        if "session" in names:
-            self._import, self._session = "import hetopt", "hetopt.session"
-        self._optimizers = self._find_optimizers()
-
-    def run(self) -> tuple[str, tuple[str, ...]]:
-        """Return the new text, and what the person should know."""
-        backwards = self._backwards()
-        ways = [self._way(backward) for backward in backwards]
-        begin = ways[0][-1]
-        start = self._start(begin)
-        for backward, way in zip(backwards, ways, strict=True):
-            if self._start(way[-1]) is not start or way[-1].loader != begin.loader:
-                raise self._not_plain(backward, f"is of another loop than that of line {backwards[0].lineno}")
-        text = self._with_session(backwards, ways, start)
-        try:
-            ast.parse(text)
-        except SyntaxError as error:
-            raise NotPlain(f"{self._file.name}, line {error.lineno} of the new text would be no Python.") from None
-        return text, (
-            f"Every worker runs the whole script: put what prints and saves under `if {self._run}.is_leader:`.",
-            "What it prints of a batch is worker 0's part of it: "
-            f"{self._run}.mean(value) is the mean over all samples.",
+    file = files[0]
+    calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
+    if any(called(call) == "init_process_group" for call in calls):
+        raise NotPlain(
+            f"{file.name}: the script joins other processes by itself.",
+            hint="wrap its model in DistributedDataParallel: then it runs as it is",
         )
-
-    def _not_plain(self, node: ast.AST, reason: str) -> NotPlain:
-        return NotPlain(f"{self._file.where(node)}: the backward pass {reason}.")
-
-    def _backwards(self) -> list[ast.Call]:
-        for call in self._calls:
-            if called(call) == "init_process_group":
-                raise NotPlain(
-                    f"{self._file.where(call)}: the script joins other processes by itself.",
-                    hint="wrap its model in DistributedDataParallel: then it runs as it is",
-                )
-        backwards = [
-            call
-            for call in self._calls
-            if isinstance(call.func, ast.Attribute)
-            and call.func.attr == "backward"
-            and ast.unparse(call.func.value) not in ("super()", "torch.autograd")
-        ]
-        if not backwards:
-            elsewhere = [file.name for file in self._others if ".backward(" in file.text]
-            raise NotPlain(
-                f"{self._file.name} calls `backward` nowhere{f'; {elsewhere[0]} does' if elsewhere else ''}."
-            )
-        if not self._has_loader:
-            raise self._not_plain(backwards[0], "is of batches that come from no DataLoader")
-        if not self._optimizers:
-            raise NotPlain(
-                f"{self._file.name} gives no optimizer of a model's parameters a name, as in "
-                "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`."
-            )
-        return backwards
-
-    # What the names are
-
-    def _find_optimizers(self) -> dict[str, ast.Call]:
-        """Return the calls of classes that are given ``parameters()``, by the name that the optimizer gets."""
-        made = {
-            bound.name: bound.value
-            for bound in self._bound
-            if isinstance(bound.value, ast.Call) and _is_made(bound.value) and self._models(bound.value)
-        }
-        stepping = {name for _, names in self._steps() for name in names}
-        return {name: call for name, call in made.items() if _last(name) in stepping} or made
-
-    def _steps(self) -> Iterator[tuple[ast.Call, set[str]]]:
-        """Yield the calls of ``step``, with the last names of what may step: ``opt.step()``, ``scaler.step(opt)``."""
-        for call in self._calls:
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "step":
-                yield call, {_last(ast.unparse(node)) for node in (call.func.value, *call.args[:1])}
-
-    def _models(self, made: ast.AST) -> list[str]:
-        """Return the models whose parameters an expression is made of, also through lists that have a name."""
-        waiting, known, models = [made], set[str](), list[str]()
-        home = self._function_of(made)
-        for expression in waiting:  # which grows
-            for node in ast.walk(expression):
-                if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
-                    models.append(ast.unparse(node.value))
-                elif isinstance(node, ast.Name) and node.id not in known:
-                    known.add(node.id)
-                    waiting += [
-                        bound.value
-                        for bound in self._bound
-                        if bound.name == node.id and bound.function is home and not _is_made(bound.value)
-                    ]
-        return list(dict.fromkeys(models))
-
-    def _model_names(self, begin: _Frame) -> list[str]:
-        """Return the models of all optimizers, whole, as they are written where training begins.
-
-        Raises:
-            NotPlain: one has no name there.
-        """
-        names = []
-        for optimizer, made in self._optimizers.items():
-            home = self._function_of(made)
-            for model in self._models(made):
-                parts = model.split(".")
-                prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-                name: str | None = next((prefix for prefix in prefixes if prefix in self._called), model)
-                if optimizer.startswith("self.") and not model.startswith("self") and home is not begin.function:
-                    aliases = [
-                        bound.name
-                        for bound in self._bound
-                        if bound.function is home and ast.unparse(bound.value) == name
-                    ]
-                    name = next(iter(aliases), None)
-                root = model.partition(".")[0]
-                if name is None or not root.isidentifier() or root in self._turns():
-                    raise NotPlain(
-                        f"{self._file.where(made)}: the model of {optimizer}, {model}, has no name of its own."
-                    )
-                names.append(name)
-        return list(dict.fromkeys(names))
-
-    def _turns(self) -> set[str]:
-        """Return the names that loops and comprehensions give another value each time."""
-        loops = [node for node in ast.walk(self._file.tree) if isinstance(node, (ast.For, ast.comprehension))]
-        return {node.id for loop in loops for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-
-    def _function_of(self, node: ast.AST) -> Function | None:
-        return next((outer for outer in self._file.around(node) if isinstance(outer, Function)), None)
-
-    def _class_of(self, function: Function | None) -> ast.AST | None:
-        outer = None if function is None else self._file.parents[function]
-        return outer if isinstance(outer, ast.ClassDef) else None
-
-    def _sees(self, function: Function | None, name: str, made: ast.AST) -> bool:
-        """Return whether a function may use a name that is given a value there."""
-        home = self._function_of(made)
-        if name.startswith("self."):
-            return home is not None and self._class_of(home) is self._class_of(function) is not None
-        return home is None or home is function or (function is not None and home in self._file.around(function))
-
-    # From a backward pass outwards
-
-    def _way(self, backward: ast.Call) -> list[_Frame]:
-        """Return the places from a backward pass to where training begins, innermost first."""
-        frames: list[_Frame] = []
-        node: ast.AST = backward
-        loader = None
-        while True:
-            function = self._function_of(node)
-            loader = loader or self._loader_around(node)
-            frames.append(_Frame(node, function, loader))
-            seen = [self._sees(function, name, made) for name, made in self._optimizers.items()]
-            own = [self._function_of(made) is function for made in self._optimizers.values()]
-            if loader and all(seen) and (any(own) or function is None or not self._is_repeated(function)):
-                return frames
-            calls = self._calls_of(function) if function else []
-            if function is None or len(calls) != 1 or len(frames) > len(self._calls):
-                reason = "is in no `for` loop over a loader that has a name"
-                if function is not None:
-                    reason = f"is in {function.name}, which is called in {len(calls)} places"
-                elif loader:
-                    reason = "is of optimizers that have no name where its loop is"
-                raise self._not_plain(backward, reason)
-            if loader:
-                loader = self._outside(loader, function, calls[0])
-                if loader is None:
-                    raise self._not_plain(backward, f"is of a loader that {function.name} makes anew in every call")
-            node = calls[0]
-
-    def _calls_of(self, function: Function) -> list[ast.Call]:
-        is_method = self._class_of(function) is not None
-        calls = [
-            call
-            for call in self._calls
-            if called(call) == function.name and isinstance(call.func, ast.Attribute) == is_method
-        ]
-        own = [call for call in calls if ast.unparse(call.func) == f"self.{function.name}"]
-        return own or calls  # optimizer.step() is none of the class's step
-
-    def _is_repeated(self, function: Function) -> bool:
-        """Return whether a function is called in a loop, or by one that is."""
-        waiting: list[Function | None] = [function]
-        for outer in waiting:  # which grows
-            for call in self._calls_of(outer) if outer else ():
-                if self._loops(call):
-                    return True
-                home = self._function_of(call)
-                waiting += [] if home in waiting else [home]
-        return False
-
-    def _loops(self, node: ast.AST) -> list[ast.For | ast.While]:
-        """Return the loops around a node in its function, innermost first."""
-        loops = []
-        for outer in self._file.around(node):
-            if isinstance(outer, (Function, ast.ClassDef)):
-                break
-            if isinstance(outer, (ast.For, ast.While)):
-                loops.append(outer)
-        return loops
-
-    def _loader_around(self, node: ast.AST) -> str | None:
-        """Return what the nearest loop over batches reads: ``loader``, ``enumerate(self.loader)``, ``tqdm(loader)``."""
-        for loop in self._loops(node):
-            if isinstance(loop, ast.While):
-                continue
-            read = self._inside(loop.iter)
-            is_item = isinstance(read, ast.Subscript) and isinstance(read.slice, ast.Constant)
-            if isinstance(read, (ast.Name, ast.Attribute)) or is_item:
-                return ast.unparse(read)
-        return None
-
-    @staticmethod
-    def _inside(shown: ast.expr) -> ast.expr:
-        while isinstance(shown, ast.Call) and called(shown) in _SHOWN_AS_THEY_COME and shown.args:
-            shown = shown.args[0]
-        return shown
-
-    def _outside(self, name: str, function: Function, call: ast.Call) -> str | None:
-        """Return what a function's name is where the function is called; None: it is made inside."""
-        root, rest = name, ""
-        for mark in ".[":
-            if mark in root:
-                root, _, tail = root.partition(mark)
-                rest = mark + tail + rest
-        parameters = _parameters(function)
-        given: ast.expr | None = None
-        if root in parameters:
-            method = self._class_of(function) is not None and isinstance(call.func, ast.Attribute)
-            place = parameters.index(root) - method
-            by_name = [keyword.value for keyword in call.keywords if keyword.arg == root]
-            by_place = [] if place < 0 else call.args[place : place + 1]
-            given = next(iter([*by_name, *by_place]), None)
-            if place < 0 and isinstance(call.func, ast.Attribute):
-                given = call.func.value
-        else:
-            own = [bound.value for bound in self._bound if bound.name == root and bound.function is function]
-            if len(own) == 1 and isinstance(own[0], (ast.Name, ast.Attribute)):  # another name of it
-                return self._outside(f"{ast.unparse(own[0])}{rest}", function, call)
-            return None if own else name
-        return f"{ast.unparse(given)}{rest}" if isinstance(given, (ast.Name, ast.Attribute)) else None
-
-    def _start(self, begin: _Frame) -> ast.stmt:
-        """Return the statement with which training begins: the outermost loop in which no optimizer is made.
-
-        Raises:
-            NotPlain: its loader is made inside, or it shares a line.
-        """
-        loops = [
-            loop
-            for loop in self._loops(begin.node)
-            if not any(node in self._optimizers.values() for node in ast.walk(loop))
-        ]
-        around = (outer for outer in (begin.node, *self._file.around(begin.node)) if isinstance(outer, ast.stmt))
-        start: ast.stmt = loops[-1] if loops else next(around)
-        for bound in self._bound:
-            is_loader = bound.function is begin.function and bound.name == begin.loader
-            if is_loader and _is_within(bound.value, start):
-                raise NotPlain(f"{self._file.where(bound.value)}: {bound.name} is made anew each time.")
-        return start
-
-    # What is written
-
-    def _with_session(self, backwards: list[ast.Call], ways: list[list[_Frame]], start: ast.stmt) -> str:
-        begin = ways[0][-1]
-        assert begin.loader is not None
-        text = self._file.text.encode()  # columns of the tree count bytes
-        lines = text.splitlines(keepends=True)
-        starts = [0]
-        for line in lines:
-            starts.append(starts[-1] + len(line))
-        margin = lines[start.lineno - 1][: start.col_offset].decode()
-        if margin.strip():
-            raise NotPlain(f"{self._file.where(start)}: the loop shares a line with another statement.")
-        unit = "\t" if any(line.startswith(b"\t") for line in lines) else "    "
-        edits: list[Edit] = []
-        shared: set[str] = set()
-        for backward, way in zip(backwards, ways, strict=True):
-            handle = self._handle(way)
-            if handle == self._run and begin.function not in (None, *self._file.around(backward)):
-                shared.add(self._run)
-            edits += _replaced(backward, handle, text, starts)
-        if begin.function is not None and self._is_of_file(begin.loader, begin.function):
-            shared.add(begin.loader)
-        if shared and self._function_of(begin.function or start) is not None and begin.function is not None:
-            raise NotPlain(f"{self._file.where(begin.function)}: {begin.function.name} is in another function.")
-        if shared and begin.function is not None:
-            body = begin.function.body
-            first = body[1] if ast.get_docstring(begin.function) is not None and len(body) > 1 else body[0]
-            place = starts[first.lineno - 1]
-            inner = lines[first.lineno - 1][: first.col_offset].decode()
-            edits.append((place, place, f"{inner}global {', '.join(sorted(shared))}\n"))
-        place = starts[start.lineno - 1]
-        given = (_tuple(self._model_names(begin)), _tuple(list(self._optimizers)))
-        head = f"{margin}with {self._session}({', '.join(given)}) as {self._run}:\n"
-        edits.append((place, place, f"{head}{margin}{unit}{begin.loader} = {self._run}.loader({begin.loader})\n"))
-        inside_strings = {
-            number
-            for node in ast.walk(start)
-            if isinstance(node, (ast.Constant, ast.JoinedStr))
-            # Others of several lines are pieces in brackets.
-            and any(mark in lines[node.lineno - 1] for mark in (b'"""', b"'''", b"\\\n"))
-            for number in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
-        }
-        for number in range(start.lineno, (start.end_lineno or start.lineno) + 1):
-            if number not in inside_strings and lines[number - 1].strip():
-                edits.append((starts[number - 1], starts[number - 1], unit))
-        place = starts[self._import_line(start) - 1]
-        edits.append((place, place, f"{self._import}\n"))
-        pieces, done = [], 0
-        for first_byte, last_byte, new in sorted(edits, key=lambda edit: edit[0]):  # stable: as they were added
-            pieces += [text[done:first_byte], new.encode()]
-            done = last_byte
-        return b"".join([*pieces, text[done:]]).decode()
-
-    def _handle(self, way: list[_Frame]) -> str:
-        """Return how the session is reached from a backward pass: by its name, or as its loader's ``run``."""
-        inner, begin = way[0], way[-1]
-        if begin.function is None or inner.function is begin.function or inner.loader is None:
-            return self._run
-        is_other = any(bound.name == inner.loader and bound.function is inner.function for bound in self._bound)
-        return self._run if is_other else f"{inner.loader}.run"
-
-    def _is_of_file(self, name: str, function: Function) -> bool:
-        """Return whether a name is the file's variable in a function."""
-        own = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        return name.isidentifier() and name not in own.union(_parameters(function))
-
-    def _import_line(self, start: ast.stmt) -> int:
-        """Return the line before which the import goes: behind the file's first imports, or its docstring."""
-        body = self._file.tree.body
-        is_import = (isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < start.lineno for node in body)
-        before = [node for node, counts in zip(body, is_import, strict=True) if counts]
-        if not before and ast.get_docstring(self._file.tree) is not None:
-            before = body[:1]
-        return (before[-1].end_lineno or before[-1].lineno) + 1 if before else body[0].lineno
+    backwards = [
+        call
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and called(call) == "backward"
+        and ast.unparse(call.func.value) not in ("super()", "torch.autograd")
+    ]
+    if not backwards:
+        elsewhere = [other.name for other in files[1:] if ".backward(" in other.text]
+        raise NotPlain(f"{file.name} calls `backward` nowhere{f'; {elsewhere[0]} does' if elsewhere else ''}.")
+    if not any("DataLoader" in each.text for each in files):
+        raise _not_plain(file, backwards[0], "is of batches that come from no DataLoader")
+    bound = [(target, value, _function_of(file, value)) for target, value in _assigned(file.tree)]
+    stepping = {ast.unparse(node) for call in calls if called(call) == "step" for node in (call.func, *call.args[:1])}
+    made = {
+        name: (value, home)
+        for name, value, home in bound
+        if isinstance(value, ast.Call) and called(value)[:1].isupper() and _models(value, home, bound)
+    }
+    optimizers = {name: it for name, it in made.items() if {name, f"{name}.step"} & stepping} or made
+    homes = {home for _, home in optimizers.values()}
+    if len(homes) != 1 or not all(name.isidentifier() for name in optimizers):
+        raise NotPlain(
+            f"{file.name} gives no optimizer of a model's parameters a name in one function, as in "
+            "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`."
+        )
+    (home,) = homes
+    models = dict.fromkeys(model for value, _ in optimizers.values() for model in _models(value, home, bound))
+    known = {name for name, _, function in bound if function in (home, None)}.union(_parameters(home))
+    for model in models:
+        if model not in known:
+            raise NotPlain(f"{file.name}: the model {model} has no name of its own where its optimizer is made.")
+    names = {getattr(node, kind, None) for node in ast.walk(file.tree) for kind in ("id", "name", "arg")}
+    run = "session_run" if "run" in names else "run"
+    handles, begins = dict[ast.Call, str](), list[tuple[ast.stmt, str]]()
+    for backward in backwards:
+        node, loader, handles[backward] = _way_out(file, backward, home, calls, run)
+        begins.append((_start(file, node, [value for value, _ in optimizers.values()]), loader))
+        if begins[-1] != begins[0]:
+            raise _not_plain(file, backward, f"is of another loop than that of line {backwards[0].lineno}")
+    start, loader = begins[0]
+    for name, value, function in bound:
+        if (name, function) == (loader, home) and start in file.around(value):
+            raise NotPlain(f"{file.where(value)}: {loader} is made anew each time.")
+    return _Training(
+        start=start, loader=loader, optimizers=tuple(optimizers), models=tuple(models), run=run, handles=handles
+    )
 
 
-def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield everything that is given a value, with the value; tuples part by part where both sides are."""
-    for node in nodes:
+def _way_out(
+    file: SourceFile, backward: ast.Call, home: Function | None, calls: Sequence[ast.Call], run: str
+) -> tuple[ast.AST, str, str]:
+    """Return the call in ``home`` that leads to a backward pass, its loader's name there, and the session's name in it.
+
+    Raises:
+        NotPlain: more than one call leads there, or the loader has no name on the way.
+    """
+    node: ast.AST = backward
+    function = inner = _function_of(file, node)
+    loader, handle = _loader_around(file, node), run
+    if function is not home and home is not None:
+        handle = f"{loader}.run"
+    while function is not home:
+        own = [call for call in calls if function and isinstance(call.func, ast.Name) and called(call) == function.name]
+        if function is None or len(own) != 1:
+            name = "the file" if function is None else f"{function.name}, which is called in {len(own)} places"
+            raise _not_plain(file, backward, f"is in {name}, and its optimizer is made elsewhere")
+        node = own[0]
+        is_given = loader in _parameters(function)
+        if loader in _stored(function) or (loader is not None and home is not None and not is_given):
+            raise _not_plain(file, backward, f"is of a loader that {function.name} is not given")
+        loader = _given(own[0], function, loader) if is_given and loader is not None else loader
+        function = _function_of(file, node)
+        loader = loader or _loader_around(file, node)
+    if loader is None or handle == "None.run":
+        raise _not_plain(file, backward, "is in no `for` loop over a loader that has a name")
+    if handle == run and inner is not home and run in _stored(inner):
+        raise _not_plain(file, backward, f"is in a function that has another {run}")
+    return node, loader, handle
+
+
+def _start(file: SourceFile, node: ast.AST, optimizers: Sequence[ast.AST]) -> ast.stmt:
+    """Return the statement with which training begins: the outermost loop in which no optimizer is made."""
+    loops = [loop for loop in _loops(file, node) if not any(made in optimizers for made in ast.walk(loop))]
+    around = (outer for outer in file.around(node) if isinstance(outer, ast.stmt))
+    return loops[-1] if loops else next(around)
+
+
+def _with_session(file: SourceFile, training: _Training) -> str:
+    """Return the text with the session in it.
+
+    Raises:
+        NotPlain: the loop shares a line, or holds a string of several lines.
+    """
+    text, start, run = file.text.encode(), training.start, training.run  # columns of the tree count bytes
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    margin = lines[start.lineno - 1][: start.col_offset].decode()
+    edits: list[tuple[int, int, str]] = []
+    for backward, handle in training.handles.items():
+        begin = starts[backward.lineno - 1] + backward.col_offset
+        end = starts[(backward.func.end_lineno or 1) - 1] + (backward.func.end_col_offset or 0)
+        edits.append((begin, begin, f"{handle}.backward("))
+        rest = ", " if backward.args or backward.keywords else ""
+        edits.append((text.rindex(b".", begin, end), text.index(b"(", end) + 1, rest))
+    unit = "\t" if margin.startswith("\t") else "    "
+    taken = any(getattr(node, kind, "") == "session" for node in ast.walk(file.tree) for kind in ("id", "name", "arg"))
+    session = "hetopt.session" if taken else "session"
+    given = ", ".join(
+        f"({', '.join(each)})" if len(each) > 1 else each[0] for each in (training.models, training.optimizers)
+    )
+    loader = f"{training.loader} = {run}.loader({training.loader})"
+    head = f"{margin}with {session}({given}) as {run}:\n{margin}{unit}{loader}\n"
+    edits.append((starts[start.lineno - 1], starts[start.lineno - 1], head))
+    for number in range(start.lineno, (start.end_lineno or start.lineno) + 1):
+        if lines[number - 1].strip():
+            edits.append((starts[number - 1], starts[number - 1], unit))
+    place = starts[_import_line(file.tree, start) - 1]
+    edits.append((place, place, "import hetopt\n" if taken else "from hetopt import session\n"))
+    pieces, done = [], 0
+    for first_byte, last_byte, new in sorted(edits, key=lambda edit: edit[0]):  # stable: as they were added
+        pieces += [text[done:first_byte], new.encode()]
+        done = last_byte
+    written = b"".join([*pieces, text[done:]]).decode()
+    try:
+        lost = Counter(_constants(file.tree)) - Counter(_constants(ast.parse(written)))
+    except SyntaxError:
+        lost = Counter(["a line"])
+    if lost or margin.strip():
+        raise NotPlain(f"{file.where(start)}: the loop shares a line, or holds a string of several lines.")
+    return written
+
+
+def _import_line(tree: ast.Module, start: ast.stmt) -> int:
+    """Return the line before which the import goes: behind the file's first imports, or its docstring."""
+    imports = [
+        node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < start.lineno
+    ]
+    before = imports or (tree.body[:1] if ast.get_docstring(tree) is not None else [])
+    return (before[-1].end_lineno or before[-1].lineno) + 1 if before else tree.body[0].lineno
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that are given a value, with the value; tuples part by part where both sides are."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    yield from zip(target.elts, node.value.elts, strict=False)
+                    yield from zip(map(ast.unparse, target.elts), node.value.elts, strict=False)
                 else:
-                    yield from ((part, node.value) for part in getattr(target, "elts", [target]))
-        elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value is not None:
-            yield node.target, node.value
-        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            yield node.optional_vars, node.context_expr
+                    yield from ((ast.unparse(part), node.value) for part in getattr(target, "elts", [target]))
 
 
-def _parameters(function: Function) -> list[str]:
-    return [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _is_within(node: ast.AST, outer: ast.stmt) -> bool:
-    return outer.lineno <= getattr(node, "lineno", 0) <= (outer.end_lineno or outer.lineno)
-
-
-def _is_made(value: ast.AST) -> bool:
-    """Return whether a value is an object of a class, as far as names tell."""
-    return isinstance(value, ast.Call) and called(value)[:1].isupper()
-
-
-def _replaced(backward: ast.Call, handle: str, text: bytes, starts: list[int]) -> list[Edit]:
-    """Return the edits that make ``run.backward(loss)`` of ``loss.backward()``; the loss stays as it is written."""
-    begin = starts[backward.lineno - 1] + backward.col_offset
-    end = starts[(backward.func.end_lineno or 1) - 1] + (backward.func.end_col_offset or 0)
-    dot = text.rindex(b".", begin, end)
-    rest = text.index(b"(", end) + 1
+def _models(made: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]) -> list[str]:
+    """Return the models whose parameters an expression is made of, also through a list that has a name."""
+    names = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)}
+    lists = [value for name, value, function in bound if name in names and function is home]
     return [
-        (begin, begin, f"{handle}.backward("),
-        (dot, rest, ", " if backward.args or backward.keywords else ""),
+        ast.unparse(node.value).partition(".")[0]
+        for expression in (made, *(value for value in lists if not isinstance(value, ast.Call)))
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters")
     ]
 
 
-def _tuple(names: list[str]) -> str:
-    return f"({', '.join(names)})" if len(names) > 1 else names[0]
+def _function_of(file: SourceFile, node: ast.AST) -> Function | None:
+    return next((outer for outer in file.around(node) if isinstance(outer, Function)), None)
+
+
+def _loops(file: SourceFile, node: ast.AST) -> list[ast.For | ast.While]:
+    """Return the loops around a node in its function, innermost first."""
+    function = _function_of(file, node)
+    return [
+        outer
+        for outer in file.around(node)
+        if isinstance(outer, (ast.For, ast.While)) and _function_of(file, outer) is function
+    ]
+
+
+def _loader_around(file: SourceFile, node: ast.AST) -> str | None:
+    """Return the name that the nearest loop over batches reads, also inside ``enumerate`` and ``tqdm``."""
+    for loop in _loops(file, node):
+        read: ast.expr | None = getattr(loop, "iter", None)
+        while isinstance(read, ast.Call) and called(read) in _SHOWN_AS_THEY_COME and read.args:
+            read = read.args[0]
+        if isinstance(read, ast.Name):
+            return read.id
+    return None
+
+
+def _given(call: ast.Call, function: Function, parameter: str) -> str | None:
+    """Return the name of the argument that a call gives for a parameter; None: it has none."""
+    place = _parameters(function).index(parameter)
+    by_name = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
+    argument = next(iter([*by_name, *call.args[place : place + 1]]), None)
+    return argument.id if isinstance(argument, ast.Name) else None
+
+
+def _parameters(function: Function | None) -> list[str]:
+    given = [] if function is None else [function.args.posonlyargs, function.args.args, function.args.kwonlyargs]
+    return [parameter.arg for parameters in given for parameter in parameters]
+
+
+def _stored(function: Function | None) -> set[str]:
+    """Return the names that a function gives a value."""
+    nodes = () if function is None else ast.walk(function)
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _constants(tree: ast.AST) -> list[str]:
+    return [repr(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+
+
+def _not_plain(file: SourceFile, node: ast.AST, reason: str) -> NotPlain:
+    return NotPlain(f"{file.where(node)}: the backward pass {reason}.")

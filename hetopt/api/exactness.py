@@ -117,7 +117,7 @@ def check_script(
         RunFailed: one of them fails, or does no step.
         BadInput: the script trains on one worker alone.
     """
-    from hetopt.profiler.script.gradients import NORMALISES_FILE, STEPS, distances, recorded
+    from hetopt.profiler.script.gradients import STEPS, distances, recorded
 
     reporter = reporter or Reporter()
     workers = len(SHARES)
@@ -150,7 +150,8 @@ def check_script(
         if told_shared.keeps_equal:
             return ShareCheck(shares=(), equal=(), is_ddp=True)
         reporter("one machine", 2 / 3)
-        _alone(folder, before or script, arguments, is_ddp=told_shared.way == "ddp", spec=spec, patience_s=patience_s)
+        each = told_equal.batch_size if told_shared.way == "ddp" else None
+        _alone(folder, before or script, arguments, each=each, spec=spec, patience_s=patience_s)
         alone, told_alone = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = told_equal if told_shared.way == "ddp" else told_alone
@@ -166,21 +167,21 @@ def check_script(
             equal=by_step[1],
             rates=None if other_rate is None else other_rate[1:],
             is_ddp=told_shared.way == "ddp",
-            normalises=inside(folder, NORMALISES_FILE.format(name="alone")).exists(),
+            normalises=told_alone.normalises,
         )
 
 
 def _alone(
-    folder: Path, script: Path, arguments: Sequence[str], *, is_ddp: bool, spec: Path, patience_s: float
+    folder: Path, script: Path, arguments: Sequence[str], *, each: int | None, spec: Path, patience_s: float
 ) -> None:
     """Run a script on one machine: a DDP script as torchrun's only worker, or, where it insists on its number of
-    workers, on two of which the first computes every batch whole."""
-    from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, RANKS_VARIABLE
+    workers, on two of which the first computes every batch whole. A DDP script has a batch size for each of two."""
+    from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, BATCH_VARIABLE, RANKS_VARIABLE
 
-    if not is_ddp:
+    if each is None:
         _record(folder, "alone", script, arguments, {}, patience_s=patience_s)
         return
-    ranks = {RANKS_VARIABLE: str(len(SHARES))}
+    ranks = {RANKS_VARIABLE: str(len(SHARES)), BATCH_VARIABLE: str(each)}
     try:
         _record(folder, "alone", script, arguments, ranks | ONLY_WORKER, patience_s=patience_s)
     except RunFailed:

@@ -13,23 +13,22 @@ from pathlib import Path
 from hetopt.api.options import Ec2, Local, Measurement, Ssh
 from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
-from hetopt.backends.ec2.renter import probing
+from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_probes
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.host.bundle import make_bundle
-from hetopt.backends.prediction.hosting import STARTUP_S
+from hetopt.backends.prediction import STARTUP_S
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
-from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.hosts import read_hosts
 from hetopt.core.interruption import Reporter, usable_processors
 from hetopt.core.plain_text import typed
-from hetopt.core.profile import LOCAL, Profile, Provisioned
+from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
@@ -69,7 +68,6 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
     for probe in place.probes:
         by_layout.setdefault(probe.configuration.layout, []).append(probe)
     found: list[StepSample] = list(measured.samples)
-    launches: list[Provisioned] = list(measured.provisioned)
     begun_s, spent_usd = time.monotonic(), 0.0
 
     def measure(asked: Configuration) -> Measured:
@@ -87,11 +85,6 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
             tell.note(f"explored for {formatting.usd(event.spent_usd)} of {formatting.usd(budget_usd)}: {event.reason}")
             break
         found += event.measured.samples
-        types = tuple(dict.fromkeys(node.type for node in event.configuration.nodes))
-        launches += [
-            Provisioned(run=f"probe-{len(launches)}", types=types, took_s=round(took_s, 1))
-            for took_s in event.measured.startups_s
-        ]
         spent_usd += event.measured.usd
         steps = ", ".join(formatting.duration(sample.step_time_s) for sample in event.measured.samples)
         tell.note(
@@ -101,7 +94,6 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
     return measured.model_copy(
         update={
             "samples": tuple(found),
-            "provisioned": tuple(launches),
             "profiling_s": measured.profiling_s + time.monotonic() - begun_s,
             "profiling_usd": measured.profiling_usd + spent_usd,
         }
@@ -162,9 +154,7 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
     price = None if name == LOCAL else load_catalog().price(name, "on-demand")
     hourly = STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
     started_s = measured.startup_s or STARTUP_S
-    return _place(
-        LocalLauncher(), probes, lambda asked: hourly * len(asked.nodes), tell, startup_s=started_s, is_here=True
-    )
+    return _place(LocalLauncher(), probes, lambda asked: hourly * len(asked.nodes), tell, startup_s=started_s)
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
@@ -198,9 +188,8 @@ def _place(
     tell: Reporter,
     *,
     startup_s: float,
-    is_here: bool = False,
 ) -> Place:
-    """Where probes are paid for by the time that they take; on other machines than this one starts are told too."""
+    """Return where probes are paid for by the time that they take."""
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         runs = sum(probe.configuration.layout == asked.layout for probe in probes)
@@ -208,19 +197,17 @@ def _place(
 
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
         begun_s = time.monotonic()
-        samples, startups_s = zip(*(_run(launcher, run, tell) for run in runs), strict=True)
+        samples = tuple(_run(launcher, run, tell) for run in runs)
         spent = usd_per_hour(runs[0].configuration) * (time.monotonic() - begun_s) / 3600
-        return Measured(samples=samples, usd=spent, startups_s=() if is_here else startups_s)
+        return Measured(samples=samples, usd=spent)
 
     return Place(probes=probes, price_usd=price_usd, measure=measure)
 
 
-def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> tuple[StepSample, float]:
-    """Make one probe; its steps, and seconds from the request to the first of them."""
-    begun_s = time.time()
+def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
+    """Make one probe, and return its steps."""
     with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
-        events = read_log(folder / EVENTS_FILE).events
-        return read_sample(probe, events), RunFold.of(events, [begun_s]).startup_s or 0.0
+        return read_sample(probe, read_log(folder / EVENTS_FILE).events)
 
 
 def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
@@ -258,8 +245,8 @@ def place_on_ec2(
         BadInput: a type that there is not, or a task or data that machines cannot have.
     """
     catalog = load_catalog(region)
-    probes = probing.rented_probes(measured, catalog, types)
-    prober = probing.Prober(
+    probes = rented_probes(measured, catalog, types)
+    prober = Prober(
         edge=connect(region),
         launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
         catalog=catalog,
@@ -276,7 +263,7 @@ def place_on_ec2(
     made: list[ProbeRun] = []
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
-        return probing.probe_price_usd(hourly, asked, step_time_s)
+        return probe_price_usd(hourly, asked, step_time_s)
 
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
         samples, spent = [], 0.0

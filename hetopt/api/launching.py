@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.api.backends import Machines, Rehearsal, backend, options_at
-from hetopt.api.changes import exchanged, in_precision, on_stream, synchronized, waiting
+from hetopt.api.changes import exchanged, on_stream, synchronized, waiting
 from hetopt.api.options import Changes
 from hetopt.api.run import Run
-from hetopt.api.script_text import lost_files, read_script, resumes, sharded_by, trains_on_several_workers
+from hetopt.api.script_text import lost_files, read_script, resumes, several_workers
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter
@@ -96,12 +96,11 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     else:
         wanted, remarks = _scripted(wanted, changes, place)
     wanted = wanted.model_copy(update={"run": synchronized(changes, exchanged(changes, wanted.run))})
-    wanted, computing = in_precision(wanted, changes.precision, on)
     if wanted.run.script and not stands_in:
         check_for_script(wanted.run)
     prepared = where.prepare(made, wanted, place)
     record = prepared.launch
-    record = record.model_copy(update={"notes": (*record.notes, *remarks, *computing)})
+    record = record.model_copy(update={"notes": (*record.notes, *remarks)})
     if changes.stream is not None:
         spec = on_stream(changes.stream, record.spec, policy)
         prediction, note = waiting(record.prediction, spec)
@@ -135,7 +134,7 @@ def _refuse_what_would_train(changes: Changes) -> None:
     Raises:
         BadInput: something was asked for that needs them.
     """
-    for name in ("script", "partition", "inject", "stream", "precision"):
+    for name in ("script", "partition", "inject", "stream"):
         if getattr(changes, name):
             raise BadInput(
                 f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"
@@ -158,21 +157,15 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
             )
         return plan, ()
     script = said or plan.run.script
-    for name in ("partition", "inject", "stream", "steps", "precision"):
+    for name in ("partition", "inject", "stream", "steps"):
         if getattr(changes, name) is not None:
             raise BadInput(
-                f"`{name}` is for tasks: a script has its own data, arithmetic and loop.",
+                f"`{name}` is for tasks: a script has its own data and loop.",
                 hint="leave it out",
             )
     path = Path(script[0])
     files = read_script(path)
-    if not trains_on_several_workers(files):
-        if sharder := sharded_by(files):
-            raise BadInput(
-                f"{path} shards its model over the workers ({sharder}), which `hetopt launch` cannot run on unequal "
-                "workers yet.",
-                hint="wrap the model in DistributedDataParallel where it fits on one device",
-            )
+    if not several_workers(files):
         raise BadInput(
             f"{path} uses neither DistributedDataParallel nor a session: its workers would each train for themselves.",
             hint=f"`hetopt convert {typed(path)}`, then launch {typed(converted_script(path))}",
@@ -186,7 +179,12 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
         )
     found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=found)
-    profiled, another = plan.profile.job, tuple(_another_script(path, Path(plan.run.script[0])))
+    profiled, planned = plan.profile.job, Path(plan.run.script[0])
+    another = (
+        ()
+        if path.name in (planned.name, converted_script(planned).name)
+        else (f"The plan is of {planned.name}: what it predicts is not of {path.name}, which was not profiled.",)
+    )
     if script[1:] == profiled.script[1:] and not another:
         check_batch(run, profiled.batch_size)
     remarks = (
@@ -202,28 +200,13 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
     return plan.model_copy(update={"run": run, "profile": profile}), remarks
 
 
-def _another_script(path: Path, planned: Path) -> Iterator[str]:
-    """That predictions are of another script, where neither it nor what `convert` makes of it is launched."""
-    if path.name not in (planned.name, converted_script(planned).name):
-        yield f"The plan is of {planned.name}: what it predicts is not of {path.name}, which was not profiled."
-
-
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
-    """Yield what becomes of a script after an interruption, where it is not what is usual, or not what was planned."""
+    """Yield what becomes of a script that saves no checkpoint after an interruption."""
     if not run.resumes:
-        priced = (
-            "the plan reckons with checkpoints, and is too cheap without"
-            if planned.resumes
-            else "the plan has priced a start from the beginning"
-        )
+        priced = "is too cheap" if planned.resumes else "has priced that"
         yield (
             f"{name} saves no checkpoint of a session: after a loss it starts again, from checkpoints of its own if it "
-            f"has any; {priced}. With run.checkpoint and run.resume it goes on."
-        )
-    elif not planned.resumes:
-        yield (
-            f"{name} goes on from checkpoints, and the plan reckons without: an interruption takes less than was "
-            "planned."
+            f"has any; the plan {priced}. With run.checkpoint and run.resume it goes on."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -9,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
-from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import DURATION, FRACTION, NUMBER, quantity
-from hetopt.core.option import Option, Options, duration_s, names, options, positive, size_bytes, within
+from hetopt.core.errors import BadInput
+from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, quantity
+from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
 
 if TYPE_CHECKING:
     import optuna
 
-    from hetopt.api.changes import StreamWish
     from hetopt.core.memory import Precision
-    from hetopt.core.run_spec import Compression, Settings
+    from hetopt.core.run_spec import Compression, Settings, Stream
     from hetopt.core.synchronization import Injection, Partition, Synchronization
     from hetopt.optimizer.training_recipe import Method, Optimizer
 
@@ -104,7 +104,7 @@ def time_weight(given: float | str, name: str) -> float:
     from hetopt.core.grammar import arguments, fields
 
     if not isinstance(given, str):
-        return within(given, name, 0.0, 1.0, example="0.67")
+        return float(within(given, name, 0.0, 1.0, example="0.67"))
     parts = fields(arguments(given, f"`{name}`"), {"time": "time", "cost": "cost"})
     weights = {part: quantity(value, NUMBER, f"`{name}`: {part}") for part, value in parts.items()}
     if len(weights) != 2 or min(weights.values()) < 0 or not sum(weights.values()):
@@ -149,43 +149,38 @@ def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _epochs(given: float | str, name: str) -> float | None:
-    epochs = positive(given, name, "epochs")
-    return None if epochs is None else within(epochs, name, 0.0, MOST_EPOCHS, example="5")
-
-
-def confidence(given: float | str, name: str) -> float:
-    """Return the probability of a text; one that is no chance at all, or none to fail, is refused."""
-    chance = quantity(given, NUMBER, f"`{name}`") if isinstance(given, str) else given
-    return within(chance, name, 0.0001, 0.9999, example="0.9")
-
-
-def time_budget(given: float | str, name: str) -> float:
-    """Return seconds that a measurement may take.
+def prices(given: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return hourly prices by type as they were written, once they can be read.
 
     Raises:
-        BadInput: they are too few or too many.
+        BadInput: one of them cannot.
     """
-    seconds = quantity(given, DURATION, f"`{name}`") if isinstance(given, str) else given
-    if not 5.0 <= seconds <= 86_400.0:
-        raise BadInput(
-            f"`{name}` must be 5 to 86400 seconds, got {seconds:g}.", hint="leave it out for the usual 40 seconds"
-        )
-    return seconds
+    read_prices(tuple(given), name)
+    return tuple(given)
 
 
-def data_bytes(given: float | str, name: str) -> float:
-    """Return the size of a data set.
+def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
+    """Return USD an hour of each instance type that was given a price.
+
+    Args:
+        given: 'p4d.24xlarge=9.5', each.
+        name: of the parameter, for errors.
 
     Raises:
-        BadInput: it is no size, or no disk holds so much.
+        BadInput: one names no price above 0.
     """
-    found = size_bytes(given, name)
-    if not 0 <= found <= LARGEST_DISK_GB * 1e9:
-        raise BadInput(
-            f"`{name}` must be 0 to {LARGEST_DISK_GB:,} GB, which a disk holds, got {found / 1e9:g} GB.",
-            hint=f"for example {setting(name, '150GB')}",
-        )
+    found: dict[str, float] = {}
+    for text in given:
+        machine, _, amount = text.partition("=")
+        try:
+            usd_per_hour = float(amount)
+        except ValueError:
+            usd_per_hour = 0.0
+        if not machine or not 0 < usd_per_hour < math.inf:
+            raise BadInput(
+                f"`{name}` must be TYPE=USD an hour, above 0, got {text!r}.", hint="for example `p4d.24xlarge=9.5`"
+            )
+        found[machine] = usd_per_hour
     return found
 
 
@@ -195,6 +190,7 @@ def region(given: str, name: str) -> str:
 
 
 at_least_one = partial(within, least=1, most=10_000_000, example="128")
+epochs = partial(within, least=1e-9, most=MOST_EPOCHS, example="5", written=NUMBER)
 
 
 @options
@@ -269,19 +265,11 @@ class Changes(Options):
         ),
     ] = None
     stream: Annotated[
-        StreamWish | None,
+        Stream | None,
         Option(
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
-            "'replay(uniform=38/24)' or 'replay(40/80, buffer=truncation)'.",
+            "'replay(40/80)' or 'replay(40/80, buffer=truncation)'.",
             read=read_by("hetopt.api.changes:parse_stream"),
-        ),
-    ] = None
-    precision: Annotated[
-        str | None,
-        Option(
-            help="Local, rehearsal: compute in fp32, tf32, bf16 or fp16, where the profile has steps in it. Default: "
-            "the plan's.",
-            names=("hetopt.core.memory:Precision",),
         ),
     ] = None
     steps: Annotated[
@@ -383,6 +371,16 @@ class Sought(Rentable):
             read=quotas,
         ),
     ] = ()
+    prices: Annotated[
+        Sequence[str],
+        Option(
+            help="What you pay for a machine on demand, reserved or by contract: p4d.24xlarge=9.5. May be repeated.",
+            flag="price",
+            metavar="TYPE=USD",
+            repeats=True,
+            read=prices,
+        ),
+    ] = ()
     inventory: Annotated[
         Path | None,
         Option(
@@ -403,7 +401,7 @@ class Search(Sought):
     ] = None
     epochs: Annotated[
         float | None,
-        Option(help="Train this many epochs instead of to a target.", read=_epochs),
+        Option(help="Train this many epochs instead of to a target.", read=epochs),
     ] = None
     steps: Annotated[
         int | None,
@@ -425,7 +423,7 @@ class Search(Sought):
         float | None,
         Option(
             help="Keep the limits with this probability, by simulated runs: 0.9.",
-            read=confidence,
+            read=partial(within, least=0.0001, most=0.9999, example="0.9", written=NUMBER),
         ),
     ] = None
     accept_risk: Annotated[
@@ -439,7 +437,11 @@ class Search(Sought):
     ] = 3
     data: Annotated[
         float | None,
-        Option(help="Of the data set, which each machine reads first: 150GB.", metavar="SIZE", read=data_bytes),
+        Option(
+            help="Of the data set, which each machine reads first: 150GB.",
+            metavar="SIZE",
+            read=partial(within, least=0.0, most=LARGEST_DISK_GB * 1e9, example="150GB", written=SIZE),
+        ),
     ] = None
     data_region: Annotated[str | None, Option(help="Where the data set is. Default: where the machines are.")] = None
     disk_gb: Annotated[
@@ -607,7 +609,7 @@ class Measurement(Options):
         Option(
             help="Time that measuring may take, about; starting up comes on top.",
             flag="time-budget",
-            read=time_budget,
+            read=partial(within, least=5.0, most=86_400.0, example="40s", written=DURATION),
         ),
     ] = 40.0
     seed: Annotated[

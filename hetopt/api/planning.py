@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from hetopt.api.catalogs import in_regions
-from hetopt.api.changes import into_plan
-from hetopt.api.options import Described, Search, Sought
+from hetopt.api.changes import synchronized
+from hetopt.api.options import Changes, Described, Search, Sought, read_prices
 from hetopt.core.artifact import kind_in
 from hetopt.core.comm.compression_text import IDENTITY
 from hetopt.core.errors import BadInput, setting
@@ -37,7 +37,8 @@ from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.owned import gpu_named, owned
 from hetopt.optimizer.market.quota import Quotas, obtainable, read_quotas
-from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
+from hetopt.optimizer.model_counts import ModelCount, of_flops, of_parameters
+from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
@@ -49,7 +50,7 @@ from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.priors import beside_others
 from hetopt.optimizer.step_time.profiled import RENTED
-from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
+from hetopt.optimizer.step_time.tiers import measured_steps
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.utilisation import sample_s, utilisation_prior
 from hetopt.optimizer.training_recipe import ADAPTER_SHARE, CONTRIBUTION, Recipe
@@ -87,7 +88,9 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     goal = _goal(measured, asked, told)
     for remark in contradictions(measured, places.catalogs[0].instance_types):
         told.note(remark)
-    plan = into_plan(asked.sync, _planned(measured, goal, limits, asked, places, told, seed=asked.seed))
+    plan = _planned(measured, goal, limits, asked, places, told, seed=asked.seed)
+    if asked.sync not in (None, plan.run.sync):  # one that no search weighs
+        plan = plan.model_copy(update={"run": synchronized(Changes(sync=asked.sync), plan.run)})
     if plan.run.script:
         check_for_script(plan.run)
     return plan
@@ -118,7 +121,10 @@ class Places:
                 hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
-        return cls(regional=in_regions(asked.region, asked.catalog), hosts=hosts)
+        own, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
+        regional = in_regions(asked.region, asked.catalog)
+        priced = (replace(known, catalog=known.catalog.priced(own, today=today)) for known in regional)
+        return cls(regional=tuple(priced) if own else regional, hosts=hosts)
 
     @property
     def catalogs(self) -> tuple[Catalog, ...]:
@@ -270,7 +276,16 @@ def _goal(profile: Profile, asked: Search, told: Reporter) -> Goal:
             f"hetopt cannot see how long the script {job.task} trains.",
             hint="give `epochs` or `steps`",
         )
-    value = _target_value(target, job.target_metric, job.target_value, job.task)
+    metric, value = job.target_metric, job.target_value
+    if isinstance(target, str):
+        metric, value = metric_target(target)
+    elif target is not None:
+        value = float(target)
+    if metric != job.target_metric:
+        raise BadInput(
+            f"{job.task} was profiled for {job.target_metric}, not {metric}.",
+            hint=f"for example {setting('target', f'{job.target_metric}={job.target_value:g}')}",
+        )
     if target is None and job.usual_epochs is not None and not any(one.steps_to_target for one in profile.pilots):
         told.note(
             f"No pilot run reached {job.target_metric} {job.target_value:g}, so nothing says how many steps it takes: "
@@ -279,20 +294,6 @@ def _goal(profile: Profile, asked: Search, told: Reporter) -> Goal:
         )
         return Goal(**limits, ends="epochs", amount=job.usual_epochs)
     return Goal(**limits, ends="target", target_metric=job.target_metric, target_value=value)
-
-
-def _target_value(target: str | float | None, metric: str, usual: float, task: str) -> float:
-    if target is None:
-        return usual
-    if not isinstance(target, str):
-        return float(target)
-    name, value = metric_target(target)
-    if name != metric:
-        raise BadInput(
-            f"{task} was profiled for {metric}, not {name}.",
-            hint=f"for example {setting('target', f'{metric}={usual:g}')}",
-        )
-    return value
 
 
 def metric_target(text: str) -> tuple[str, float]:
@@ -650,7 +651,7 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
     if params is None and config is None and flops is None:
         raise BadInput("give `params` or `config`: what the model is.", hint="for example `params=1.1e8`")
     if config is not None:
-        model = of_config(_config(config), tokens)
+        model = of_config(_config(config), tokens, whole=asked.method == "full")
     else:
         if tokens is None:
             tokens = TOKENS
@@ -678,27 +679,6 @@ def _config(path: Path) -> dict[str, object]:
     if not isinstance(found, dict):
         raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
     return found
-
-
-def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> tuple[str, ...]:
-    """Return one sentence for everything that a person should know before relying on predictions from these samples.
-
-    Args:
-        samples: of one job.
-        types: the machine types that the catalogue has.
-    """
-    found = _of_types(samples, types)
-    sizes = {size for sample in samples for size in sample.batch_sizes}
-    if len(sizes) == 1:
-        found.append(
-            f"Every row has local batch {min(sizes)}: what a step takes at others is a guess, with a wide interval."
-        )
-    nodes = {len(sample.nodes) for sample in samples}
-    if max(sample.workers for sample in samples) == 1:
-        found.append("Every row has one worker: nothing says how long communication takes. Measure two workers.")
-    elif max(nodes) == 1:
-        found.append("Every row has one node: nothing says how fast the network between nodes is. Measure two nodes.")
-    return tuple(found)
 
 
 def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:
@@ -731,7 +711,7 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
     ]
     samples = [*rented, *own]
     asked = [_not_in_the_catalogue(nameless)] if nameless else []
-    return (*asked, *_of_types(samples, types)) if samples else tuple(asked)
+    return (*asked, *type_remarks(samples, types)) if samples else tuple(asked)
 
 
 def _not_in_the_catalogue(names: Sequence[str]) -> str:
@@ -742,41 +722,24 @@ def _not_in_the_catalogue(names: Sequence[str]) -> str:
     )
 
 
-def _of_types(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:
-    """Types that the catalogue does not have, and GPUs that are far slower or faster than the job's others foretell."""
+def type_remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:
+    """Return a sentence for types that the catalogue does not have, and for GPUs that are far off the others.
+
+    Args:
+        samples: of one job.
+        types: the machine types that the catalogue has.
+    """
     named = sorted({node.type for sample in samples for node in sample.nodes})
     unknown = [name for name in named if name not in types]
     found = []
     if unknown:
         found.append(_not_in_the_catalogue(unknown))
     seen = measured_steps(fit(observe(samples)), types) if len(unknown) < len(named) else ()
-    if len(seen) == 1:
-        found += _far_below_usual(seen[0])
-    elif seen:
-        found += [
-            f"Steps on {one.name} are {math.exp(abs(one.off)):.1f} times {'longer' if one.off > 0 else 'shorter'} than "
-            f"{' and '.join(other.name for other in seen if other is not one)} foretells. A power limit, heat, another "
-            "job beside it, or another type's name? It counts little for types that were not measured."
-            for one in seen
-            if one.off is not None
-        ]
-    return found
-
-
-def _far_below_usual(seen: Seen) -> list[str]:
-    """Said of a lone GPU whose job's operations are known, where it reaches far less of its rate than such jobs do."""
-    step, prior = seen.step, utilisation_prior()
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    kind = next((one for one in kinds if one == step.kind), None)
-    if kind is None or step.flops_per_sample is None:
-        return []
-    share, log_sd = prior.usual(kind, step.place.precision)
-    peak = step.place.gpu.tflops(step.place.precision) * 1e12
-    work_s = step.flops_per_sample * step.place.batch_size / peak
-    if step.step_time_s < (prior.fixed_s + work_s / share) * math.exp(FAR_OFF * log_sd):
-        return []
-    return [
-        f"Steps on {seen.name} reach {100 * work_s / step.step_time_s:.2g} % of its GPU's peak rate, where such jobs "
-        f"reach {100 * share:.2g} %. A power limit, heat, another job beside it, or another type's name? Other "
-        "types are predicted from it as it is: look at `nvidia-smi -q -d PERFORMANCE`, and measure again."
+    found += [
+        f"Steps on {one.name} are {math.exp(abs(one.off)):.1f} times {'longer' if one.off > 0 else 'shorter'} than "
+        f"{' and '.join(other.name for other in seen if other is not one)} foretells. A power limit, heat, another "
+        "job beside it, or another type's name? It counts little for types that were not measured."
+        for one in seen
+        if one.off is not None
     ]
+    return found

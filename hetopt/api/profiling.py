@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.api.options import MOST_MEASURED, Measurement
-from hetopt.api.profiling_script import Script, profile_script
+from hetopt.api.profiling_script import profile_script
 from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
@@ -32,8 +32,7 @@ from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization import parse_sync, spell_sync
-from hetopt.profiler.collect import collect, refusals
-from hetopt.profiler.progress import progress
+from hetopt.profiler.collect import collect, progress, refusals
 from hetopt.profiler.schedule import make_schedule
 
 if TYPE_CHECKING:
@@ -88,11 +87,9 @@ def profile(
         if not Path(task).is_file():
             raise BadInput(f"there is no script {task} in {Path.cwd()}.", hint="give the path of its file")
         return profile_script(
-            Script(
-                path=Path(task),
-                arguments=tuple(arguments),
-                dataset_size=asked.epoch_samples,
-            ),
+            Path(task),
+            tuple(arguments),
+            dataset_size=asked.epoch_samples,
             workers=_worker_count(asked.workers, accelerators),
             accelerators=accelerators,
             time_budget_s=asked.time_budget_s,
@@ -279,8 +276,7 @@ def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told:
     started_at_s = time.time()
 
     def look(folder: Path) -> None:
-        now = progress(read_events(folder / EVENTS_FILE), schedule)
-        told(now.text, now.done)
+        told(*progress(read_events(folder / EVENTS_FILE), schedule))
 
     launcher = LocalLauncher(grace_s=STOP_GRACE_S)
     with measured(launcher, spec, {}, what="the measurement", told=told, look=look) as folder:

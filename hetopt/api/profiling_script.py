@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
 from hetopt.api.converting import convert
-from hetopt.api.script_text import PLACES, read_script, resumes, trains_on_several_workers
+from hetopt.api.script_text import PLACES, read_script, resumes, several_workers
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -62,37 +61,16 @@ STDIN = 0
 """The person's own: `stty size` asks it how wide the terminal is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """A training script as a person starts it.
-
-    Attributes:
-        path: of the file.
-        arguments: of the script.
-        dataset_size: samples of one epoch, where the script's loader does not tell.
-    """
-
-    path: Path
-    arguments: tuple[str, ...] = ()
-    dataset_size: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Start:
-    """One start of the script, or of copies of it side by side."""
-
-    order: ScriptOrder
-    said: str
-
-
 Events: TypeAlias = list[Mapping[str, object]]
 Starter: TypeAlias = Callable[[ScriptOrder], Events]
 """Starts a script and its copies in a folder of their own; what they measured. Nothing: too little to use."""
 
 
 def profile_script(
-    script: Script,
+    script: Path,
+    arguments: tuple[str, ...] = (),
     *,
+    dataset_size: int | None,
     workers: int,
     accelerators: int,
     time_budget_s: float,
@@ -103,7 +81,9 @@ def profile_script(
     """Measure a script.
 
     Args:
-        script: what to run.
+        script: file to run.
+        arguments: of the script.
+        dataset_size: samples of one epoch, where the script's loader does not tell.
         workers: copies of it to measure together, after one alone.
         accelerators: GPUs of this machine.
         time_budget_s: seconds that measuring may take, about; the script's own start comes on top, several times.
@@ -115,8 +95,15 @@ def profile_script(
         BadInput: the script cannot be found, or does not train.
         RunFailed: it failed.
     """
-    text = read_script(script.path)
-    starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
+    text = read_script(script)
+    starts = _starts(
+        script,
+        arguments,
+        dataset_size=dataset_size,
+        workers=workers,
+        accelerators=accelerators,
+        time_budget_s=time_budget_s,
+    )
     folder = temporary_folder("profile")
     keep = False
     try:
@@ -131,18 +118,19 @@ def profile_script(
 
         told("running it alone, untouched", 0.0)
         asks = any(word in file.text for file in text for word in (*PLACES, "init_process_group"))
-        as_torchrun, is_timed = _untouched(start, starts[0].order, asks_for_place=asks)
-        told(starts[0].said, 1 / (1 + len(starts)))
+        as_torchrun, is_timed = _untouched(start, starts[0], asks_for_place=asks)
+        told("running it alone", 1 / (1 + len(starts)))
         chosen = {"as_torchrun": as_torchrun, "watch": "every-size"}
-        chosen["watch"], log = _watched(start, starts[0].order.model_copy(update=chosen), is_timed, told)
+        chosen["watch"], log = _watched(start, starts[0].model_copy(update=chosen), is_timed, told)
         logs, is_watched = [log], chosen["watch"] != "steps"
         started_at_s = began_s[-1]
-        for number, one in enumerate(starts[1:] if is_watched else (), 2):
-            told(one.said, number / (1 + len(starts)))
+        for order in starts[1:] if is_watched else ():
+            beside = f"running it beside {workers - 1} cop{'y' if workers == 2 else 'ies'} of itself"
+            told(beside, 2 / (1 + len(starts)))
             try:
-                logs.append(start(one.order.model_copy(update=chosen)))
+                logs.append(start(order.model_copy(update=chosen)))
             except HetoptError as error:
-                told.note(f"{one.said} failed, and is left out: {error.message}")
+                told.note(f"{beside} failed, and is left out: {error.message}")
         profile = collect(
             list(_joined(logs)),
             _schedule(starts, seed=seed, workers=workers),
@@ -151,8 +139,8 @@ def profile_script(
             hetopt_version=version("hetopt"),
         )
         found = {
-            "has_session": trains_on_several_workers(text),
-            "converts": _converts(script.path),
+            "has_session": bool(several_workers(text)),
+            "converts": _converts(script),
             "resumes": resumes(text),
         }
         return profile.model_copy(update={"job": profile.job.model_copy(update=found)})
@@ -231,34 +219,40 @@ def _converts(script: Path) -> bool:
     return False
 
 
-def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:
-    cpus = usable_processors()
-    divisions = [(1, max(1, cpus // accelerators) if accelerators else cpus)]
-    if workers > 1:
-        divisions.append((workers, max(1, cpus // workers)))
-    schedule = ProbeSchedule(seed=0, sweeps=())
-    starts = []
-    for sweep, (copies, threads) in enumerate(divisions):
-        is_alone = copies == 1
-        order = ScriptOrder(
-            script=str(script.path),
-            arguments=script.arguments,
-            sweep=sweep,
-            workers=copies,
-            threads=threads,
-            dataset_size=script.dataset_size,
-            startup_s=STARTUP_S,
-            sweep_s=SWEEP_SHARE * time_budget_s / len(divisions),
-            training_s=PILOT_SHARE * time_budget_s if is_alone else 0.0,
-            gain_ratios=schedule.gain_ratios if is_alone else (),
-            gain_residual_ratios=schedule.gain_residual_ratios,
-            compressors=CompressorProbe() if is_alone else None,
-            network=None if is_alone else NetworkProbe(),
-            network_s=NETWORK_SHARE * time_budget_s,
-        )
-        beside = "alone" if is_alone else f"beside {copies - 1} cop{'y' if copies == 2 else 'ies'} of itself"
-        starts.append(_Start(order=order, said=f"running it {beside}"))
-    return tuple(starts)
+def _starts(
+    script: Path,
+    arguments: tuple[str, ...],
+    *,
+    dataset_size: int | None,
+    workers: int,
+    accelerators: int,
+    time_budget_s: float,
+) -> tuple[ScriptOrder, ...]:
+    """Return the starts of a script: one alone, and one beside copies of itself."""
+    cpus, schedule = usable_processors(), ProbeSchedule(seed=0, sweeps=())
+    alone = ScriptOrder(
+        script=str(script),
+        arguments=arguments,
+        threads=max(1, cpus // accelerators) if accelerators else cpus,
+        dataset_size=dataset_size,
+        startup_s=STARTUP_S,
+        sweep_s=SWEEP_SHARE * time_budget_s / min(2, workers),
+        training_s=PILOT_SHARE * time_budget_s,
+        gain_ratios=schedule.gain_ratios,
+        gain_residual_ratios=schedule.gain_residual_ratios,
+        compressors=CompressorProbe(),
+        network_s=NETWORK_SHARE * time_budget_s,
+    )
+    beside = {
+        "sweep": 1,
+        "workers": workers,
+        "threads": max(1, cpus // workers),
+        "training_s": 0.0,
+        "gain_ratios": (),
+        "compressors": None,
+        "network": NetworkProbe(),
+    }
+    return (alone, *([alone.model_copy(update=beside)] if workers > 1 else []))
 
 
 def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
@@ -356,7 +350,7 @@ def _joined(logs: Sequence[Events]) -> Iterator[Mapping[str, object]]:
             yield event
 
 
-def _schedule(starts: Sequence[_Start], *, seed: int, workers: int) -> ProbeSchedule:
+def _schedule(starts: Sequence[ScriptOrder], *, seed: int, workers: int) -> ProbeSchedule:
     return ProbeSchedule(
         seed=seed,
         sweeps=tuple(
@@ -367,7 +361,7 @@ def _schedule(starts: Sequence[_Start], *, seed: int, workers: int) -> ProbeSche
                 timed_steps=order.timed_steps,
                 time_limit_s=order.sweep_s,
             )
-            for order in (start.order for start in starts)
+            for order in starts
         ),
         network=NetworkProbe() if workers > 1 else None,
         compressors=CompressorProbe(),

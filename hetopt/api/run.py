@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from hetopt.core.run_status import RunState, RunStatus
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
+    from hetopt.backends.ec2.renter.order import Order
     from hetopt.core.events.records import LogEvent
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
@@ -141,6 +143,13 @@ class Run:
         return read_launch(self.folder)
 
     @property
+    def order(self) -> Order | None:
+        """Return what was rented for it; None: nothing."""
+        from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+
+        return Order.load(self.folder / ORDER_FILE) if (self.folder / ORDER_FILE).exists() else None
+
+    @property
     def model(self) -> Path | None:
         """Return the trained model, or that of a run that was stopped before its end; None: there is none yet.
 
@@ -158,17 +167,16 @@ class Run:
 
         return LiveRun.of(self.folder, self.launch)
 
-    def facts(self, *, ask: bool = False, live: LiveRun | None = None) -> dict[str, Any]:
+    def facts(self, *, ask: bool = False) -> dict[str, Any]:
         """Return how it is, as `hetopt status --json` prints it.
 
         Args:
             ask: whether to ask the cloud about rented machines.
-            live: what was read of it before; absent: nothing.
 
         Raises:
             BadInput: its launch record or its log cannot be read.
         """
-        live, rental = live or self.unread(), None
+        live, rental = self.unread(), None
         if live.launch is not None and live.launch.on == "ec2":
             from hetopt.api.account import look
 
@@ -263,12 +271,10 @@ class Run:
             BadInput: there is none yet.
             CloudRefused: it cannot be read from the bucket.
         """
-        from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+        if self.order is not None:
+            from hetopt.backends.ec2.renter.backend import fetch_model
 
-        if (self.folder / ORDER_FILE).exists():
-            from hetopt.backends.ec2.renter.fetching import fetch_model
-
-            return fetch_model(Order.load(self.folder / ORDER_FILE), self.folder)
+            return fetch_model(self.order, self.folder)
         if self.model is None:
             raise BadInput(
                 f"{self.name} has no model yet.", hint=f"it is written at the end: `hetopt status {self.name}`"
@@ -282,12 +288,10 @@ class Run:
             BadInput: there is no room for it.
             CloudRefused: it cannot be read from the bucket.
         """
-        from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+        if self.order is not None:
+            from hetopt.backends.ec2.renter.backend import fetch_outputs
 
-        if (self.folder / ORDER_FILE).exists():
-            from hetopt.backends.ec2.renter.fetching import fetch_outputs
-
-            return fetch_outputs(Order.load(self.folder / ORDER_FILE), self.folder)
+            return fetch_outputs(self.order, self.folder)
         return written_in(self.folder / OUTPUT_FOLDER)
 
     def change(self, text: str) -> tuple[Change, float | None]:
@@ -302,8 +306,8 @@ class Run:
         Raises:
             BadInput: the run is no rehearsal, or the text is no change of one of its hosts.
         """
-        from hetopt.backends.emulation.description import parse_change
-        from hetopt.backends.emulation.injection import ask_for_change
+        from hetopt.backends.emulation.conductor import ask_for_change
+        from hetopt.backends.emulation.plan import parse_change
 
         miniature = read_spec(self.folder).miniature
         if miniature is None:
@@ -361,23 +365,20 @@ class Run:
         )
 
 
-class _LeaderOutput:
-    """What a script prints on worker 0, as it comes; what the others print is in the logs alone."""
+def _leader_output(folder: Path) -> Callable[[], Iterator[str]]:
+    """Return what yields the lines that a script has printed on worker 0 since the last call, or since now."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # An earlier session's was told in that one.
-        self._offsets = {path: path.stat().st_size for path in self._files()}
+    def files() -> list[Path]:
+        return [path for path in log_files(folder, 0).values() if path.name == "stdout.log"]
 
-    def _files(self) -> list[Path]:
+    offsets = {path: path.stat().st_size for path in files()}  # an earlier session's was told in that one
 
-        return [path for path in log_files(self._folder, 0).values() if path.name == "stdout.log"]
-
-    def lines(self) -> Iterator[str]:
-        """Yield whole lines since the last call."""
-        for path in self._files():
-            text, self._offsets[path] = read_from(path, self._offsets.get(path, 0))
+    def lines() -> Iterator[str]:
+        for path in files():
+            text, offsets[path] = read_from(path, offsets.get(path, 0))
             yield from text.splitlines()
+
+    return lines
 
 
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
@@ -393,10 +394,10 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     expected = max(launch.prediction.steps.value, 1.0)
     looked_s = time.monotonic()
     arrived, arrived_s = dict[Path, int](), looked_s
-    printed = _LeaderOutput(run.folder) if launch.spec.script else None
+    printed = _leader_output(run.folder) if launch.spec.script else lambda: iter(())
     while True:
         status = run.status()
-        for line in printed.lines() if printed is not None else ():
+        for line in printed():
             reporter.note(line)
         for event in reader.read():
             supervision.standing.take(event)
@@ -485,15 +486,12 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
             if label in files:
                 label = f"{label} {stream}"
             # Workers of a script may have been started again several times, each time with others.
-            label = next(one for one in (label, *_numbered(label, len(files))) if one not in files)
+            numbered = (f"{label} {number}" for number in count(2))
+            label = next(name for name in chain([label], numbered) if name not in files)
         else:
             label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
         files[label] = path
     return files
-
-
-def _numbered(label: str, most: int) -> list[str]:
-    return [f"{label} {number}" for number in range(2, most + 2)]
 
 
 def _first_rank(run_dir: Path, host: str) -> int:

@@ -106,46 +106,25 @@ _ON_SEVERAL_WORKERS = {
 """Packages with which a script trains on several workers: by a session, or by DistributedDataParallel inside them."""
 
 
-def several_workers(files: Iterable[SourceFile]) -> str:
+def several_workers(files: Sequence[SourceFile]) -> str:
     """Return by what a script may train on several workers: a session, DistributedDataParallel or a framework.
 
     Empty: by nothing. Whether it does is seen when it runs.
     """
-    ways = []
-    for file in files:
-        for node in ast.walk(file.tree):
-            names = [node.attr] if isinstance(node, ast.Attribute) else []
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = [alias.name for alias in node.names]
-                modules = modules or names
-            if any(name.rpartition(".")[2] == "DistributedDataParallel" for name in names):
-                ways.append("DistributedDataParallel")
-            for package in (module.partition(".")[0] for module in modules):
-                # Its models and tokenizers train in anybody's loop.
-                if package in _ON_SEVERAL_WORKERS and (package != "transformers" or "Trainer" in file.text):
-                    ways.append(_ON_SEVERAL_WORKERS[package])
-    return "a session" if "a session" in ways else ways[0] if ways else ""
-
-
-def trains_on_several_workers(files: Iterable[SourceFile]) -> bool:
-    """Return whether a script may train on several workers as it is."""
-    return bool(several_workers(files))
-
-
-_SHARDS_A_MODEL = {"deepspeed": "DeepSpeed", "fully_shard": "fully_shard", "FullyShardedDataParallel": "FSDP"}
-
-
-def sharded_by(files: Iterable[SourceFile]) -> str:
-    """Return by what a script shards its model over the workers, as far as its imports tell; empty: by nothing."""
-    imports = (node for file in files for node in ast.walk(file.tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
-    names = (name.partition(".")[0] for node in imports for name in _imported(node))
-    return next((_SHARDS_A_MODEL[name] for name in names if name in _SHARDS_A_MODEL), "")
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-    return [module, *(alias.name for alias in node.names)]
+    packages, names = set[str](), set[str]()
+    for node in (node for file in files for node in ast.walk(file.tree)):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported = [alias.name for alias in node.names]
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else imported
+            packages.update(module.partition(".")[0] for module in modules)
+            names.update(name.rpartition(".")[2] for name in imported)
+    if not any("Trainer" in file.text for file in files):
+        packages.discard("transformers")  # its models and tokenizers train in anybody's loop
+    ways = [way for package, way in _ON_SEVERAL_WORKERS.items() if package in packages]
+    ddp = ["DistributedDataParallel"] if "DistributedDataParallel" in names else []
+    return next(iter([*ways, *ddp]), "")
 
 
 def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:

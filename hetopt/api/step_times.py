@@ -15,7 +15,7 @@ from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
-from hetopt.optimizer.step_time.model import Explanation, StepTime, StepTimeModel
+from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.profiled import observe_profile, profile_priors
@@ -81,16 +81,6 @@ class StepTimes:
             if len(configurations) == 1:
                 return [error.message]
             return [answer for one in configurations for answer in self.predict([one])]
-
-    def explain(self, configuration: Configuration) -> Explanation:
-        """Return the step of one configuration as `predict` has it, with what it is made of.
-
-        Raises:
-            BadInput: it cannot be predicted.
-        """
-        if self.plans is not None and self.plans.answers(configuration):
-            return self.plans.explain(configuration, self.own.measured_up_to)
-        return self.own.explain(configuration)
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
         """Return what renting the configuration for a measurement costs; absent where a price is not known."""

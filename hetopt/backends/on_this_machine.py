@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetopt.backends.backend import Prepared, RunHandle
-from hetopt.backends.emulation.backend import RehearsalLauncher
-from hetopt.backends.emulation.description import parse_changes, parse_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.conductor import RehearsalLauncher
+from hetopt.backends.emulation.plan import parse_changes, parse_hosts, rehearse
 from hetopt.backends.host import look
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal
-from hetopt.backends.prediction.hosting import Mapped, ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import Mapped, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import bytes_
+from hetopt.core.interruption import usable_processors
 from hetopt.core.profile import CompressorCost, Device, Link, Profile, Reading, StepTime
 from hetopt.core.run_folder import RunFolders, latest_checkpoint
 from hetopt.core.run_rules import check_data_folder, check_found
@@ -131,7 +130,7 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         names = [f"h{number}" for number in range(count)]
         changes = () if options.schedule is None else parse_changes(options.schedule, names)
         stands_in = options.stand_in or plan.profile.is_counted
-        return rehearse(plan, ThisMachine.seen(), described, changes, stands_in=stands_in)
+        return rehearse(plan, usable_processors(), described, changes, stands_in=stands_in)
 
     def check_ready(self, prepared: Prepared) -> None:
         """See `hetopt.backends.backend.Backend`; also whether a network can be built here."""

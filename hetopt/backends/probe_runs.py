@@ -105,13 +105,8 @@ def probe(
     profile: Profile, nodes: tuple[Node, ...], shares: int | tuple[int, ...], workers: tuple[WorkerSpec, ...]
 ) -> ProbeRun:
     """A run of these workers, and the configuration that they are."""
-    asked = Configuration(nodes=nodes, local_batch_size=shares)
-    return ProbeRun(configuration=asked, spec=probe_spec(profile, workers))
-
-
-def probe_spec(profile: Profile, workers: tuple[WorkerSpec, ...]) -> RunSpec:
-    """A run that is long enough to measure a step of these workers, and no longer."""
-    return RunSpec(
+    # Long enough to measure a step of these workers, and no longer.
+    spec = RunSpec(
         task=profile.job.task,
         data_dir=profile.data_dir,
         seed=profile.seed,
@@ -122,3 +117,4 @@ def probe_spec(profile: Profile, workers: tuple[WorkerSpec, ...]) -> RunSpec:
         control_period_steps=PERIOD_STEPS,
         checkpoint_every_s=86_400.0,
     )
+    return ProbeRun(configuration=Configuration(nodes=nodes, local_batch_size=shares), spec=spec)

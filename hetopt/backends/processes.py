@@ -407,9 +407,6 @@ def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -
         argv: of the process: its module, the run's folder, and the launcher's number where both share fate.
         conducted: conducts the run in a folder until it is over, or somebody has asked this process to end.
     """
-    if len(argv) not in (2, 3):
-        print(f"usage: {argv[0]} RUN_DIR [PARENT_PID]", file=sys.stderr)
-        return BadInput.exit_code
     run_dir, stop_signal = Path(argv[1]), StopSignal()
     stop_signal.listen()
     if len(argv) > 2:

@@ -16,7 +16,7 @@ batch ``B`` by their speeds compute for ``B / sum v_j``, and exchange after that
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
@@ -29,8 +29,6 @@ from hetopt.core.events.records import LogEvent, RunStarted, StartedWorker, Step
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 
-Action = Literal["keep", "replan", "replace", "on-demand"]
-
 ACTED = "supervisor_acted"
 
 ENDING_S = 180.0
@@ -42,21 +40,14 @@ SLOW = 0.5
 ON_DEMAND = "the same machines on demand"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hysteresis:
-    """How slowly minds are changed.
-
-    Attributes:
-        looks: in a row that must call for the same action.
-        rest_s: between two actions.
-        margin: of the time left that an action must save beyond its cost.
-        reserve_s: how far ahead a deadline is looked at: the time between looks, and to stop.
-    """
-
-    looks: int = 3
-    rest_s: float = 300.0
-    margin: float = 0.05
-    reserve_s: float = 60.0
+LOOKS = 3
+"""In a row that must call for the same action."""
+REST_S = 300.0
+"""Between two actions."""
+MARGIN = 0.05
+"""Of the time left that an action must save beyond its cost."""
+RESERVE_S = 60.0
+"""How far ahead a deadline is looked at: the time between looks, and to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,105 +102,19 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do, why, and what should come of it: compared later with what did."""
-
-    action: Action
-    reason: str
-    name: str = ""
-    expected_step_time_s: float | None = None
-    expected_saving_s: float = 0.0
-    expected_saving_usd: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Supervisor:
-    """What is remembered between looks.
+    """What to do, why, and what should come of it: compared later with what did.
 
     Attributes:
-        promise: of the plan.
-        hysteresis: how slowly minds are changed.
-        called_for: what the last looks called for, and how many in a row did.
-        looked_at: how many steps had been seen then.
-        acted_s: when something was last done, seconds since the epoch.
+        action: ``replan`` is for a person to do.
+        reason: half a sentence.
+        other: the machines to have; None: a person decides.
     """
 
-    promise: PredictedGain
-    hysteresis: Hysteresis = field(default_factory=Hysteresis)
-    called_for: tuple[str, int] = ("", 0)
-    looked_at: int = -1
-    acted_s: float | None = None
-
-    def look(
-        self, standing: RunProgress, others: Sequence[Alternative] = (), on_demand: Alternative | None = None
-    ) -> tuple[Supervisor, Decision]:
-        """Decide after one look; the supervisor to look with next time comes first.
-
-        Args:
-            standing: of the run.
-            others: machines that could be had in the place of hosts.
-            on_demand: machines that nobody takes back, in the place of all; None: they cannot be had.
-        """
-        urgent = None if on_demand is None else self._urgent(standing, on_demand)
-        if urgent is not None:
-            return replace(self, called_for=("", 0), acted_s=standing.now_s), urgent
-        if standing.run.logged_steps == self.looked_at:
-            # While a run pauses, looks in a row would see one measurement.
-            return self, Decision(action="keep", reason="nothing was measured since the last look")
-        wanted = self._wanted(standing, others)
-        key = f"{wanted.action} {wanted.name}"
-        in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
-        seen = replace(self, called_for=(key, in_a_row), looked_at=standing.run.logged_steps)
-        if wanted.action == "keep":
-            return seen, wanted
-        if in_a_row < self.hysteresis.looks:
-            return seen, Decision(action="keep", reason=f"{wanted.reason}; seen {in_a_row} times")
-        if self.acted_s is not None and standing.now_s - self.acted_s < self.hysteresis.rest_s:
-            return seen, Decision(action="keep", reason=f"{wanted.reason}; but something was changed just now")
-        return replace(seen, called_for=("", 0), acted_s=standing.now_s), wanted
-
-    def _urgent(self, standing: RunProgress, on_demand: Alternative) -> Decision | None:
-        if self.promise.deadline_s is None:
-            return None
-        needed_s = on_demand.total_s(standing.steps_left(self.promise))
-        slack_s = self.promise.deadline_s - standing.now_s - needed_s
-        # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
-        # late, nothing is paid for them.
-        if not 0 <= slack_s < on_demand.changeover_s + self.hysteresis.reserve_s:
-            return None
-        return Decision(
-            action="on-demand",
-            name=on_demand.name,
-            reason=f"only {slack_s:.0f} s are left beyond what {on_demand.name} need until the deadline",
-            expected_step_time_s=on_demand.step_time_s,
-        )
-
-    def _wanted(self, standing: RunProgress, others: Sequence[Alternative]) -> Decision:
-        now_s, promise = standing.step_time_s, self.promise
-        if now_s is None:
-            return Decision(action="keep", reason="nothing was measured yet")
-        steps_left = standing.steps_left(promise)
-        left_s = steps_left * now_s
-        quickest = min(others, key=lambda other: other.total_s(steps_left), default=None)
-        if quickest is not None and quickest.total_s(steps_left) <= (1 - self.hysteresis.margin) * left_s:
-            saving_s = left_s - quickest.total_s(steps_left)
-            saving_usd = saving_s / SECONDS_PER_HOUR * promise.usd_per_hour
-            return Decision(
-                action="replace",
-                name=quickest.name,
-                reason=f"another machine in the place of {quickest.name} saves {saving_s:.0f} s and ${saving_usd:.2f} "
-                "of what is left",
-                expected_step_time_s=quickest.step_time_s,
-                expected_saving_s=saving_s,
-                expected_saving_usd=saving_usd,
-            )
-        low_s, high_s = promise.step_time_s.low, promise.step_time_s.high
-        if low_s <= now_s <= high_s:
-            return Decision(action="keep", reason="as predicted")
-        slower = "slower" if now_s > high_s else "quicker"
-        return Decision(
-            action="keep" if others else "replan",
-            reason=f"a step takes {now_s:.3g} s, {slower} than the {low_s:.3g} to {high_s:.3g} s that were predicted",
-        )
+    action: Literal["replan", "replace", "on-demand"]
+    reason: str
+    other: Alternative | None = None
+    expected_saving_s: float = 0.0
+    expected_saving_usd: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -218,23 +123,29 @@ class Supervision:
 
     Attributes:
         run_dir: of the run.
-        supervisor: who decides.
+        promise: of its plan.
         renting: where its machines can be changed; None: nowhere.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
-        may_move: machines on demand can be had: not once they were, or the budget did not pay for them.
         standing: of the run, by what its log has told so far.
+        may_move: machines on demand can be had: not once they were, or the budget did not pay for them.
         replaced: hosts that were; a second machine would have no better luck.
         said: why nothing could be done, for which nobody needs to be told again.
+        called_for: what the last looks called for, and how many in a row did.
+        looked_at: how many steps had been seen then.
+        acted_s: when something was last done, seconds since the epoch.
     """
 
     run_dir: Path
-    supervisor: Supervisor
+    promise: PredictedGain
     renting: Renting | None = None
     until_there_s: float = 0.0
-    may_move: bool = True
     standing: RunProgress = field(default_factory=lambda: RunProgress())
+    may_move: bool = True
     replaced: set[str] = field(default_factory=set)
-    said: str = ""
+    said: str | None = None
+    called_for: tuple[str, int] = ("", 0)
+    looked_at: int = -1
+    acted_s: float | None = None
 
     @classmethod
     def of(cls, record: Launch, run_dir: Path, renting: Renting | None = None) -> Supervision:
@@ -247,7 +158,7 @@ class Supervision:
         """
         return cls(
             run_dir=run_dir,
-            supervisor=Supervisor(promise=PredictedGain.of(record)),
+            promise=PredictedGain.of(record),
             # Any change of machines costs a run that saves nothing all that it has done.
             renting=renting if record.spec.resumes else None,
             # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
@@ -257,62 +168,118 @@ class Supervision:
 
     def look(self) -> str | None:
         """Look once, and do what is to be done; what a person is told of it, if anything."""
-        others, on_demand, promise = list[Alternative](), None, self.supervisor.promise
+        others, on_demand = list[Alternative](), None
         if self.renting is not None:
-            others = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
-            on_demand = on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
-        before, (self.supervisor, decision) = (
-            self.supervisor,
-            self.supervisor.look(
-                self.standing,
-                [other for other in others if other.name not in self.replaced],
-                on_demand if self.may_move else None,
-            ),
-        )
-        if self.renting is not None and decision.action in ("replace", "on-demand"):
-            return self._act(self.renting, decision, before)
-        return None if decision.action == "keep" else f"{decision.reason}; `hetopt report` shows by what"
+            others = with_another_for_each_host(self.standing, self.promise, until_there_s=self.until_there_s)
+            on_demand = on_demand_for_all(self.standing, self.promise, until_there_s=self.until_there_s)
+        others = [other for other in others if other.name not in self.replaced]
+        decision = self.decide(others, on_demand if self.may_move else None)
+        if decision is None:
+            return None
+        if self.renting is not None and decision.other is not None:
+            return self._act(self.renting, decision, decision.other)
+        self._rest()
+        return f"{decision.reason}; `hetopt report` shows by what"
 
-    def _act(self, renting: Renting, decision: Decision, before: Supervisor) -> str | None:
+    def decide(self, others: Sequence[Alternative], on_demand: Alternative | None) -> Decision | None:
+        """Return what is to be done after one look; None: nothing.
+
+        Args:
+            others: machines that could be had in the place of hosts.
+            on_demand: machines that nobody takes back, in the place of all; None: they cannot be had.
+        """
+        standing = self.standing
+        urgent = None if on_demand is None else self._urgent(on_demand)
+        # While a run pauses, looks in a row would see one measurement.
+        if urgent is not None or standing.run.logged_steps == self.looked_at:
+            return urgent
+        wanted = self._wanted(others)
+        key = "" if wanted is None else f"{wanted.action} {'' if wanted.other is None else wanted.other.name}"
+        in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
+        self.called_for, self.looked_at = (key, in_a_row), standing.run.logged_steps
+        rests = self.acted_s is not None and standing.now_s - self.acted_s < REST_S
+        return None if in_a_row < LOOKS or rests else wanted
+
+    def _urgent(self, on_demand: Alternative) -> Decision | None:
+        if self.promise.deadline_s is None:
+            return None
+        needed_s = on_demand.total_s(self.standing.steps_left(self.promise))
+        slack_s = self.promise.deadline_s - self.standing.now_s - needed_s
+        # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
+        # late, nothing is paid for them.
+        if not 0 <= slack_s < on_demand.changeover_s + RESERVE_S:
+            return None
+        reason = f"only {slack_s:.0f} s are left beyond what {on_demand.name} need until the deadline"
+        return Decision(action="on-demand", reason=reason, other=on_demand)
+
+    def _wanted(self, others: Sequence[Alternative]) -> Decision | None:
+        now_s, promise = self.standing.step_time_s, self.promise
+        if now_s is None:
+            return None
+        steps_left = self.standing.steps_left(promise)
+        quickest = min(others, key=lambda other: other.total_s(steps_left), default=None)
+        if quickest is not None and quickest.total_s(steps_left) <= (1 - MARGIN) * steps_left * now_s:
+            saving_s = steps_left * now_s - quickest.total_s(steps_left)
+            saving_usd = saving_s / SECONDS_PER_HOUR * promise.usd_per_hour
+            return Decision(
+                action="replace",
+                reason=f"another machine in the place of {quickest.name} saves {saving_s:.0f} s and ${saving_usd:.2f} "
+                "of what is left",
+                other=quickest,
+                expected_saving_s=saving_s,
+                expected_saving_usd=saving_usd,
+            )
+        low_s, high_s = promise.step_time_s.low, promise.step_time_s.high
+        if others or low_s <= now_s <= high_s:
+            return None
+        slower = "slower" if now_s > high_s else "quicker"
+        return Decision(
+            action="replan",
+            reason=f"a step takes {now_s:.3g} s, {slower} than the {low_s:.3g} to {high_s:.3g} s that were predicted",
+        )
+
+    def _act(self, renting: Renting, decision: Decision, other: Alternative) -> str | None:
         handle, replaces = RunHandle(run_dir=self.run_dir), decision.action == "replace"
-        promise = self.supervisor.promise
-        step_s = decision.expected_step_time_s or promise.step_time_s.value
         try:
             if replaces:
-                renting.replace(handle, decision.name)
+                renting.replace(handle, other.name)
             else:
-                renting.move(handle, self.until_there_s + self.standing.steps_left(promise) * step_s)
+                renting.move(handle, self.until_there_s + self.standing.steps_left(self.promise) * other.step_time_s)
         except BadInput:
-            self.supervisor = before  # the host is gone already, or the run is over
-            return None
+            said = None  # the host is gone already, or the run is over
         except BudgetStop as refused:
-            self.supervisor, self.may_move = before, False  # the budget will pay for it even less later
-            return refused.message
+            self.may_move, said = False, refused.message  # the budget will pay for it even less later
         except CloudRefused as refused:
-            self.supervisor = before  # nothing was done; the next look finds it called for again
-            said, self.said = (
-                self.said,
-                f"{refused.message} {decision.name if replaces else 'everything'} stays for now.",
-            )
-            return self.said if self.said != said else None
-        if replaces:
-            self.replaced.add(decision.name)
+            said = f"{refused.message} {other.name if replaces else 'everything'} stays for now."
         else:
-            self.may_move = False
+            return self._acted(decision, other)
+        self.looked_at = -1  # nothing was done: the next look finds it called for again
+        before, self.said = self.said, said
+        return said if said != before else None
+
+    def _acted(self, decision: Decision, other: Alternative) -> str:
+        """Write down what was done; what a person is told of it."""
+        self._rest()
+        replaces = decision.action == "replace"
+        self.replaced.add(other.name)
+        self.may_move = self.may_move and replaces
         write_decision(
             self.run_dir,
             ACTED,
             {
                 "step": self.standing.run.step,
                 "action": decision.action,
-                "host": decision.name,
+                "host": other.name,
                 "reason": decision.reason,
-                "step_time_expected_s": decision.expected_step_time_s,
+                "step_time_expected_s": other.step_time_s,
                 "expected_saving_s": round(decision.expected_saving_s, 3),
                 "expected_saving_usd": round(decision.expected_saving_usd, 6),
             },
         )
-        return f"{'replaces' if replaces else 'moves to'} {decision.name}: {decision.reason}"
+        return f"{'replaces' if replaces else 'moves to'} {other.name}: {decision.reason}"
+
+    def _rest(self) -> None:
+        self.called_for, self.acted_s = ("", 0), self.standing.now_s
 
 
 def with_another_for_each_host(

@@ -7,8 +7,6 @@
     region = "eu-west-1"               # of every command that has the option
     [recommend]
     budget = "$20"                     # as it is typed
-    [launch]
-    compression = {name = "topk", ratio = 0.01}   # or in parts, which become topk(ratio=0.01)
 
 A later line of this list goes before an earlier one: user, project, environment, command line. What spends, overwrites
 or removes is only ever taken from the command line.
@@ -27,9 +25,8 @@ import typer
 
 from hetopt.cli import render
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import written
 from hetopt.core.paths import expanded, inside, read_text
-from hetopt.core.plain_text import fault_of, known, meant, texts_in
+from hetopt.core.plain_text import fault_of, known, texts_in
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -111,26 +108,7 @@ def settings(
             variable = PREFIX + name.upper().replace("-", "_")
             if environment.get(variable) and not _is_typed_only(command, name):
                 found[command, name] = _setting(command, parameter, environment[variable], variable)
-    _refuse_misspelt(root, environment, options)
     return tuple(found[key] for key in sorted(found))
-
-
-def _refuse_misspelt(
-    root: Command, environment: Mapping[str, str], some: Mapping[str, Mapping[str, Parameter]]
-) -> None:
-    """A variable that is almost an option would be a limit that nobody keeps.
-
-    Raises:
-        BadInput: there is one.
-    """
-    given = {
-        name.removeprefix(PREFIX).lower().replace("_", "-"): name for name in environment if name.startswith(PREFIX)
-    }
-    names = frozenset(option for its in some.values() for option in its)
-    for name in sorted(given.keys() - names):
-        if meant(name, names) is not None:
-            every = {option for its in _options(root, None).values() for option in its}
-            known(name, every, f"option (in the environment, {given[name]})", hint="correct it, or unset it")
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
@@ -176,29 +154,13 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    """Yield the user's file, then the project's."""
-    home, own = environment.get("XDG_CONFIG_HOME", ""), None
+    """Yield the user's file, then the project's; a link to nothing is refused when it is read."""
+    home, own = environment.get("XDG_CONFIG_HOME", ""), []
     with suppress(BadInput):  # whose home nothing tells has no file there
-        base = expanded(home if home.startswith("/") else "~/.config")
-        own = base / "hetopt" / "config.toml"
-    if own is not None and _is_there(own, hint="set HOME, or XDG_CONFIG_HOME, to a folder of yours"):
-        yield own
-    for place in (folder, *folder.parents):
-        file = place / PROJECT_FILE
-        if _is_there(file, hint="go to a folder that you may read"):
-            yield file
-            return
-
-
-def _is_there(file: Path, *, hint: str) -> bool:
-    """Return whether there is anything of that name; a link to nothing is refused when it is read."""
-    try:
-        file.lstat()
-    except PermissionError as error:
-        raise BadInput(f"{file} cannot be looked for: {error.strerror}.", hint=hint) from None
-    except OSError:
-        return False
-    return True
+        own.append(expanded(home if home.startswith("/") else "~/.config") / "hetopt" / "config.toml")
+    project = next((file for place in (folder, *folder.parents) if os.path.lexists(file := place / PROJECT_FILE)), None)
+    yield from filter(os.path.lexists, own)
+    yield from [] if project is None else [project]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -236,7 +198,7 @@ def _given(
         what, hint = "option or command", _LISTS
         if command and not below:
             what, hint = f"option of `hetopt {command}`", f"`hetopt {command} --help-all` lists them"
-        name = known(_dashed(key), sorted(names | below), f"{what} (in {file})", hint=hint)
+        name = known(key.replace("_", "-"), sorted(names | below), f"{what} (in {file})", hint=hint)
         if name not in names:
             path = f"{command} {name}".strip()
             raise BadInput(f"{file}: {path} must be a table of options.", hint=f"write [{path.replace(' ', '.')}]")
@@ -294,17 +256,8 @@ def _is_path(parameter: Parameter) -> bool:
 def _typed(value: Any) -> str:
     """Return a value of a file as a person would type it."""
     if isinstance(value, list):
-        return ("; " if any(isinstance(one, dict) for one in value) else ",").join(map(_typed, value))
-    if isinstance(value, dict):
-        pairs = {key: _typed(one) for key, one in value.items() if key != "name"}
-        text = written(str(value.get("name", "")), (), pairs)
-        return text if "name" in value else text.removeprefix("(").removesuffix(")")
+        return ",".join(map(_typed, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _dashed(name: str) -> str:
-    """``batch_policy`` and ``batch-policy`` are one option."""
-    return name.replace("_", "-")
 
 
 def config(
@@ -320,8 +273,6 @@ def config(
     \b
       hetopt config
     """
-
-    from hetopt.cli.configuration import settings
     from hetopt.reports.document import Table, columns
 
     given = settings(context.find_root().command, os.environ, Path.cwd())
@@ -334,11 +285,5 @@ def config(
     if not found:
         render.line("Every option has its default: no hetopt.toml here or above, no file of yours, no HETOPT_OPTION.")
         return
-    rows = [(one.command, one.option, _shown(one.value), one.source) for one in found]
+    rows = [(one.command, one.option, one.shown.removeprefix(f"{one.option} "), one.source) for one in found]
     render.show([Table(name="options", columns=columns("command, option, value, from"), rows=rows)])
-
-
-def _shown(value: str | bool | tuple[str, ...]) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return value if isinstance(value, str) else ", ".join(value)

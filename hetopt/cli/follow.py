@@ -17,7 +17,6 @@ from hetopt.core.interruption import stopping
 from hetopt.core.run_folder import UNFINISHED_MODEL_FILE, checkpoint_step
 from hetopt.core.run_status import RunState
 from hetopt.reports.live_run import resume_command
-from hetopt.reports.report import TOLERANCE
 from hetopt.reports.status_document import UNSEEN_END
 
 if TYPE_CHECKING:
@@ -92,9 +91,6 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         took = f" in {_took(progress)}" if progress.training_s is not None else ""
         render.line(f"{status.state.value} after {done}{took}{': ' if figures else ''}{figures}", style="strong")
         render.note(f"model and log are in {run.folder}; compare with the prediction by `hetopt report`")
-        other = _of_another_length(record.launch, progress) if status.state is RunState.FINISHED else None
-        if other is not None:
-            render.note(other)
     if ended_by is not None:
         raise ended_by
     if status.state is RunState.STOPPED:
@@ -109,20 +105,6 @@ def _took(progress: RunFold) -> str:
     """From the launch to the end, as it was predicted: the same sum as the run time of the report."""
     startup_s, training_s = progress.startup_s or 0.0, progress.training_s or 0.0
     return formatting.with_startup(startup_s + training_s + progress.recovery_s, startup_s)
-
-
-def _of_another_length(launch: Launch | None, progress: RunFold) -> str | None:
-    """What to know of a script that says itself how long it trains, where the plan reckons with another length."""
-    if launch is None or not launch.spec.script or launch.plan.goal.ends == "target":
-        return None
-    unit, planned = launch.plan.goal.ends, launch.plan.goal.amount
-    trained = progress.epoch if unit == "epochs" else float(progress.step)
-    if planned is None or not trained or abs(trained - planned) <= TOLERANCE * planned:
-        return None
-    return (
-        f"the script trained {formatting.counted(round(trained, 1), unit[:-1])}, and the plan reckons with "
-        f"{formatting.count(planned)}: its time and cost are those of another length"
-    )
 
 
 def _stopped_here(run: Run) -> None:

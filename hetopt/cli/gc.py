@@ -122,23 +122,13 @@ def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
     Raises:
         RunFailed: one of them could not be removed.
     """
-    found, stayed = of_rehearsals(remove=not dry_run)
-    gone = [network for network in found if network.id not in stayed]
+    found = of_rehearsals(remove=not dry_run)
     if as_json:
-        facts = [
-            {
-                "id": network.id,
-                "purpose": network.purpose or None,
-                "removed": not dry_run and network in gone,
-            }
-            for network in found
-        ]
+        facts = [{"id": one.id, "purpose": one.purpose or None, "removed": not dry_run} for one in found]
         render.print_json(facts)
-    else:
-        for network in gone:
-            purpose = f" of {network.purpose}" if network.purpose else ""
-            render.line(f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}{purpose}")
-        if not found:
-            render.line("nothing is left behind")
-    for failed in stayed.values():
-        raise failed
+        return
+    for network in found:
+        purpose = f" of {network.purpose}" if network.purpose else ""
+        render.line(f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}{purpose}")
+    if not found:
+        render.line("nothing is left behind")

@@ -42,7 +42,7 @@ FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
         "gc": ("--on", "--dry-run", "--remove", "--json"),
         "gpus": ("--region", "--market", "--sort", "--reverse", "--json"),
         "launch": ("--on", "--budget", "--slowdown", "--hosts", "--steps", "--dry-run", "--detach", "--yes"),
-        "predict": ("--suggest-probes", "--explain"),
+        "predict": ("--suggest-probes",),
         "profile": ("--output", "--data", "--time-budget", "--from-samples", "--explore", "--json"),
         "recommend": (
             "--budget",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,11 @@ COMPLETING = "_HETOPT_COMPLETE"
 COMMANDS: Mapping[str, str] = {
     "check": "hetopt.cli.check",
     "profile": "hetopt.cli.profile",
-    "estimate": "hetopt.cli.estimate",
+    "estimate": "hetopt.cli.recommend",
     "predict": "hetopt.cli.predict",
     "recommend": "hetopt.cli.recommend",
+    "show": "hetopt.cli.show",
+    "compare": "hetopt.cli.show",
     "launch": "hetopt.cli.launch",
     "status": "hetopt.cli.status",
     "logs": "hetopt.cli.runs",
@@ -43,7 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "gc": "hetopt.cli.gc",
     "doctor": "hetopt.cli.account",
     "hosts": "hetopt.cli.account",
-    "gpus": "hetopt.cli.gpus",
+    "gpus": "hetopt.cli.catalog",
     "setup": "hetopt.cli.account",
     "config": "hetopt.cli.configuration",
     "catalog": "hetopt.cli.catalog",  # the last of its commands
@@ -105,12 +108,25 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from hetopt.cli.provenance import full_version
+_SHOWN = 9
+"""Characters of a commit that a person compares."""
 
-        typer.echo(f"hetopt {full_version()}")
-        raise typer.Exit
+
+def _version(wanted: bool) -> None:
+    """Print the version, and the commit in parentheses where an installation knows it: a checkout's may have changed.
+
+    It is what the wheel was built of, written by `setup.py`, or what ``pip install git+https://`` was given (PEP 610).
+    """
+    if not wanted:
+        return
+    from importlib.metadata import distribution
+
+    own = distribution("hetopt")
+    noted = json.loads(own.read_text("direct_url.json") or "{}").get("vcs_info", {}).get("commit_id")
+    is_checkout = (Path(__file__).resolve().parents[2] / ".git").exists()
+    commit = "" if is_checkout else (own.read_text("commit.txt") or noted or "").strip()
+    typer.echo(f"hetopt {own.version}" + (f" ({commit[:_SHOWN]})" if commit else ""))
+    raise typer.Exit
 
 
 @app.callback()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +10,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from hetopt.api.step_times import StepTimes
-from hetopt.cli import parse, render
+from hetopt.cli import parse
 from hetopt.cli.options import one_of
 from hetopt.cli.parse import Query
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
-from hetopt.core.step_samples import HINT, Configuration
-from hetopt.reports.document import Block, Facts, Heading, Line, Remarks
+from hetopt.core.step_samples import HINT
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.step_time.model import Explanation, StepTime
+    from hetopt.optimizer.step_time.model import StepTime
 
 
 def predict(
@@ -29,9 +27,6 @@ def predict(
     suggest_probes: int = typer.Option(
         0, min=0, help="Mark the N configurations whose measurement would help most, and say why."
     ),
-    explain: str | None = typer.Option(
-        None, help='Only the breakdown of one query: its "id", or the number of its line.'
-    ),
     market: str = typer.Option(
         "spot",
         autocompletion=one_of("spot", "on-demand"),
@@ -39,7 +34,6 @@ def predict(
     ),
     region: str = typer.Option("us-east-1", help="AWS region of the prices."),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
-    json_: bool = typer.Option(False, "--json", help="Breakdown as JSON. Predictions always are."),
 ) -> None:
     """Predict step times, with 90 % intervals, for clusters that were never run.
 
@@ -60,50 +54,7 @@ def predict(
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with parse.opened(queries, "QUERIES") as rows:
         asked = list(parse.queries(rows))
-    if explain is not None:
-        show_explained(times, asked, explain, as_json=json_)
-    else:
-        show_answers(times, asked, probes=suggest_probes)
-
-
-MOST_SOURCES = 6
-
-
-def _document(configuration: Configuration, explanation: Explanation) -> Iterator[Block]:
-    """Yield the predicted step time of one configuration and the terms that it is made of."""
-    predicted = explanation.predicted
-    nodes = Counter((node.type, node.workers) for node in configuration.nodes)
-    described = " + ".join(
-        f"{count} × {type_} ({formatting.counted(workers, 'worker')})" for (type_, workers), count in nodes.items()
-    )
-    sizes = sorted(set(configuration.batch_sizes))
-    batch = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    yield Line(f"{described}, local batch {batch}", "strong")
-    yield Line(
-        f"  {formatting.duration(predicted.step_time_s)} a step, 90 % between "
-        f"{formatting.duration(predicted.step_time_low_s)} "
-        f"and {formatting.duration(predicted.step_time_high_s)}"
-    )
-    parts = {"computing": f"{formatting.duration(explanation.compute_s)}, the slowest worker"}
-    if explanation.compress_s:
-        parts["compressing"] = formatting.duration(explanation.compress_s)
-    if configuration.workers > 1:
-        parts["exchanging"] = (
-            f"{formatting.duration(explanation.exchange_s)}, of which {formatting.duration(explanation.exposed_s)} "
-            "are not hidden behind computing"
-        )
-    yield Heading("Where the time goes")
-    yield Facts(parts)
-    workers, count = explanation.most_workers, explanation.most_nodes
-    why = [f"{formatting.share(share)}: {source}" for source, share in explanation.variances.items()][:MOST_SOURCES]
-    if configuration.workers > workers or len(configuration.nodes) > count:
-        measured = f"{formatting.counted(workers, 'worker')} and {formatting.counted(count, 'node')}"
-        why.append(f"this is beyond what was measured: up to {measured}")
-    why += [f"{name} was not measured: {basis}" for name, basis in explanation.relatives.items()]
-    yield Heading("Why the interval is so wide")
-    yield Remarks(why)
-    yield Heading("Not measured, but believed")
-    yield Remarks(explanation.priors)
+    show_answers(times, asked, probes=suggest_probes)
 
 
 def show_answers(times: StepTimes, asked: list[Query], *, probes: int) -> None:
@@ -156,18 +107,3 @@ def _suggested(
         cost = {} if probe.usd is None else {"probe_cost_usd": probe.usd}
         marks[line] = {"suggested_probe": number, "reason": reason, **cost}
     return marks
-
-
-def show_explained(times: StepTimes, asked: Iterable[Query], wanted: str, *, as_json: bool) -> None:
-    """The breakdown of one query."""
-    for query in asked:
-        if str(query.fields.get("id", query.number)) == wanted:
-            if query.configuration is None:
-                raise BadInput(f"line {query.number}: {query.reason}", hint="correct that line")
-            explanation = times.explain(query.configuration)
-            if as_json:
-                render.print_json({**query.fields, "explanation": asdict(explanation)})
-            else:
-                render.show(_document(query.configuration, explanation))
-            return
-    raise BadInput(f"no query has the id {wanted!r}.", hint="without ids, name the number of a line, from 1")

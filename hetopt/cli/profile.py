@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +13,13 @@ import typer
 import hetopt
 from hetopt.api.catalogs import in_use
 from hetopt.api.options import Measurement
-from hetopt.api.planning import remarks
+from hetopt.api.planning import type_remarks
 from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import with_options
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import typed
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
-from hetopt.reports.document import Facts
 
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
@@ -99,21 +97,11 @@ def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_
     for note in profile_document.notes(measured):
         render.note(note)
     if output is not None:
-        is_counted = measured.job.counts_epochs
-        epochs = epochs_asked(measured.job.script) if is_counted else None
-        length = f" --{'epochs' if is_counted else 'steps'} {epochs or 'N'}" if measured.job.script else ""
+        length = f" --{'epochs' if measured.job.counts_epochs else 'steps'} N" if measured.job.script else ""
         own = "" if inventory is None else f" --inventory {typed(inventory)}"
-        meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
+        meant = "  # N: as many as it trains" if measured.job.script else ""
         command = f"hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}"
         render.line(f"next: {command}", style="strong")
-
-
-def epochs_asked(script: Sequence[str]) -> str | None:
-    """Return how many epochs a script's own arguments ask for: of `train.py --epochs 12` 12."""
-    for name, value in pairwise([part for word in script[1:] for part in word.split("=", 1)]):
-        if name.startswith("-") and name.endswith("epochs") and value.isdecimal() and int(value):
-            return value
-    return None
 
 
 def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes: bool) -> None:
@@ -160,20 +148,11 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     if output is not None:
         imported.save(output)
         render.note(f"wrote {output}")
-    for remark in remarks(samples, in_use().catalog.instance_types):
+    for remark in type_remarks(samples, in_use().catalog.instance_types):
         render.note(remark)
     if json_:
         terminal.write(imported.to_json())
         return
     layouts = {sample.layout for sample in samples}
-    types = sorted({node.type for sample in samples for node in sample.nodes})
-    sizes = [size for sample in samples for size in sample.batch_sizes]
     measured = f"{formatting.counted(len(samples), 'step time')} of {formatting.counted(len(layouts), 'layout')}"
     render.line(measured, style="strong")
-    told = {
-        "machine types": ", ".join(types),
-        "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
-        "workers": f"up to {max(sample.workers for sample in samples)}",
-        "local batch": f"{min(sizes)} to {max(sizes)}",
-    }
-    render.show([Facts(told)])

@@ -9,27 +9,25 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live as RichLive
 from rich.markup import escape
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.interruption import PIECES, Reporter
 from hetopt.core.paths import shortened
 from hetopt.reports.document import Block, Document, Line, Remarks, Style
-from hetopt.reports.text import BAR, bar, lines, phrases, shown
+from hetopt.reports.text import BAR, lines, shown
 
 STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
 """Styles of documents as rich names them."""
-
-MOST_PROGRESS_LINES = 5
 
 
 class _Console(Console):
@@ -113,20 +111,6 @@ def error(message: str, hint: str | None) -> None:
         out.print(f"  [bold]→[/] {_cell(shortened(hint, terminal.MOST_MESSAGE_CHARACTERS))}")
 
 
-def drawn(picture: Sequence[str]) -> Text:
-    """Return lines as rich shows them; the first is a title. Laying out a table takes several times as long."""
-    title, *others = map(_shown, picture)
-    text = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
-    return text.append("\n" + "\n".join(others), style="not bold")
-
-
-@contextmanager
-def live_view() -> Iterator[Callable[[Sequence[str]], None]]:
-    """Yield what draws a part of the terminal anew; it stays as it was last, and never draws by itself."""
-    with RichLive(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda picture: live.update(drawn(picture), refresh=True)
-
-
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
     """A live line on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
@@ -135,13 +119,25 @@ def progress(description: str) -> Iterator[Reporter]:
         plain = PlainProgress(write=lambda line: out.print(_shown(f"{description}: {line}"), markup=False, style="dim"))
         yield Reporter(progress=plain.tell, note=note)
         return
-    state = _Progress(description=description)
-    with RichLive(console=out, get_renderable=state.drawn, refresh_per_second=2, transient=True) as live:
-        # Through its own console, or the remark would be written into the line.
-        yield Reporter(
-            progress=state.tell, note=lambda text: live.console.print(_shown(text), markup=False, style="dim")
-        )
+    said = TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=out.width < NARROW))
+    shown = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(min(BAR, out.width // 5)),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*shown, said, console=out, refresh_per_second=2, transient=True, expand=True) as live:
+        task = live.add_task(_shown(description), total=None, text="")
 
+        def tell(text: str, done: float | None) -> None:
+            live.update(task, text=_shown(text), completed=done or 0.0, total=None if done is None else 1.0)
+
+        # Through its own console, or the remark would be written into the line.
+        yield Reporter(progress=tell, note=lambda text: live.console.print(_shown(text), markup=False, style="dim"))
+
+
+NARROW = 60
+"""Columns of a terminal in which a line of progress is cut, and never wrapped."""
 
 TENTH = 0.1
 MINUTE_S = 60.0
@@ -171,52 +167,6 @@ class PlainProgress:
         self._kinds.add(kind)
         self._share, self._at_s = done or 0.0, now_s
         self.write(text if done is None else f"{text} ({done:.0%})")
-
-
-@dataclass(kw_only=True)
-class _Progress:
-    """What a live line shows: what goes on, a bar, for how long, and what was last said of it."""
-
-    description: str
-    text: str = ""
-    done: float | None = None
-    began_s: float = field(default_factory=time.monotonic)
-
-    def tell(self, text: str, done: float | None) -> None:
-        """Show this from now on."""
-        self.text, self.done = text, done
-
-    def drawn(self) -> Text:
-        """As rich shows it."""
-        lines = progress_lines(
-            self.description,
-            self.text,
-            self.done,
-            elapsed_s=time.monotonic() - self.began_s,
-            columns=console(stderr=True).width,
-        )
-        return Text("\n".join(lines), no_wrap=True, overflow="crop")
-
-
-def progress_lines(description: str, text: str, done: float | None, *, elapsed_s: float, columns: int) -> list[str]:
-    """What goes on, in a line where that is wide enough, else in as many as hold it; cut at `MOST_PROGRESS_LINES`.
-
-    Args:
-        description: in a word.
-        text: what is going on; its phrases, which ``PIECES`` divides, stay whole.
-        done: the part of it that is (None: nobody knows).
-        elapsed_s: for how long it has gone on.
-        columns: of the terminal.
-    """
-    clock = f"{elapsed_s // 3600:.0f}:{elapsed_s // 60 % 60:02.0f}:{elapsed_s % 60 // 1:02.0f}"
-    share = "" if done is None else f" {done:.0%} "
-    head = f"{_shown(description)} {bar(done, min(BAR, columns - len(description) - len(share) - len(clock) - 3))}"
-    head = f"{head}{share} {clock}" if done is not None else f"{_shown(description)} {clock}"
-    text = _shown(text)
-    if len(head) + 2 + len(text) < columns:
-        return [f"{head}  {text}".rstrip()]
-    rest = phrases(text.split(PIECES), columns=columns - 1)
-    return [head[: columns - 1], *rest[: MOST_PROGRESS_LINES - 1]]
 
 
 def _shown(text: str) -> str:

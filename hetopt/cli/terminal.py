@@ -23,12 +23,6 @@ BROKEN_PIPE = 141
 MOST_MESSAGE_CHARACTERS = 2_000
 """Longest message that is shown whole; an error may quote what it complains about."""
 
-_LOOKS_LIKE = str.maketrans(
-    "×·–—…→←÷±µ•●✓✗░█▇▆▅▄▃▂▁─│└≤≥≈»",
-    "x---.><:+u**vx.##%*+=-_-|`<>~>",
-)
-"""For terminals that know few letters, one for one, so that columns stay in line."""
-
 
 class OutputLost(HetoptError):
     """The output cannot be written: its reader has gone, or the disk is full."""
@@ -44,7 +38,6 @@ class ReaderGone(OutputLost):
 
 def prepare() -> None:
     """Make the standard streams take any text, whatever encoding they have."""
-    codecs.register_error("hetopt", _in_few_letters)
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as this process lives
     if sys.stderr is None:
@@ -52,7 +45,7 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="hetopt")
+            reconfigure(errors="replace")
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -142,11 +135,3 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 
 _AS_JSON = "hetopt-json"
 codecs.register_error(_AS_JSON, _spelled)
-
-
-def _in_few_letters(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands in for letters that a stream's encoding does not know."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lost = error.object[error.start : error.end]
-    return "".join(one if one.isascii() else "?" for one in lost.translate(_LOOKS_LIKE)), error.end

@@ -27,11 +27,10 @@ from numbers import Real
 from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
+from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, Unit, quantity
 from hetopt.core.plain_text import known
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-AnyNumber = TypeVar("AnyNumber", int, float)
 
 COLUMNS = 112
 """Width of a line of help in a docstring."""
@@ -207,12 +206,14 @@ def positive(value: float | str | None, name: str, unit: str) -> float | None:
     return number
 
 
-def within(value: AnyNumber, name: str, least: float, most: float, *, example: str) -> AnyNumber:
-    """Return the number, if it is one from ``least`` to ``most``.
+def within(value: Any, name: str, least: float, most: float, *, example: str, written: Unit | None = None) -> Any:
+    """Return the number, if it is one from ``least`` to ``most``; that of a text where ``written`` says how it is read.
 
     Raises:
         BadInput: it is not.
     """
+    if written is not None and isinstance(value, str):
+        value = quantity(value, written, f"`{name}`")
     if not isinstance(value, Real):
         raise BadInput(f"`{name}` must be a number, got {value!r}.", hint=f"for example `{name}={example}`")
     if value < least:
@@ -239,15 +240,6 @@ def duration_s(given: str | float | None, name: str) -> float | None:
             f"`{name}` must be a length of time above 0, got {given!r}.", hint=f"for example {setting(name, '6h')}"
         )
     return seconds
-
-
-def size_bytes(given: str | float, name: str) -> float:
-    """Return '150GB', '2TB', or bytes as a number, in bytes.
-
-    Raises:
-        BadInput: it is no size of data.
-    """
-    return quantity(given, SIZE, f"`{name}`") if isinstance(given, str) else float(given)
 
 
 def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from hetopt.core.comm.composition import (
     CODINGS,
     COLLECTIVES,
     CORRECTION,
-    DENSE,
     GATHER,
     NONE,
     Combination,
@@ -67,17 +66,17 @@ def checked(compression: Compression) -> Combination:
         )
     if compression.coding is not None:
         known(compression.coding, CODINGS, "coding")
-    if compression.least_gain is not None or (compression.floor_ratio is not None and chosen.collective == DENSE):
+    if compression.least_gain is not None or compression.floor_ratio is not None:
         _check_levels(chosen)
     return chosen
 
 
 def _check_levels(chosen: Combination) -> None:
-    """Whether a step can choose between a selection, its floor and everything; or elements of a random choice."""
-    if chosen.collective not in (GATHER, DENSE):
+    """Whether a step can choose between a selection, its floor and everything."""
+    if chosen.collective != GATHER:
         raise BadInput(
-            f"least_gain goes with {GATHER}, as every worker has to know what its own selection keeps, got "
-            f"{chosen.collective}.",
+            f"floor_ratio and least_gain go with {GATHER}, as every worker has to know what its own selection keeps, "
+            f"got {chosen.collective}.",
             hint=f"leave the collective out, or say {GATHER}",
         )
     if chosen.memory == NONE:
@@ -143,14 +142,8 @@ def why_not_local(spec: RunSpec) -> str | None:
     reason = why_not_averaged(spec.compression.name)
     if reason is not None:
         return reason
-    if sync.fragments > 1 and (sync.momentum, sync.buffers) != ("keep", "average"):
-        return (
-            "Fragments of a model travel alone: momentum stays each worker's own, and running statistics are averaged."
-        )
     if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
         return f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are."
-    if spec.learning_rate_rule == "adascale":
-        return f"Under {sync.name} nobody sees the sum of all gradients, whose noise adascale follows."
     if spec.precision == "fp16":
         return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
     return None
@@ -163,7 +156,7 @@ def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> 
 
 OF_TASKS = (
     (
-        ("learning_rate_scale", "learning_rate_rule"),
+        ("learning_rate_scale",),
         "a script's optimizer keeps its own learning rate",
         "plan without `learning_rate_rule`, and start the script with its own option for the rate",
     ),
@@ -190,8 +183,8 @@ def check_for_script(spec: RunSpec) -> None:
                 asked = setting(name, value) if isinstance(value, (float, int, str)) else f"`{name}`"
                 raise BadInput(f"{asked} is for tasks: {reason}.", hint=instead)
     unfit = why_not_local(spec) if spec.is_local else None
-    if unfit is None and (spec.sync.stretch != 1 or spec.sync.rate_power):
-        unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
+    if unfit is None and spec.sync.stretch != 1:
+        unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch."
     if unfit is not None:
         raise BadInput(unfit, hint="leave out sync, or the other")
 

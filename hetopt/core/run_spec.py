@@ -343,9 +343,6 @@ BatchPolicy: TypeAlias = str
 """One of `BATCH_POLICIES`; one that a task or a script registers is known where that is imported."""
 """How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.policies`."""
 
-LearningRateRule = Literal["fixed", "adascale"]
-"""``fixed``: the plan's scale, whichever rule it came from. ``adascale``: follows the measured gradient noise."""
-
 RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
 """Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.steps.adaptive_controller`."""
 
@@ -454,7 +451,6 @@ class RunSpec(RecordLeavingOut):
         default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
     )
     learning_rate_scale: PositiveFloat = 1.0
-    learning_rate_rule: LearningRateRule = "fixed"
     precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
     prefetch: Prefetch = "auto"
     stop: StopRule
@@ -498,8 +494,6 @@ class RunSpec(RecordLeavingOut):
                 f"the patience with streams, {stream.patience_s:g} s, must be shorter than the exchange timeout, "
                 f"{self.exchange_timeout_s:g} s, or other workers give up first"
             )
-        if self.learning_rate_rule == "adascale":
-            raise ValueError("on a stream the learning rate follows the batch, not the noise: use the rule 'fixed'")
         return self
 
     @property

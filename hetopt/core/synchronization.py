@@ -1,7 +1,7 @@
 """When workers put together what they have learned, which samples each of them sees, and which they hand on: the
 records, and how a person writes them.
 
-selsync(0.3)               local-sgd(8, momentum=average)    labels(1)
+selsync(0.3)               local-sgd(8, outer_rate=0.7)       labels(1)
 selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)
 diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in a word
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from hetopt.core.artifact import Record, RecordLeavingOut
@@ -56,10 +55,6 @@ class Synchronization(_Named):
     Attributes:
         name: of the policy.
         every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
-        rate_power: ``local-sgd``: H grows as the learning rate falls, by the largest rate so far over the present one
-            to this power, and to eight times H at most; 0: it stays.
-        fragments: ``local-sgd``: the model is averaged in so many parts, one after the other, each under the step that
-            follows; 1: all of it at once, and every worker waits for that.
         participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
         every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
         delta: ``selsync``: relative change of a worker's gradient norm from which it votes to synchronise; ``auto``:
@@ -73,10 +68,8 @@ class Synchronization(_Named):
         smoothing: ``selsync``: weight of the newest squared norm in that moving mean.
         vote_lag: steps between a vote and the synchronisation that it asks for. 1: votes travel while the next step is
             computed; 0: every step waits for them, as published.
-        momentum: what becomes of each worker's momentum at a synchronisation.
         outer_rate: what part of the way to the average is gone at a synchronisation (r); 1: all of it.
         outer_momentum: Nesterov's, of those steps (m): DiLoCo has 0.7 and 0.9.
-        buffers: whether running statistics (of BatchNorm) are averaged with the parameters.
         stretch: epochs that the task's schedule of the learning rate takes for one of its own. Workers that average now
             and then need more steps than those that sum every gradient, and a rate that falls as early ends training
             before they were taken.
@@ -84,8 +77,6 @@ class Synchronization(_Named):
 
     name: SyncName = "bsp"
     every_steps: PositiveInt = 8
-    rate_power: NonNegativeFloat = 0.0
-    fragments: PositiveInt = 1
     participants: float = Field(default=1.0, gt=0, le=1)
     every_epochs: PositiveFloat = 0.25
     delta: NonNegativeFloat | Literal["auto", "never"] = 0.3
@@ -96,20 +87,9 @@ class Synchronization(_Named):
     window: PositiveInt = 25
     smoothing: float = Field(default=0.16, gt=0, le=1)
     vote_lag: int = Field(default=1, ge=0, le=1)
-    momentum: Literal["keep", "average", "reset"] = "keep"
     outer_rate: PositiveFloat = 1.0
     outer_momentum: float = Field(default=0.0, ge=0, lt=1)
-    buffers: Literal["average", "keep"] = "average"
     stretch: PositiveFloat = 1.0
-
-    @model_validator(mode="after")
-    def _fragments_leave_in_turn(self) -> Self:
-        if self.every_steps % self.fragments:
-            raise ValueError(
-                f"{self.fragments} fragments cannot leave one after the other in {self.every_steps} steps, which have "
-                "to be a multiple of them"
-            )
-        return self
 
     @property
     def is_local(self) -> bool:
@@ -156,9 +136,9 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
 }
 """What may be said without its key."""
 
-_AVERAGED = ("momentum", "outer_rate", "outer_momentum", "buffers", "stretch")
+_AVERAGED = ("outer_rate", "outer_momentum", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "local-sgd": ("every", "rate_power", "fragments", *_AVERAGED),
+    "local-sgd": ("every", *_AVERAGED),
     "fedavg": ("participants", "epochs", *_AVERAGED),
     "selsync": ("delta", "share", "votes", "quorum", "max_local", "window", "smoothing", "vote_lag", *_AVERAGED),
     "labels": ("labels",),

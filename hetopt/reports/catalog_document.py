@@ -173,17 +173,6 @@ def _regions(everywhere: Mapping[str, Listing]) -> Iterator[Block]:
         ],
     )
     yield from (Line(note, "soft") for note in _band_notes(list(everywhere.values())))
-    priced = [region for region, listing in everywhere.items() if _lowest(listing)]
-    cheapest = _cheapest(everywhere)
-    if cheapest is not None and len(priced) > 1:
-        price = f"{_usd(cheapest)} {cheapest.market}"
-        yield Line(f"Cheapest of the {len(priced)} regions with prices: {cheapest.region}, {price}.")
-    elif len(everywhere) > 1:
-        where = f"only in {priced[0]}" if priced else "in none of them"
-        yield Line(
-            f"Which region is cheapest cannot be said: prices are known {where}, and a saving is a share of its own "
-            "region's on-demand price."
-        )
 
 
 def _facts(catalog: Catalog, listing: Listing) -> dict[str, str]:

@@ -6,7 +6,7 @@ the record that a document is made of, as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -167,10 +167,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture: its markup on a page, and the lines of so many columns that a terminal shows; either may be empty."""
+    """A picture of a page, as markup; a terminal has the figures beside it."""
 
-    markup: str = ""
-    lines: Callable[[int], Sequence[str]] = lambda _: ()
+    markup: str
 
 
 Block: TypeAlias = Heading | Line | Remarks | Facts | Tiles | Table | Drawing

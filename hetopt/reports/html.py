@@ -86,9 +86,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { whi
 .way.own { border: 2px solid var(--accent); } .way h3 { font-size: .95rem; margin: 0 0 .3rem; color: var(--soft); }
 .way.own h3 { color: var(--accent); } .way p { margin: .15rem 0; } .way b { font-size: 1.15rem; }
 .way p > .soft { white-space: nowrap; display: inline-block; }
-.way .soft { font-size: .85rem; } .runs { display: block; width: 100%; height: auto; margin: .3rem 0 0; }
-.runs .kept { fill: var(--accent); } .runs .broken { fill: none; stroke: var(--warn); stroke-width: 1.4; }
-.runs .limit { stroke: var(--ink); stroke-width: 1.4; } .runs .ground { stroke: var(--line); }
+.way .soft { font-size: .85rem; }
 pre { background: var(--card); border-radius: .4rem; padding: .6rem .9rem; overflow-x: auto; white-space: pre-wrap; }
 
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
@@ -120,10 +118,10 @@ output { font-variant-numeric: tabular-nums; font-weight: 600; }
 
 @media (max-width: 40rem) { body { padding: 1rem .9rem 2rem; } h1 { font-size: 1.4rem; }
   .tiles { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; }
-  .tile .big { font-size: 1.25rem; } .ways { grid-template-columns: 1fr; } .runs { max-width: 13rem; }
+  .tile .big { font-size: 1.25rem; } .ways { grid-template-columns: 1fr; }
   figure, .worker { grid-template-columns: minmax(0, 1fr); } .ticks { margin-left: 0; }
   #now input { width: 100%; margin-left: 0; }
-  .front text { font-size: 22px; } .front .second { display: none; }
+  .front text { font-size: 22px; }
   thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   table, tbody, tr, td, tbody th { display: block; } tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
   tbody th { border: 0; padding: 0; font-weight: 600; }

@@ -83,16 +83,8 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     if samples:
         cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
         news.append(f"{formatting.counted(len(samples), 'step time')} of {cluster}")
-    for launched in launches:
-        news.append(f"provisioning of {formatting.duration(launched.took_s)} on {' and '.join(launched.types)}")
-    for one in pilots:
-        reached = one.steps_to_target
-        told = (
-            f"the target after {formatting.counted(reached, 'step')}"
-            if reached is not None
-            else "the target not reached"
-        )
-        news.append(f"{told} of {formatting.counted(one.global_batch_size, 'sample')}")
+    news += [f"provisioning of {formatting.duration(launched.took_s)}" for launched in launches]
+    news += [f"a run of {formatting.counted(one.global_batch_size, 'sample')} a step" for one in pilots]
     changed = profile.model_copy(
         update={
             "samples": (*profile.samples, *samples),
@@ -181,7 +173,7 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     averages = sum(told.synchronised for told in synced)
     if spec.is_local and (not averages or spec.partition.name != "global"):
         return None
-    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1 or spec.learning_rate_rule != "fixed":
+    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1:
         return None
     name, ratio = next(iter(ways), (IDENTITY, 1.0))
     gain = float(np.mean([exchange.gain for exchange in exchanges])) if exchanges else 1.0

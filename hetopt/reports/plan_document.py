@@ -10,7 +10,6 @@ from hetopt.core.plain_text import converted_script, typed
 from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
-from hetopt.reports.chart import Scale
 from hetopt.reports.document import (
     Block,
     Cell,
@@ -29,7 +28,7 @@ from hetopt.reports.document import (
     columns,
 )
 from hetopt.reports.html import cell, parts_bar
-from hetopt.reports.plan_plots import dot_plot, front_svg, log_scale
+from hetopt.reports.plan_plots import front_svg
 
 MOST_SENTENCES = 3
 """Of the answer, beside what has to be asked for first."""
@@ -191,10 +190,9 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
 
 
 def choices(plan: Plan) -> Iterator[Block]:
-    """Yield the ways to go: figures in columns, below them the machines, and on a page their runs as dots."""
+    """Yield the ways to go: figures in columns, and below them the machines."""
     if not plan.choices:
         return
-    axes = list(_axes(plan))
     rented = [way.candidate for way in plan.choices if way.candidate is not None]
     # Where none of them was measured, or all were counted, a sentence says so once.
     unlike = {group.evidence for one in rented for group in one.groups} not in ({"extrapolated"}, {"counted"})
@@ -208,7 +206,6 @@ def choices(plan: Plan) -> Iterator[Block]:
             Column("cost (90 %)", "word"),
             Column("per hour", "word", may_go=0),
             Column("chance", "word"),
-            *(Column(name) for name, *_ in axes),
         ],
         rows=[
             [
@@ -219,7 +216,6 @@ def choices(plan: Plan) -> Iterator[Block]:
                 else Figure(0.0, "USD", "way_cost_usd"),
                 formatting.usd(way.usd_per_hour),
                 "" if way.chance is None else formatting.chance(way.chance),
-                *(_dots(way, *axis) for axis in axes),
             ]
             for way in plan.choices
         ],
@@ -227,8 +223,6 @@ def choices(plan: Plan) -> Iterator[Block]:
         chosen=None if own is None or plan.advice is not None else plan.choices.index(own),
         are_cards=True,
     )
-    if axes:
-        yield Drawing('<p class="of">Each dot is one of twenty equally likely runs; the line is the limit.</p>')
 
 
 def _name(way: Choice, sure: float) -> str:
@@ -237,21 +231,6 @@ def _name(way: Choice, sure: float) -> str:
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
     names = [safest if name == "safest" else name for name in way.names]
     return "best" if {"cheapest", "balanced", "fastest"} <= set(names) else "/".join(names)
-
-
-def _axes(plan: Plan) -> Iterator[tuple[str, str, float, Scale]]:
-    """Yield what all ways are compared by: quantity, name of its limit, the limit, and the axis."""
-    for what, name, limit, runs in (
-        ("time", "deadline", plan.goal.deadline_s, [value for way in plan.choices for value in way.times_s]),
-        ("cost", "budget", plan.goal.budget_usd, [value for way in plan.choices for value in way.costs_usd]),
-    ):
-        if limit is not None and runs:
-            yield what, name, limit, log_scale([*runs, limit])
-
-
-def _dots(way: Choice, what: str, name: str, limit: float, axis: Scale) -> Html:
-    runs, say = (way.times_s, formatting.duration) if what == "time" else (way.costs_usd, formatting.usd)
-    return Html(dot_plot(runs, limit, axis, what=what, limit_name=name, say=say))
 
 
 def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:

@@ -1,8 +1,7 @@
-"""A plan drawn on logarithmic axes: its Pareto front, and its equally likely runs."""
+"""A plan's Pareto front, drawn on logarithmic axes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
@@ -12,15 +11,6 @@ from hetopt.reports.chart import Scale
 
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 26, 50
-
-DOTS_WIDTH, RADIUS = 200, 4.2
-
-DURATIONS_S = (
-    *(1, 2, 5, 10, 20, 30),
-    *(60 * minutes for minutes in (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 45)),
-    *(3600 * hours for hours in (1, 1.5, 2, 3, 4, 6, 8, 12, 24, 48, 96, 168, 336, 720)),
-)
-"""Times that a person takes for round."""
 
 Place = tuple[float, float]
 
@@ -44,17 +34,12 @@ def front_svg(plan: Plan) -> str:
         f"{formatting.usd(own[1])}. The table below has the figures."
     )
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">']
-    for number, value in enumerate(ticks(times, DURATIONS_S)):
-        x, _ = at((value, costs.low))
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--line)"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle"{" class=second" if number % 2 else ""}>'
-            f"{formatting.duration(value)}</text>"
-        )
-    for value in ticks(costs):
-        _, y = at((times.low, value))
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(value)}</text>')
+    parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="var(--line)"/>')
+    for time_s, cost_usd, anchor in ((times.low, costs.low, "start"), (times.high, costs.high, "end")):
+        x, y = at((time_s, cost_usd))
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="{anchor}">')
+        parts.append(f"{formatting.duration(time_s)}</text>")
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(cost_usd)}</text>')
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, _places(plan.pareto)))
     parts.append(f'<polyline points="{path}" fill="none" stroke="var(--c)" stroke-dasharray="3 3"/>')
     for candidate, place in zip(plan.plans, points, strict=True):
@@ -87,39 +72,18 @@ def log_scale(values: Sequence[float]) -> Scale:
     return Scale(low=min(known) / 1.15, high=max(known) * 1.15, logarithmic=True)
 
 
-def ticks(scale: Scale, round_values: Sequence[float] | None = None, count: int = 5) -> list[float]:
-    """Return round figures at about even distances.
-
-    Args:
-        scale: of the axis.
-        round_values: what is round; absent: figures of one digit.
-        count: how many at most.
-    """
-    wanted = [scale.low * (scale.high / scale.low) ** ((k + 0.5) / count) for k in range(count)]
-    if round_values is None:
-        rounded = {float(f"{value:.1g}") for value in wanted}
-    else:
-        rounded = {min(round_values, key=lambda near: abs(math.log(near / value))) for value in wanted}
-    return sorted(value for value in rounded if scale.low <= value <= scale.high)
-
-
 def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list[str]:
     """Return a dashed line where a limit lies inside the picture."""
     if limit is None or not axis.low < limit < axis.high:
         return []
-    share = axis.share(limit)
-    if across:
-        y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
-        ends, text = (
-            f'x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"',
-            f'x="{WIDTH - RIGHT}" y="{y - 4:.1f}"',
-        )
-    else:
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        ends, text = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"', f'x="{x - 4:.1f}" y="{TOP + 10}"'
+    x = LEFT + axis.share(limit) * (WIDTH - LEFT - RIGHT)
+    y = HEIGHT - BOTTOM - axis.share(limit) * (HEIGHT - TOP - BOTTOM)
+    line, at = (f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", (float(WIDTH - RIGHT), y - 4))
+    if not across:
+        line, at = f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", (x - 4, float(TOP + 10))
     return [
-        f'<line {ends} stroke="var(--warn)" stroke-dasharray="6 4"/>',
-        f'<text {text} text-anchor="end">{name}</text>',
+        f'<path d="{line}" fill="none" stroke="var(--warn)" stroke-dasharray="6 4"/>',
+        f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="end">{name}</text>',
     ]
 
 
@@ -127,52 +91,3 @@ def _name(candidate: Candidate) -> str:
     told = candidate.prediction
     cluster = formatting.cluster((group.machines, group.instance_type) for group in candidate.groups)
     return escape(f"{cluster}: {formatting.duration(told.total_s.value)}, {formatting.usd(told.cost_usd.value)}")
-
-
-def dot_plot(
-    values: Sequence[float], limit: float, axis: Scale, *, what: str, limit_name: str, say: formatting.Say
-) -> str:
-    """Equally likely runs as dots over a logarithmic axis, beside a limit: what keeps it can be counted.
-
-    Kay et al. (CHI 2016) found that people decide better by such quantile dot plots than by an interval or a
-    probability. An SVG element; empty where there is no run.
-
-    Args:
-        values: of equally likely runs, ascending.
-        limit: that they should keep.
-        axis: shared by the plots that are compared.
-        what: the values are.
-        limit_name: as people call it.
-        say: how values are told.
-    """
-    if not values:
-        return ""
-    columns = int(DOTS_WIDTH / (2 * RADIUS))
-    kept = sum(value <= limit for value in values)
-    # The line lies between two columns, so that no dot lies on it or beyond it.
-    edge = min(max(round(axis.share(limit) * columns), int(kept > 0)), columns - int(kept < len(values)))
-    height = [0] * columns
-    places = []
-    for value in values:
-        is_kept = value <= limit
-        column = min(columns - 1, int(axis.share(value) * columns))
-        column = min(column, edge - 1) if is_kept else max(column, edge)
-        height[column] += 1
-        places.append((column, height[column], is_kept))
-    tall = 2 * RADIUS * max(height) + 4
-    dots = "".join(
-        f'<circle class="{"kept" if is_kept else "broken"}" cx="{(2 * column + 1) * RADIUS:.1f}" '
-        f'cy="{tall - 2 - (2 * level - 1) * RADIUS:.1f}" r="{RADIUS - 0.7:.1f}"/>'
-        for column, level, is_kept in places
-    )
-    said = (
-        f"{what}: of {len(values)} equally likely runs, from {say(values[0])} to {say(values[-1])}, {kept} keep "
-        f"the {limit_name} of {say(limit)}"
-    )
-    return (
-        f'<svg class="runs" viewBox="0 0 {DOTS_WIDTH} {tall:.1f}" role="img" aria-label="{escape(said)}">'
-        f"<title>{escape(said)}</title>"
-        f'<path class="ground" d="M0 {tall - 1:.1f}H{DOTS_WIDTH}"/>{dots}'
-        f'<path class="limit" d="M{2 * edge * RADIUS:.1f} 0V{tall:.1f}"/></svg>'
-        f'<p class="of">{escape(what)}: {kept} of {len(values)} runs within {escape(say(limit))}</p>'
-    )

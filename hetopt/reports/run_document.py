@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.optimizer.launch_record import Launch
-from hetopt.reports import bars
 from hetopt.reports.chart import charts
 from hetopt.reports.cursor import SCRIPT
 from hetopt.reports.document import (
@@ -186,7 +185,7 @@ def _over_time(report: Report) -> Iterator[Block]:
             '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden></div>'
         )
         markup = "".join([slider, *charts(told, [happened.time_s for happened in news], predicted_s)])
-        yield Drawing(markup, lambda width: bars.draw(told, width))
+        yield Drawing(markup)
     sentences = [_sentence(happened) for happened in news[:MOST_HAPPENINGS]]
     if len(news) > MOST_HAPPENINGS:
         sentences.append(f"and {len(news) - MOST_HAPPENINGS} more, in the report's JSON")

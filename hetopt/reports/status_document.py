@@ -7,12 +7,11 @@ from typing import Any
 
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.reports.document import Block, Drawing, Line, Remarks, Table, columns
-from hetopt.reports.live_run import UNREADABLE, LiveRun
+from hetopt.reports.document import Block, Line, Remarks, Table, columns
+from hetopt.reports.live_run import UNREADABLE
 from hetopt.reports.report import WorkerReport
 from hetopt.reports.run_document import worker_table
-from hetopt.reports.text import BAR, bar, phrases
-from hetopt.reports.timeline import figures, step_of
+from hetopt.reports.timeline import step_of
 
 UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
 
@@ -59,8 +58,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
     if fact["workers"]:
         yield Line("")
         yield worker_table([WorkerReport(**worker) for worker in fact["workers"]])
-    if fact["conditions"]:
-        yield Remarks(list(_conditions(fact)))
+    yield Remarks([*(_conditions(fact) if fact["conditions"] else ()), *_happened(fact)])
 
 
 def notes(fact: Mapping[str, Any]) -> Iterator[str]:
@@ -117,7 +115,6 @@ def _conditions(fact: Mapping[str, Any]) -> Iterator[str]:
     for host, factor in sorted(fact["conditions"]["speed_factors"].items()):
         if factor != 1:
             yield f"{host} computes at {factor:g} of the speed that it was launched with"
-    yield from _happened(fact)
 
 
 def _happened(fact: Mapping[str, Any]) -> Iterator[str]:
@@ -164,25 +161,3 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
             ]
         )
     return Table(name="rented machines", columns=columns("!machine, host, state, #up, #cost, #last word"), rows=rows)
-
-
-def going(watched: LiveRun, fact: Mapping[str, Any], *, now_s: float) -> Iterator[Block]:
-    """Yield how a run is now: a bar, the figures that change, and its status.
-
-    Args:
-        watched: what was read.
-        fact: its status.
-        now_s: seconds since the epoch.
-    """
-    expected = fact["predicted_steps"]
-    _, *others = figures(
-        watched.progress, watched.launch, step_time_s=watched.recent.step_time_s, now_s=now_s, money=False
-    )
-    done = min(1.0, watched.progress.step / expected) if expected else None
-    filled = [] if done is None else [f"{bar(done, BAR)} {formatting.share(done)}"]
-    above, *below = status(fact)
-    yield above
-    yield Drawing(lines=lambda width: phrases([*filled, *others], columns=width))
-    yield from below
-    if not fact["conditions"]:
-        yield Remarks(list(_happened(fact)))

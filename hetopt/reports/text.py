@@ -7,14 +7,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
-from hetopt.core.interruption import PIECES
 from hetopt.core.plain_text import escaped, without_colours
 from hetopt.reports.document import (
     Block,
     Cell,
     Column,
     Document,
-    Drawing,
     Facts,
     Figure,
     Heading,
@@ -91,8 +89,6 @@ def _lines(block: Block, width: int, spell: Spell) -> Iterator[Styled]:
                 yield from ((line, "") for line in hung(f"{name:<{widest}} ", _cell(value, spell), width))
         case Table():
             yield from _table(block, width, spell)
-        case Drawing():
-            yield from ((spell(line), "") for line in block.lines(width))
 
 
 def wrapped(text: str, width: int, *, hang: int = 0) -> list[str]:
@@ -201,17 +197,6 @@ def _row(
             for part, (place, width) in zip(parts, widths.items(), strict=True)
         )
         yield (gap * " ").join(line).rstrip()
-
-
-def phrases(pieces: Sequence[str], *, columns: int) -> list[str]:
-    """Return phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
-    lines: list[str] = []
-    for piece in pieces:
-        if lines and len(lines[-1]) + len(PIECES) + len(piece) <= columns:
-            lines[-1] += PIECES + piece
-        else:
-            lines += textwrap.wrap(piece, columns, initial_indent="  ", subsequent_indent="    ")
-    return lines
 
 
 def bar(done: float | None, width: int) -> str:

@@ -212,6 +212,22 @@ class Catalog:
         """The same catalogue in another region (see `load_catalog` for errors)."""
         return replace(self, region=region, listings=_read_region(self, region))
 
+    def priced(self, usd_per_hour: Mapping[str, float], *, today: datetime.date) -> Catalog:
+        """Return the catalogue with prices of one's own on demand.
+
+        Args:
+            usd_per_hour: of one machine, by instance type.
+            today: the date of those prices.
+
+        Raises:
+            BadInput: there is no such type.
+        """
+        listings = dict(self.listings)
+        for name, usd in usd_per_hour.items():
+            price = Price(usd_per_hour=usd, market="on-demand", region=self.region, date=today, source="your own")
+            listings[name] = replace(self.listing(name), on_demand=price)
+        return replace(self, listings=listings)
+
     def caveats(self, name: str) -> tuple[Caveat, ...]:
         """What to know before relying on the figures of the type (see `instance_type` for errors)."""
         source = self.sources.by_name[self.instance_type(name).source]

@@ -20,7 +20,7 @@ from hetopt.core.step_samples import Configuration, Node
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog, Offer, Price
-from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
+from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, given_table
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_of
 from hetopt.optimizer.search.forecast import ClusterTable, StepColumns, steps_of
@@ -29,9 +29,8 @@ from hetopt.optimizer.search.search_space import (
     SearchSpace,
     machine_options,
 )
-from hetopt.optimizer.step_time.links import not_measured
-from hetopt.optimizer.step_time.model import TIERS, Explanation, StepTime, largest_shares
-from hetopt.optimizer.step_time.priors import PRIORS
+from hetopt.optimizer.step_time.links import Network, network_of
+from hetopt.optimizer.step_time.model import TIERS, StepTime
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
@@ -99,37 +98,10 @@ class AskedSteps:
         options, _, found = self._found_steps(asked)
         return _told(options, found)
 
-    def explain(self, asked: Configuration, measured_up_to: tuple[int, int]) -> Explanation:
-        """The same with its terms, their variances and what they are based on.
-
-        Args:
-            asked: one configuration.
-            measured_up_to: most workers and most nodes that were measured.
-
-        Raises:
-            BadInput: as for `step`.
-        """
-        options, table, found = self._found_steps(asked)
-        compute_s, compress_s = float(found.compute_s[0]), float(table.compress_s[0])
-        guesses = {one.name: EVIDENCE_IN_WORDS[one.worker.evidence] for one in options if _is_guessed(one)}
-        about = {"compute": "machine types that were not measured" if guesses else "computing as measured"}
-        variances = {
-            about[name] if name in about else PRIORS[name].about: float(log_sd[0]) ** 2
-            for name, log_sd in found.log_sds.items()
-        }
-        unmeasured = [one.name for one in options if one.network.source == "catalogue" and len(asked.nodes) > 1]
-        return Explanation(
-            predicted=_told(options, found),
-            compute_s=compute_s,
-            exchange_s=float(found.exchange_s[0]),
-            exposed_s=max(0.0, float(found.time_s[0]) - compute_s - compress_s),
-            compress_s=compress_s,
-            variances=largest_shares(variances),
-            priors=(*self.shape.believed, *([not_measured(unmeasured)] if unmeasured else ())),
-            relatives=guesses,
-            most_workers=measured_up_to[0],
-            most_nodes=measured_up_to[1],
-        )
+    def network(self, name: str) -> Network:
+        """What is known of the links between machines of a type of the catalogue."""
+        seen = None if self.sampled is None else self.sampled.machine(name)
+        return network_of(self.model, self.catalog.instance_types[name], self.shape, seen)
 
     def _found_steps(self, asked: Configuration) -> tuple[list[MachineOption], ClusterTable, StepColumns]:
         """The machines, the row of a search that the configuration would be, and its steps."""
@@ -187,7 +159,3 @@ def _told(options: Sequence[MachineOption], found: StepColumns) -> StepTime:
     step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
     worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
     return StepTime(step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst)
-
-
-def _is_guessed(option: MachineOption) -> bool:
-    return option.worker.evidence != "measured"

@@ -6,7 +6,6 @@ epochs, so that its share depends on the batch: it is planned as if every step s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -99,8 +98,7 @@ def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
         if sync.name == "local-sgd":
             if times == 1 or sync.every_steps // times >= 1 / MOST_SHARE:
                 every_steps = sync.every_steps // times
-                fragments = math.gcd(every_steps, sync.fragments)
-                yield sync.model_copy(update={"every_steps": every_steps, "fragments": fragments})
+                yield sync.model_copy(update={"every_steps": every_steps})
         elif sync.name == "selsync" and sync.delta == "auto":
             if times == 1 or sync.synchronised_share * times <= MOST_SHARE:
                 yield sync.model_copy(update={"synchronised_share": sync.synchronised_share * times})

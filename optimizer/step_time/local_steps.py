@@ -1,8 +1,7 @@
 """What workers that train for themselves spend on being brought together: which part of their steps communicate.
 
-Averages are made after the step, so nothing hides them, but for those in fragments, which travel under the step that
-follows; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync with ``auto``), measured by an
-earlier run, or assumed from what was published.
+Averages are made after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg),
+steered (SelSync with ``auto``), measured by an earlier run, or assumed from what was published.
 """
 
 from __future__ import annotations
@@ -69,26 +68,7 @@ def communication(
     least = 1 / (sync.max_local_steps + 1) if sync.name == "selsync" and sync.max_local_steps else 0.0
     share = max(share, least)
     note = f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name})."
-    if sync.fragments > 1:
-        note = (
-            f"Parameters are averaged every {sync.every_steps} steps, in {sync.fragments} fragments one after the "
-            f"other, each of which travels under the step that follows ({sync.name})."
-        )
     return Communication(share=share, log_sd=log_sd, note=note)
-
-
-def exposed_s(sync: Synchronization, told: Communication, *, exchange_s: float, compute_s: float) -> float:
-    """Seconds that a step waits for others, in the mean.
-
-    Args:
-        sync: the policy.
-        told: how often.
-        exchange_s: of the whole model.
-        compute_s: of the slowest worker in a step.
-    """
-    if sync.fragments > 1:  # of which there are so many in the time of an average, each under a step's computation
-        return told.share * max(0.0, exchange_s - sync.fragments * compute_s)
-    return told.share * exchange_s
 
 
 def spread(told: Communication, exchange_log_sd: float) -> float:

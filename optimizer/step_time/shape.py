@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from hetopt.core.comm.cost import UNDER_BACKWARD, last_bucket_share
 from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED
-from hetopt.optimizer.step_time.posterior import LEARNED, Posterior
-from hetopt.optimizer.step_time.priors import PRIORS
+from hetopt.optimizer.step_time.posterior import Posterior
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap
 
 
@@ -80,21 +79,6 @@ class Shape:
                 sd=math.hypot(sd("rest"), ratio * sd("relief")),
             ),
             gradient_bytes=gradient_bytes,
-        )
-
-    @property
-    def believed(self) -> tuple[str, ...]:
-        """What of it nothing that was measured tells, in words: as wide as the prior."""
-        known = {
-            "contention": self.contention,
-            "straggling": self.straggling,
-            "forward": self.forward,
-            "overlap": self.power,
-            "host_sharing": self.host_sharing,
-            "network_growth": self.network_growth,
-        }
-        return tuple(
-            PRIORS[name].about for name, one in known.items() if one.sd**2 > (1 - LEARNED) * PRIORS[name].sd ** 2
         )
 
     def crowded(self, workers: int) -> float:

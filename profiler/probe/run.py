@@ -10,13 +10,13 @@ from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
 from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
-from hetopt.profiler.probe.exchange_trials import ExchangeTrials
+from hetopt.profiler.probe.exchange_costs import time_collectives
 from hetopt.profiler.probe.facts import host_facts, job_facts
-from hetopt.profiler.probe.network import time_collectives
+from hetopt.profiler.probe.gradient import ExchangeTrials
 from hetopt.profiler.probe.pilot import PilotGround, PilotRun
 from hetopt.profiler.probe.replica import Replica
+from hetopt.profiler.probe.step_memory import count_on
 from hetopt.profiler.probe.sweep import come_back, run_sweep, threads
-from hetopt.profiler.probe.tensor_bytes import count_on
 from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost, PrecisionRefused
 from hetopt.profiler.schedule import LATER_PASS_SHARE, NETWORK_SHARE
 from hetopt.trainer.context import WorkerContext
@@ -218,17 +218,15 @@ def _evaluation_cost(
                 )
                 return context.clock() - begun
 
-            first_s = evaluate(0)
-            if first_s <= time_limit_s:
-                tensors = count_on(context.device)
-                tensors.begin_phase()
-                before = tensors.live_bytes
-                with tensors:
-                    evaluate(0)
-                peak_bytes = tensors.peak_bytes - before
-            done, spent_s = 0, 0.0
-            if first_s > time_limit_s:
-                done, spent_s = min(size, count), first_s
+            tensors = count_on(context.device)
+            tensors.begin_phase()
+            before = tensors.live_bytes
+            with tensors:
+                spent_s = evaluate(0)  # also sets up what evaluating needs
+            peak_bytes = tensors.peak_bytes - before
+            done = min(size, count)
+            if spent_s <= time_limit_s:
+                done, spent_s = 0, 0.0
             while done < count and spent_s <= time_limit_s:
                 spent_s += evaluate(done)
                 done = min(done + size, count)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +20,18 @@ import torch
 from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.memory import TrainingMemory, fit_memory, memory_limit_bytes
 from hetopt.core.run_spec import CompressorProbe, Sweep
-from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
+from hetopt.profiler.probe.exchange_costs import time_compressors
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
-from hetopt.profiler.probe.timed_step import TimedStep, timed_step
 from hetopt.profiler.records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices, MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import matrices_in
-from hetopt.trainer.steps.stopwatch import Stopwatch, make_stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 
 FEWEST_TIMED = 3
 FEWEST_SIZES = 2
@@ -354,3 +353,60 @@ def _median_s(work: Callable[[], object], device: torch.device) -> float:
         work()
         times_s.append(stopwatch.processor_s(begun, stopwatch.mark()))
     return statistics.median(times_s[1:])
+
+
+Span = tuple[Mark, Mark]
+
+
+class TimedStep(NamedTuple):
+    """One training step on two clocks, in seconds.
+
+    Attributes:
+        wall_s: as it passed.
+        alone_s: without contention.
+        phases_s: of that, loading, forward, backward and update.
+        contention: wall over processor time of computing, at least 1.
+    """
+
+    wall_s: float
+    alone_s: float
+    phases_s: tuple[float, ...]
+    contention: float
+
+
+def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *computing: Sequence[Span]) -> TimedStep:
+    """Return the time of one step, which may compute in several spans, without contention.
+
+        contention c = wall / processor time      of forward, backward and update, which only compute
+        alone        = processor time             of these
+                     = wall - (c - 1) processor   of all else, which also waits for disks and loaders
+
+    Where others share the processors, wall time says how busy they are, and processor time how fast the machine is.
+
+    Args:
+        stopwatch: that set the marks.
+        whole: the step from its beginning to its end.
+        loading: spans that waited for samples.
+        computing: spans of forward, of backward and of the update.
+    """
+    wall_s, processor_s = _spent(stopwatch, [whole])
+    phases = [_spent(stopwatch, spans) for spans in computing]
+    computed_wall_s, computed_s = (math.fsum(column) for column in zip(*phases, strict=True))
+    contention = max(1.0, computed_wall_s / computed_s) if computed_s > 0 else 1.0
+
+    def alone_s(wall_s: float, processor_s: float) -> float:
+        return max(processor_s, wall_s - (contention - 1) * processor_s)
+
+    return TimedStep(
+        wall_s=wall_s,
+        alone_s=computed_s + alone_s(wall_s - computed_wall_s, processor_s - computed_s),
+        phases_s=(alone_s(*_spent(stopwatch, loading)), *(phase_s for _, phase_s in phases)),
+        contention=contention,
+    )
+
+
+def _spent(stopwatch: Stopwatch, spans: Sequence[Span]) -> tuple[float, float]:
+    return (
+        math.fsum(stopwatch.seconds(*span) for span in spans),
+        math.fsum(stopwatch.processor_s(*span) for span in spans),
+    )

@@ -28,15 +28,22 @@ from hetopt.core.paths import inside
 from hetopt.core.profile import Job
 from hetopt.core.run_spec import RunSpec, StopRule, Sweep, WorkerSpec
 from hetopt.core.search_path import run_script
-from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
+from hetopt.profiler.probe.exchange_costs import time_collectives, time_compressors
 from hetopt.profiler.probe.facts import host_facts, model_kind
-from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import FEWEST_TIMED, Taken, point_of, record_facts, yardstick_s
 from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
-from hetopt.profiler.script.hooks import be_alone, listen
-from hetopt.profiler.script.observer import Course, Finished, Observer, StepClock, Training, normalises
+from hetopt.profiler.script.observer import (
+    Course,
+    Finished,
+    Observer,
+    StepClock,
+    Training,
+    be_alone,
+    listen,
+    normalises,
+)
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import Lines, is_out_of_memory, reason_of

@@ -32,8 +32,7 @@ from hetopt.core.paths import inside
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
-from hetopt.profiler.script.hooks import be_alone
-from hetopt.profiler.script.observer import normalises
+from hetopt.profiler.script.observer import alive, be_alone, normalises
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
@@ -48,8 +47,6 @@ LATER = (10, 1000)
 
 FILE = "{name}-{rank}.pt"
 TOLD_FILE = "{name}-{rank}.json"
-NORMALISES_FILE = "{name}-normalises"
-"""Is there if the model normalises by the samples of its batch."""
 
 _PATIENCE_S = 20.0
 
@@ -60,6 +57,9 @@ TINY = 1e-12
 
 RANKS_VARIABLE = "HETOPT_BATCHES_OF"
 """How many ranks' batches a script that is alone reads as one, as one machine would."""
+
+BATCH_VARIABLE = "HETOPT_BATCH_OF_RANK"
+"""Samples of a rank's batch; a script that divides its batch by its workers reads that of all of them when alone."""
 
 AS_ONE_VARIABLE = "HETOPT_AS_ONE"
 """Is set where the first of several workers computes every batch whole, as one machine would."""
@@ -76,6 +76,10 @@ class Told(Record):
     schedules: tuple[tuple[float, ...], ...] = ()
     """[schedules][of `LATER`] learning rate that a schedule comes to, without training so long."""
     way: Way = ""
+    normalises: bool = False
+    """Whether the model normalises by the samples of its batch."""
+    batch_size: int = 0
+    """Of the first loader that was read, on each worker; 0: not known."""
     keeps_equal: bool = False
     """Whether a DDP script draws its batches itself, so that no loader shares them out."""
 
@@ -92,29 +96,13 @@ class GradientRecorder:
         self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
         self._rates: dict[int, list[float]] = {}
-        self._schedules: list[LRScheduler] = []
         self.ddp_run: Callable[[], DdpRun | None] = lambda: None
+        self.batch_size: int | None = None
 
-    def keep_schedules(self) -> None:
-        """Note every schedule that the script makes."""
-        init = LRScheduler.__init__
-
-        @wraps(init)
-        def made(schedule: LRScheduler, *given: Any, **named: Any) -> None:
-            init(schedule, *given, **named)
-            self._schedules.append(schedule)
-
-        LRScheduler.__init__ = made  # type: ignore[assignment, method-assign]  # as said at the top
-
-    def _later_rates(self, schedule: LRScheduler) -> tuple[float, ...]:
-        """Return the learning rates that a schedule comes to; that of its end where it ends before."""
-        rates = []
-        for step in LATER:
-            with suppress(ValueError):  # OneCycleLR goes no further than it was made for
-                for _ in range(step - schedule.last_epoch):
-                    schedule.step()
-            rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
-        return tuple(rates)
+    def notice(self, loader: DataLoader[Any]) -> None:
+        """Note the first loader that is read."""
+        if self.batch_size is None:
+            self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """One more step."""
@@ -141,9 +129,15 @@ class GradientRecorder:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
             keeps_equal = run is not None and not run.shares_batches
-            schedules = tuple(map(self._later_rates, self._schedules))
             rates = tuple(map(tuple, self._rates.values()))
-            told = Told(rates=rates, schedules=schedules, way=way, keeps_equal=keeps_equal)
+            told = Told(
+                rates=rates,
+                schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
+                way=way,
+                normalises=any(map(normalises, alive(nn.Module))),
+                batch_size=self.batch_size or 0,
+                keeps_equal=keeps_equal,
+            )
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -162,20 +156,13 @@ def main(arguments: list[str]) -> None:
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
-    recorder.keep_schedules()
-
-    def notice(module: nn.Module, inputs: Any) -> None:
-        if normalises(module):
-            inside(Path(folder), NORMALISES_FILE.format(name=name)).touch()
-            hook.remove()
-
-    hook = nn.modules.module.register_module_forward_pre_hook(notice)
     _draw_nothing()
-    _draw_one_number()
+    _draw_one_number(recorder.notice)
     _draw_alike()
     if workers == 1:
         be_alone()
-        _read_as_one(int(os.environ.get(RANKS_VARIABLE, "1")))
+        ranks, each = (int(os.environ.get(name, "1")) for name in (RANKS_VARIABLE, BATCH_VARIABLE))
+        _read_as_one(lambda: 1 if recorder.batch_size == ranks * each > 1 else ranks)
     else:
         keep_modules()
     spec = os.environ.get(SPEC_VARIABLE)
@@ -195,6 +182,17 @@ def main(arguments: list[str]) -> None:
             recorder.end(0)
     except SystemExit as stop:
         recorder.end(0 if stop.code in (None, 0) else 1)
+
+
+def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
+    """Return the learning rates that a schedule comes to; that of its end where it ends before."""
+    rates = []
+    for step in LATER:
+        with suppress(ValueError):  # OneCycleLR goes no further than it was made for
+            for _ in range(step - schedule.last_epoch):
+                schedule.step()
+        rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
+    return tuple(rates)
 
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
@@ -239,16 +237,20 @@ def _draw_nothing() -> None:
     DistributedSampler.__iter__ = _of_rank_in_order  # type: ignore[method-assign]
 
 
-def _draw_one_number() -> None:
+def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     """Noise of samples is the same on whichever worker they are; what was drawn before is weights and data.
 
     Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
+
+    Args:
+        begins: told of each loader that is read.
     """
     iterate, begun = DataLoader.__iter__, False
 
     def begin(loader: DataLoader[Any]) -> Any:
         nonlocal begun
         begun = True
+        begins(loader)
         return iterate(loader)
 
     def of_one_number(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -311,13 +313,13 @@ class _AsOne:
         return -(-len(self._batches) // self._ranks)
 
 
-def _read_as_one(ranks: int) -> None:
-    """Let loaders give what so many ranks would read together."""
+def _read_as_one(ranks: Callable[[], int]) -> None:
+    """Let loaders give what so many ranks would read together, once one is read."""
     of_loader: Any = DataLoader._index_sampler
 
     def index_sampler(loader: DataLoader[Any]) -> Any:
         batches = of_loader.fget(loader)
-        return batches if ranks == 1 or loader.batch_sampler is None else _AsOne(batches, ranks)
+        return batches if ranks() == 1 or loader.batch_sampler is None else _AsOne(batches, ranks())
 
     DataLoader._index_sampler = property(index_sampler)  # type: ignore[assignment]  # as said at the top
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,18 +12,24 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.profile import Reading
 from hetopt.profiler.probe.step_memory import Kept, StepCount
-from hetopt.profiler.probe.sweep import FEWEST_TIMED
-from hetopt.profiler.probe.timed_step import TimedStep, timed_step
+from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
-from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
+from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.shares import rows_of, tensors_in
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
@@ -225,7 +232,7 @@ class StepClock(Training):
 
 
 class Observer(Training):
-    """Listens to a script (see `hetopt.profiler.script.hooks`).
+    """Listens to a script (see `listen`).
 
     Args:
         course: what is to be measured.
@@ -403,3 +410,167 @@ class Observer(Training):
             raise Finished from None
         except HetoptError as error:
             raise Finished(error) from None
+
+
+class Rebatched:
+    """Stands where a loader's batch sampler was: batches of another size, which never run out.
+
+    The dataset, the order of samples, the collate function and the reader processes stay the script's: what changes is
+    how many indices of the sampler's stream go into a batch.
+
+    Args:
+        inner: the batch sampler.
+        factor: on its batches' sizes, asked for at each batch.
+        is_endless: whether to begin anew after the last batch, asked for then.
+
+    Attributes:
+        sizes: samples of each batch that was drawn and not given to the script yet; what a collate function makes of
+            them may have another length.
+    """
+
+    def __init__(self, inner: Any, factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._factor = factor
+        self._is_endless = is_endless
+        self.sizes: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Batches of indices."""
+        self.sizes.clear()
+        for batch in self._resized(self._batches()):
+            self.sizes.append(len(batch))
+            yield batch
+
+    def _resized(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        kept: list[Any] = []
+        for batch in batches:
+            size = max(1, round(len(batch) * self._factor()))
+            kept = [*kept, *batch]
+            while len(kept) >= size:
+                yield kept[:size]
+                kept = kept[size:]
+                size = max(1, round(len(batch) * self._factor()))
+        if kept:
+            yield kept
+
+    def _batches(self) -> Iterator[list[Any]]:
+        while True:
+            count = 0
+            for batch in self._inner:
+                count += 1
+                yield list(batch)
+            if count == 0 or not self._is_endless():
+                return
+
+    def __len__(self) -> int:
+        """As many batches as the script expects."""
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def samples_of(loader: DataLoader[Any]) -> int | None:
+    """Samples of one pass over a loader's data; None: a stream does not say."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]  # torch's gap: not every dataset has a length
+    except TypeError:
+        return None
+
+
+def samples_given(loader: DataLoader[Any], batch: Any) -> int:
+    """Return the samples of the batch that a loader gives: indices where it draws any, else the batch's rows."""
+    drawn = loader.batch_sampler
+    if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
+        return drawn.sizes.popleft()
+    return rows_of(batch) or loader.batch_size or 0
+
+
+def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> bool:
+    """Let a loader's next pass give batches by `Rebatched`; whether it makes batches at all."""
+    if loader.batch_sampler is None:
+        return False
+    if not isinstance(loader.batch_sampler, Rebatched):
+        # A loader guards the attribute; what it iterates over is this entry.
+        loader.__dict__["batch_sampler"] = Rebatched(loader.batch_sampler, factor, is_endless)
+    return True
+
+
+PAST_THE_END = "Tried to step "
+"""How OneCycleLR begins to say that it was given no more steps. Measuring does more of them than the script would have
+done, so its schedule then stays at its end."""
+
+
+def listen(observer: Observer) -> None:
+    """Let an observer hear everything from here on; for the rest of the process.
+
+    Optimizers by torch's own global hooks; loaders and backward passes have none, so the functions that every script
+    goes through are wrapped. Nothing is computed in another way than the script would.
+    """
+    register_optimizer_step_pre_hook(lambda optimizer, *_: observer.begins_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: observer.ended_step(optimizer))
+    observer.hook = nn.modules.module.register_module_forward_pre_hook(lambda module, inputs: observer.calls(inputs))
+    _replace(DataLoader, "__iter__", lambda iterate: lambda loader: _passes(loader, iterate, observer))
+    _replace(torch.autograd, "backward", lambda backward: _backward(backward, observer))
+    _replace(LRScheduler, "step", lambda step: _step_of_schedule(step, observer))
+    be_alone()
+
+
+def be_alone() -> None:
+    """A script that makes a process group, or starts a process for each GPU, is its only worker from here on."""
+    keep_modules()
+    _replace(dist, "init_process_group", _alone)
+    for name in ("spawn", "start_processes"):
+        _replace(torch.multiprocessing, name, lambda start: _here)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], heard: Observer) -> Any:
+    heard.begins_pass(loader)
+    batches = iterate(loader)
+    while True:
+        heard.asks_for_batch()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        heard.got_batch(loader, batch)
+        yield batch
+
+
+def _backward(backward: Callable[..., None], heard: Observer) -> Callable[..., None]:
+    def passed(*arguments: Any, **options: Any) -> None:
+        heard.begins_backward()
+        backward(*arguments, **options)
+        heard.ended_backward()
+
+    return passed
+
+
+def _step_of_schedule(step: Callable[..., None], heard: Observer) -> Callable[..., None]:
+    def stepped(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
+        if not heard.schedules():
+            return
+        try:
+            step(schedule, *arguments, **options)
+        except ValueError as error:
+            if not str(error).startswith(PAST_THE_END):
+                raise
+
+    return stepped
+
+
+def _alone(init: Callable[..., None]) -> Callable[..., None]:
+    def begun(backend: str | None = None, *arguments: Any, **options: Any) -> None:
+        init(backend, store=HashStore(), rank=0, world_size=1)  # and nothing listens
+
+    return begun
+
+
+def _here(fn: Callable[..., None], args: tuple[Any, ...] = (), *_: Any, **__: Any) -> None:
+    fn(0, *args)

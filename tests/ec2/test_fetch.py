@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.objects import S3Objects
+from hetopt.backends.ec2.renter.backend import fetch_model
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.fetching import fetch_model
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.host.uploads import Uploads

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.backend import adopt
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge, read_ledger
-from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
-from hetopt.backends.host.checkpoints import Checkpoints
 from hetopt.backends.host.protocol import Latest, Lease, Placements, is_over, placement_of
+from hetopt.backends.host.uploads import Checkpoints
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
@@ -209,11 +209,7 @@ def test_stopping_waits_for_nothing_that_is_read(
     replace(launcher, inner=edge, tell=told.append).stop(handle)
     assert leftovers(cloud) == []
     assert ClusterState.load(run_dir / SEEN_FILE).cleared
-    ends = (
-        edge.done.index("terminate_instances")
-        if "terminate_instances" in edge.done
-        else edge.done.index("delete_fleets")
-    )
+    ends = edge.done.index("terminate_instances")
     reads = [place for place, name in enumerate(edge.done) if name in ("get_object", "list_objects_v2")]
     assert all(place > ends for place in reads), "giving back comes first"
     assert not isinstance(answer, str) or any("could not be read" in one for one in told)

@@ -33,8 +33,7 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
 from hetopt.backends.host.bundle import Bundle
-from hetopt.backends.host.placement import without
-from hetopt.backends.host.protocol import Lease, placement_of
+from hetopt.backends.host.protocol import Lease, placement_of, without
 from hetopt.core.budget_law import LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.probing import (
+from hetopt.backends.ec2.renter.backend import (
     BOOT_S,
     Prober,
     probe_price_usd,
     rented_probes,
     roles_for,
 )
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2

@@ -84,7 +84,6 @@ CALLS = (
     FLEET,
     call("ec2", "run_instances", InstanceType="c7i.large", TagSpecifications=tagged(*WITH_MACHINES)),
     call("ec2", "terminate_instances", InstanceIds=["i-1", "i-2"]),
-    call("ec2", "delete_fleets", FleetIds=["fleet-1"]),
     call("ec2", "delete_launch_template", LaunchTemplateId="lt-1"),
     call("ec2", "delete_security_group", GroupId="sg-1"),
     call("ec2", "delete_volume", VolumeId="vol-1"),

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, Made, made, read_ledger
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, made, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.permissions import policy as printed
@@ -162,22 +162,6 @@ def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
     assert alive(cloud) == before
 
 
-def test_forgotten_fleets_hide_nothing(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    """EC2 forgets instant fleets after some days, and refuses every call that names one of them."""
-    order = order_for()
-    renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
-    fleets = tuple(one.id for one in leftovers(cloud) if one.kind == "fleet")
-    remover = Remover(edge=cloud, sleep=patience.sleep, made=Made(ids=("fleet-old", *fleets, "fleet-older")))
-    found = remover.look().check()
-    assert {one.id for one in found if one.kind == "fleet"} == set(fleets), "those that are known are told of"
-    assert sum(one.kind == "instance" for one in found) == 4
-    be_unkind(forget_fleets=True)
-    remover.remove_run(order.run_id)
-    assert leftovers(cloud) == []
-
-
 class Failing:
     """Some lists cannot be had."""
 
@@ -192,8 +176,6 @@ class Failing:
 
 LISTS = (
     "describe_instances",
-    "describe_tags",
-    "describe_fleets",
     "describe_launch_templates",
     "describe_security_groups",
     "describe_volumes",
@@ -215,8 +197,8 @@ def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
         with pytest.raises(CloudRefused, match=f"the {kind}s were not looked at, so some may be left"):
             survey.check()
     # What can be found goes all the same.
-    with pytest.raises(CloudRefused, match="fleets were not looked at"):
-        Remover(edge=Failing(cloud, "describe_tags"), sleep=patience.sleep).remove_run(order.run_id)
+    with pytest.raises(CloudRefused, match="volumes were not looked at"):
+        Remover(edge=Failing(cloud, "describe_volumes"), sleep=patience.sleep).remove_run(order.run_id)
     assert alive(cloud) == []
 
 
@@ -224,18 +206,6 @@ def another(cloud: BotoEdge, home: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """From now on somebody else is here, on another machine."""
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / f"home-of-{user_id.replace(':', '-')}"))
     be_unkind(user_id=user_id, arn=f"{ROLE}/{user_id.replace(':', '/')}")
-
-
-def expired(cloud: BotoEdge, order: Order) -> None:
-    """Its tags say that it is over since long: prices were low, and its lease was made longer."""
-    from hetopt.backends.ec2.renter.order import EXPIRES_AT
-
-    ids = [one.id for one in leftovers(cloud, order.run_id)]
-    import boto3
-
-    boto3.client("ec2", region_name="us-east-1").create_tags(
-        Resources=ids, Tags=[{"Key": EXPIRES_AT, "Value": "2020-01-01T00:00:00+00:00"}]
-    )
 
 
 def test_nobody_removes_the_living_run_of_another(
@@ -252,7 +222,6 @@ def test_nobody_removes_the_living_run_of_another(
     order = Order.load(folder / ORDER_FILE)
     assert order.owner == "AROATEAM", "the same in every session of the role"
     assert order.bucket == BUCKET
-    expired(cloud, order)
     there = len(leftovers(cloud))
 
     another(cloud, home, tmp_path, monkeypatch, "AROAOTHER:ann")
@@ -341,13 +310,13 @@ def test_an_attempt_that_nobody_answered_counts_whatever_the_next_one_says(
 
 
 def test_what_a_killed_launch_made_is_waited_for_before_nothing_is_said_to_be_left(tmp_path: Path) -> None:
-    run = LocalRun(folder=tmp_path, region="us-east-1", over=True, cleared=False, hanging=(), made_s=1000.0)
+    run = LocalRun(folder=tmp_path, region="us-east-1", over=True, made_s=1000.0)
     # A clock that was set back by a second, as time servers do, is no reason not to wait.
     for now_s, waits in ((1005.0, [SETTLES_S - 5]), (1000.0 + SETTLES_S, []), (999.0, [SETTLES_S])):
         waited: list[float] = []
         settle({"r": run}, now_s, waited.append)
         assert waited == waits
-    settle({"r": replace(run, over=False)}, 1005.0, pytest.fail)
+    settle({"r": replace(run, made_s=None)}, 1005.0, pytest.fail)
 
 
 SEEDS = (1, 6, 25, 140, 202)

@@ -21,10 +21,8 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.emulation.plan import parse_hosts, rehearse
+from hetopt.backends.prediction import predict_on_local
 from hetopt.cli.main import main
 from hetopt.core.interruption import SIGNALS
 from hetopt.core.profile import Profile
@@ -151,7 +149,7 @@ def launch(plan: Plan) -> Launch:
 @pytest.fixture(scope="module")
 def rehearsed(plan: Plan) -> Launch:
     hosts = parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2")
-    rehearsal = rehearse(plan, ThisMachine(processors=2, operating_system="Linux 6.18.44-fc-v595"), hosts)
+    rehearsal = rehearse(plan, 2, hosts)
     return Launch(
         created="2026-11-20T00:00:00+00:00",
         started_s=1000.0,

@@ -183,8 +183,6 @@ EXCHANGES = ("topk:3x,memory=error_feedback", "bf16", "powersgd,rank=1", "topk:0
 
 ALONE = (
     "local-sgd(4)",
-    "local-sgd(4,momentum=average)",
-    "local-sgd(4,fragments=2)",
     "selsync(auto,share=0.3,window=3)",
     "fedavg(0.5,1)",
 )

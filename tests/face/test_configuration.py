@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -72,13 +71,11 @@ def test_without_files_every_option_has_its_default(hetopt, home: Path) -> None:
     assert "has its default" in hetopt("config").out
 
 
-def test_records_and_lists_are_written_in_parts(hetopt, home: Path) -> None:
+def test_lists_are_written_in_parts(hetopt, home: Path) -> None:
     (home / "project" / PROJECT_FILE).write_text(
         """
         [launch]
-        compression = {name = "topk", ratio = 0.01, momentum = 0.9}
         slowdown = [1, 2]
-        hosts = [{speed = 1, rate = "100mbit"}, {speed = 0.25}]
         substitute = ["c7i.large=c6i.large"]
         allow_partial = true
         [recommend]
@@ -88,9 +85,7 @@ def test_records_and_lists_are_written_in_parts(hetopt, home: Path) -> None:
         """
     )
     found = {key: value for key, (value, _) in shown(hetopt).items()}
-    assert found["launch", "--compression"] == "topk(ratio=0.01, momentum=0.9)"
     assert found["launch", "--slowdown"] == "1,2"
-    assert found["launch", "--hosts"] == "speed=1, rate=100mbit; speed=0.25"
     assert found["recommend", "--quota"] == ["g=8", "spot:standard=32"]
     assert found["catalog list", "--limit"] == "3"
     listed = hetopt("catalog", "list", "--json")
@@ -144,29 +139,6 @@ def test_what_a_file_must_not_say(hetopt, home: Path, text: str, said: str, hint
     assert answer.code == 2
 
 
-def test_a_file_that_may_not_be_looked_for_stops_all_but_what_ends_runs(
-    hetopt, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Path.lstat
-
-    def guarded(path: Path) -> os.stat_result:
-        if path.name == "config.toml":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return whole(path)
-
-    monkeypatch.setattr(Path, "lstat", guarded)
-    with pytest.raises(BadInput, match=r"config\.toml cannot be looked for: Permission denied"):
-        settings(ROOT, {}, Path.cwd())
-
-
-def test_a_variable_that_is_almost_an_option_is_refused(home: Path) -> None:
-    with pytest.raises(BadInput) as refused:
-        settings(ROOT, {"HETOPT_BUGDET": "5"}, Path.cwd(), typed="recommend")
-    assert "HETOPT_BUGDET" in refused.value.message
-    # Another command's option is none of these, however near.
-    assert settings(ROOT, {"HETOPT_DEADLINE": "6h", "HETOPT_HOME": "/tmp"}, Path.cwd(), typed="catalog") == ()
-
-
 def test_a_run_can_be_ended_whatever_a_file_says(hetopt, home: Path) -> None:
     (home / "project" / PROJECT_FILE).write_text("= no TOML")
     answer = hetopt("stop", "nothing")
@@ -189,16 +161,9 @@ def test_the_environment_spends_and_overwrites_nothing(home: Path) -> None:
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3))
 def test_any_environment_is_read(variables: dict[str, str]) -> None:
-    """Variables of other programs, and of hetopt itself, are no options; one that is almost an option is named."""
+    """Variables of other programs, and of hetopt itself, are no options."""
     environment = {f"HETOPT_{name.upper()}": str(value) for name, value in variables.items()}
-    try:
-        found = settings(ROOT, {**environment, "XDG_CONFIG_HOME": "/nowhere"}, Path("/nowhere"))
-    except BadInput as error:
-        found, refused = (), error.message
-    else:
-        refused = None
-    assert refused is None or any(name in refused for name in environment)
-    for one in found:
+    for one in settings(ROOT, {**environment, "XDG_CONFIG_HOME": "/nowhere"}, Path("/nowhere")):
         assert environment[one.source]
 
 

@@ -28,7 +28,6 @@ from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
 from hetopt.backends.supervisor import RunProgress
 from hetopt.cli import render, terminal
-from hetopt.cli.status import picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, read_with_decisions
@@ -36,7 +35,7 @@ from hetopt.core.events.records import LogEvent
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
-from hetopt.reports import html
+from hetopt.reports import html, status_document
 from hetopt.reports.document import (
     Block,
     Column,
@@ -74,7 +73,7 @@ def blocks(text: str) -> list[Block]:
     table = Table(name=text, columns=[Column(text)], rows=[[text]], notes=[text], caption=text)
     narrow = Table(name=text, columns=[Column(text * 99, "word"), Column(text)], rows=[[text, text]])
     copied = Line(text, is_copied=True)
-    lists = [Remarks([text], text), Facts({text: text}), Drawing(lines=lambda _: [text])]
+    lists = [Remarks([text], text), Facts({text: text}), Drawing("<i></i>")]
     return [
         Heading(text),
         Line(text),
@@ -118,7 +117,6 @@ def test_progress_and_live_views_command_nothing() -> None:
             told.note(text)
 
     assert is_clean(_shown(live, HOSTILE))
-    assert is_clean(render.drawn([HOSTILE, HOSTILE]).plain)
 
 
 @given(text=st.text() | st.just(HOSTILE) | st.just("<script>alert(1)</script>\"'&"))
@@ -135,7 +133,7 @@ def test_no_text_is_markup_of_a_page(text: str) -> None:
 
 def test_every_way_to_show_text_is_looked_at() -> None:
     ways = {name for name, one in vars(render).items() if inspect.isfunction(one) and one.__module__ == render.__name__}
-    others = {"console", "drawn", "live_view", "progress", "_cell", "_shown", "plain", "height", "progress_lines"}
+    others = {"console", "progress", "_cell", "_shown", "plain", "height", "progress_lines"}
     assert ways - others == set(SHOW) - {"write"}
 
 
@@ -375,7 +373,7 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     assert watched.progress.step == record.progress.step
     going = RunStatus(state=RunState.RUNNING)
     now_s = events[-1].time_s if events else 0.0
-    assert picture(watched, watched.facts(folder, going, now_s=now_s), now_s=now_s)
+    assert render.plain(status_document.status(watched.facts(folder, going, now_s=now_s)))
     standing = RunProgress.of(events)
     assert all(speed > 0 for speed in standing.speeds)
     fit = FitWatch()

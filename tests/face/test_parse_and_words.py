@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.cli import parse
-from hetopt.cli.profile import epochs_asked
 from hetopt.core import formatting, option
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
@@ -60,20 +59,6 @@ def test_one_is_one_and_everything_else_is_many(number: float, noun: str) -> Non
 @given(st.floats(-1e-3, 1e-3))
 def test_no_difference_is_minus_nothing(share: float) -> None:
     assert "-0.0 %" not in formatting.percent(share)
-
-
-@pytest.mark.parametrize(
-    ("script", "epochs"),
-    [
-        ("train.py --epochs 12", "12"),
-        ("train.py --num_train_epochs=3 --lr 0.1", "3"),
-        ("train.py --max-epochs 0", None),
-        ("train.py --epochs", None),
-        ("train.py", None),
-    ],
-)
-def test_the_next_command_has_the_epochs_of_the_script(script: str, epochs: str | None) -> None:
-    assert epochs_asked(script.split()) == epochs
 
 
 @given(st.floats(min_value=1e-4, max_value=1e6))

@@ -10,8 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hetopt.core import formatting
 from hetopt.core.profile import Profile
@@ -19,7 +17,6 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports import html, plan_document
-from hetopt.reports.plan_plots import dot_plot, log_scale
 from tests.browser import WIDTHS, browser
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"
@@ -112,34 +109,6 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         assert said == formatting.usd(value)
     for value, said in found["front_total_s"]:
         assert said == formatting.duration(value)
-
-
-def test_chances_are_runs_that_can_be_counted(plan: Plan) -> None:
-    budget = plan.goal.budget_usd
-    assert budget is not None
-    rented = [way for way in plan.choices if way.costs_usd]
-    assert rented
-    found = re.findall(r"cost: (\d+) of 20 runs within", page(plan))
-    assert [int(one) for one in found] == [sum(usd <= budget for usd in way.costs_usd) for way in rented]
-    for way in rented:
-        assert list(way.times_s) == sorted(way.times_s)
-        assert way.chance is not None
-        kept = sum(usd <= budget for usd in way.costs_usd) / len(way.costs_usd)
-        assert abs(kept - way.chance) <= 1 / len(way.costs_usd), "the dots say what the chance says"
-
-
-@given(
-    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=20).map(sorted),
-    st.floats(1e-3, 1e6),
-)
-def test_the_limit_parts_the_dots_that_keep_it_from_the_others(values: list[float], limit: float) -> None:
-    drawn = dot_plot(values, limit, log_scale([*values, limit]), what="time", limit_name="deadline", say=str)
-    at = float(re.findall(r'class="limit" d="M([\d.]+)', drawn)[0])
-    dots = [(kind, float(x)) for kind, x in re.findall(r'<circle class="(\w+)" cx="([\d.]+)"', drawn)]
-    assert len(dots) == len(values)
-    assert sum(kind == "kept" for kind, _ in dots) == sum(value <= limit for value in values)
-    assert all(x < at for kind, x in dots if kind == "kept")
-    assert all(x > at for kind, x in dots if kind == "broken")
 
 
 class _Outline(HTMLParser):

@@ -265,22 +265,6 @@ def test_a_plan_says_which_of_its_steps_contradict_each_other(
     assert words not in " ".join(alone.err.split())
 
 
-def test_a_throttled_gpu_is_said_where_nothing_else_was_measured(hetopt: Callable[..., Any], tmp_path: Path) -> None:
-    device = json.loads(BERT.to_json())["devices"][0]
-    slow = [
-        {
-            **point,
-            **{name: 60 * point[name] for name in ("step_time_s", "forward_s", "backward_s", "optimizer_s")},
-            "samples_s": [60 * one for one in point["samples_s"]],
-        }
-        for point in device["step_times"]
-    ]
-    job = {**json.loads(BERT.to_json())["job"], "model_kind": "transformer"}
-    answer = planned(hetopt, tmp_path, devices=[{**device, "step_times": slow}], job=job)
-    assert "of its GPU's peak rate, where such jobs reach" in " ".join(answer.err.split())
-    assert "peak rate" not in planned(hetopt, tmp_path, job=job).err
-
-
 def test_a_profile_of_before_that_names_no_precision_is_planned_and_one_on_an_unknown_gpu_is_refused(
     hetopt: Callable[..., Any], tmp_path: Path
 ) -> None:

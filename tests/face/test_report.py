@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hetopt.api.changes import exchanged
 from hetopt.api.options import Changes
 from hetopt.backends.backend import Prepared
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.cli import follow, launch_document, render
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.api import options as verbs
-from hetopt.api.changes import StreamWish, parse_stream
+from hetopt.api.changes import parse_stream
 from hetopt.api.planning import metric_target
 from hetopt.backends import options as places
-from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
+from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
 from hetopt.core import option
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.errors import BadInput
@@ -36,6 +36,7 @@ from hetopt.core.grammar import (
 )
 from hetopt.core.hosts import Hours, read_hosts
 from hetopt.core.hosts import parse_hosts as hosts_named
+from hetopt.core.run_spec import Stream
 from hetopt.core.synchronization import (
     Injection,
     Partition,
@@ -53,7 +54,7 @@ positive = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
 
 OWN = {
     "bsp": {},
-    "local-sgd": {"every_steps": st.integers(1, 999), "rate_power": st.floats(0, 9)},
+    "local-sgd": {"every_steps": st.integers(1, 999)},
     "fedavg": {"participants": fractions, "every_epochs": positive},
     "selsync": {
         "delta": st.floats(0, 9) | st.sampled_from(["auto", "never"]),
@@ -67,8 +68,6 @@ OWN = {
     },
 }
 AVERAGED = {
-    "momentum": st.sampled_from(["keep", "average", "reset"]),
-    "buffers": st.sampled_from(["average", "keep"]),
     "stretch": positive,
 }
 
@@ -111,11 +110,10 @@ def test_quotas_are_read_as_they_are_written(quotas: dict[Bucket, int]) -> None:
 rates = st.floats(1e-3, 1e6)
 
 
-@given(st.lists(rates, min_size=1, max_size=5) | st.tuples(st.sampled_from(["uniform", "normal"]), rates, rates), rates)
-def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
-    drawn = {"drawn": said} if isinstance(said, tuple) else {"rates": tuple(said)}  # type: ignore[call-overload]
-    stream = StreamWish(fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
-    rates = f"{said[0]}={said[1]!r}/{said[2]!r}" if isinstance(said, tuple) else "/".join(map(repr, stream.rates))
+@given(st.lists(rates, min_size=1, max_size=5), rates)
+def test_a_stream_is_read_as_it_is_written(said: list[float], factor: float) -> None:
+    stream = Stream(rates=tuple(factor * rate for rate in said), buffer="truncation", min_batch=4)
+    rates = "/".join(map(repr, said))
     assert parse_stream(f"replay({rates}, buffer=truncation, min=4, factor={factor!r})") == stream
 
 

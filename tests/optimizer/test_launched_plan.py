@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.api.backends import backend, options_at
-from hetopt.api.changes import in_precision
 from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.emulation.plan import parse_hosts, rehearse
+from hetopt.backends.prediction import LEAST_GAIN, Foreseen, Meeting, foresee, predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways
@@ -67,7 +64,7 @@ FEW = Options(
 )
 TOLD = (
     "compression", "ratio_policy", "ratio_settings", "collective_policy", "sync", "precision", "slowdown_coefficient",
-    "learning_rate_scale", "learning_rate_rule", "stop", "evaluate_every_epochs", "checkpoint_every_s", "seed", "task",
+    "learning_rate_scale", "stop", "evaluate_every_epochs", "checkpoint_every_s", "seed", "task",
 )  # fmt: skip
 
 
@@ -136,43 +133,27 @@ def test_what_was_chosen_is_what_is_started(way: str, precision: Precision) -> N
     selects = METHODS[option.compression.name].by_ratio
     assert plan.run.ratio_policy == ("auto" if selects else "fixed")
     here = launched(plan).launch.spec
-    rehearsed = rehearse(plan, ThisMachine(processors=8, operating_system="Linux")).run
+    rehearsed = rehearse(plan, 8).run
     assert told(here) == told(rehearsed) == told(plan.run)
     assert here.global_batch_size == plan.chosen.global_batch_size
     assert [worker.local_batch_size for worker in rehearsed.workers] == shares
 
 
-def test_another_precision_is_predicted_anew_where_nothing_is_rented() -> None:
-    plan = planned()
-    pinned = launched(plan, precision="bf16").launch
-    assert pinned.spec.precision == "bf16"
-    assert any("computes in fp32, this run in bf16" in note for note in pinned.notes)
-    usual = launched(plan).launch
-    assert usual.prediction.compute_s / pinned.prediction.compute_s == pytest.approx(2, rel=0.1)
-
-
 @pytest.mark.parametrize(
-    ("on", "changes", "said"),
+    ("changes", "said"),
     [
-        ("ssh", {"precision": "bf16"}, "contradicts the plan"),
-        ("local", {"precision": "fp16"}, "was not measured"),
-        ("local", {"precision": "fp8"}, "fp8"),
-        ("local", {"compression": "dense(0.01)"}, "ratio of identity must be 1"),
-        ("local", {"compression": "none(0.01)"}, "ratio of identity must be 1"),
-        ("local", {"compression": "powersgd(rank=2, ratio=0.1)"}, "ratio of powersgd must be 1"),
-        ("local", {"compression": "dense", "ratio_policy": "gravac"}, "identity"),
-        ("local", {"compression": "topk(0.01, rank=2)"}, "has no option rank"),
-        ("local", {"compression": "sign(memory=none)"}, "does not go with the gradient memory none"),
-        ("local", {"compression": "auto", "ratio_policy": "gravac"}, "decides the ratio itself"),
+        ({"compression": "dense(0.01)"}, "ratio of identity must be 1"),
+        ({"compression": "none(0.01)"}, "ratio of identity must be 1"),
+        ({"compression": "powersgd(rank=2, ratio=0.1)"}, "ratio of powersgd must be 1"),
+        ({"compression": "dense", "ratio_policy": "gravac"}, "identity"),
+        ({"compression": "topk(0.01, rank=2)"}, "has no option rank"),
+        ({"compression": "sign(memory=none)"}, "does not go with the gradient memory none"),
+        ({"compression": "auto", "ratio_policy": "gravac"}, "decides the ratio itself"),
     ],
 )
-def test_pins_that_contradict_are_refused_in_a_sentence(on: Place, changes: dict[str, str], said: str) -> None:
-    plan = planned()
-    ask = (
-        partial(in_precision, plan, changes["precision"], on) if on == "ssh" else partial(launched, plan, on, **changes)
-    )
+def test_pins_that_contradict_are_refused_in_a_sentence(changes: dict[str, str], said: str) -> None:
     with pytest.raises(BadInput, match=said) as refused:
-        ask()
+        launched(planned(), **changes)
     assert refused.value.message.endswith(".")
     assert "\n" not in refused.value.message
 
@@ -297,7 +278,7 @@ def test_any_compression_can_be_predicted_in_both_places(plan: Plan, combination
     wanted = exchanging(plan, compression=asked(combination, 0.0001))
     here = predict_on_local(wanted, (1, 2, 2))
     hosts = parse_hosts("speed=1,rate=20mbit x3")
-    there = rehearse(wanted, ThisMachine(processors=2, operating_system="Linux"), hosts)
+    there = rehearse(wanted, 2, hosts)
     for run, told in ((here.run, here.prediction), (there.run, there.prediction)):
         assert run.compression == wanted.run.compression
         assert 0 < told.total_s.low < told.total_s.value < told.total_s.high < math.inf

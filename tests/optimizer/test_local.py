@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.options import Local
-from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.backends.prediction.processor_sharing import finish_times_s, least_factor, rounded_up
+from hetopt.backends.prediction import finish_times_s, least_factor, predict_on_local, rounded_up
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.fit import fit

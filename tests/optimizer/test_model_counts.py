@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.model_counts import FAMILIES, of_config, of_flops, of_parameters
+from hetopt.optimizer.model_counts import of_flops, of_parameters
+from hetopt.optimizer.model_families import FAMILIES, of_config
 
 LABELS = {"id2label": {str(place): "" for place in range(1000)}}
 
@@ -59,6 +60,13 @@ def falcon(vocabulary: int, width: int, layers: int, heads: int, **more: Any) ->
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
+
+
+def whisper(width: int, layers: int) -> dict[str, Any]:
+    inner = {"encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
+    return {"d_model": width, "encoder_layers": layers, "decoder_layers": layers, **inner}
+
+
 PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("gpt2", {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_positions": 1024}, 124_439_808),
     ("gpt2", {"vocab_size": 50257, "n_embd": 1024, "n_layer": 24, "n_positions": 1024}, 354_823_168),
@@ -133,6 +141,9 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("t5", t5(32128, 1024, 24, 16384, 32, d_kv=128), 2_851_598_336),
     ("t5", t5(32128, 768, 12, 2048, 12, **GATED), 247_577_856),
     ("mt5", t5(250112, 512, 8, 1024, 6, **GATED), 300_176_768),
+    ("whisper", whisper(384, 4), 37_760_640),
+    ("whisper", whisper(768, 12), 241_734_912),
+    ("whisper", whisper(1280, 32), 1_543_490_560),
     ("falcon", falcon(65024, 4544, 32, 71, multi_query=True), 6_921_720_704),
     ("falcon", falcon(65024, 8192, 60, 128, new_decoder_architecture=True, num_kv_heads=8), 41_303_293_952),
     ("falcon", falcon(50304, 2048, 24, 32, bias=True, multi_query=False, parallel_attn=False), 1_311_625_216),
@@ -167,6 +178,65 @@ def test_parameters_are_those_that_are_published(family: str, fields: dict[str, 
 def test_operations_are_those_that_are_published(family: str, fields: dict[str, Any], gigaflops: float) -> None:
     counted = of_config({"model_type": family, **fields}, None)
     assert counted.forward_flops / 1e9 == pytest.approx(gigaflops, rel=0.02)
+
+
+UNET = {
+    "_class_name": "UNet2DConditionModel",
+    "cross_attention_dim": 768,
+    "down_block_types": [*3 * ["CrossAttnDownBlock2D"], "DownBlock2D"],
+}
+"""Of Stable Diffusion 1.5."""
+
+UNET_XL = {
+    **UNET,
+    "block_out_channels": [320, 640, 1280],
+    "cross_attention_dim": 2048,
+    "down_block_types": ["DownBlock2D", *2 * ["CrossAttnDownBlock2D"]],
+    "transformer_layers_per_block": [1, 2, 10],
+    "projection_class_embeddings_input_dim": 2816,
+    "sample_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (UNET, 859_520_964),
+        ({**UNET, "cross_attention_dim": 1024}, 865_910_724),
+        (UNET_XL, 2_567_463_684),
+        ({"_class_name": "DiTTransformer2DModel"}, 675_129_632),
+    ],
+)
+def test_networks_of_diffusion_have_the_parameters_that_are_published(config: dict[str, Any], parameters: int) -> None:
+    assert of_config(config, None).parameters == pytest.approx(parameters, rel=1e-3)
+
+
+def test_diffusion_takes_the_operations_that_are_published() -> None:
+    """338 G multiply-adds of Stable Diffusion's matrices, 118.6 of DiT-XL/2 (Peebles and Xie 2023, table 4)."""
+    found = of_config(UNET, None)
+    assert (found.forward_flops - found.attention_flops) / 2e9 == pytest.approx(338.7, rel=0.01)
+    assert of_config({"_class_name": "DiTTransformer2DModel"}, None).forward_flops / 2e9 == pytest.approx(
+        118.6, rel=0.01
+    )
+
+
+def test_quantised_weights_carry_an_adapter() -> None:
+    config = {"model_type": "llama", **next(fields for name, fields, _ in PUBLISHED if name == "llama")}
+    quantised = {**config, "quantization_config": {"bits": 4, "quant_method": "awq"}}
+    assert of_config(quantised, 128, whole=False) == of_config(config, 128)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"num_local_experts": None}, "num_local_experts is missing"),
+        ({"num_key_value_heads": 5}, "32 heads cannot share 5 of keys and values"),
+    ],
+)
+def test_fields_that_are_missing_or_contradict_are_named(changed: dict[str, Any], says: str) -> None:
+    fields = next(fields for name, fields, _ in PUBLISHED if name == "mixtral")
+    with pytest.raises(BadInput, match=says):
+        of_config({"model_type": "mixtral", **fields, **changed}, 128)
 
 
 def test_a_token_of_a_decoder_takes_two_operations_a_weight() -> None:

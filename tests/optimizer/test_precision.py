@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.core.memory import Precision
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.step_samples import Node, StepSample

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.plan import parse_hosts, rehearse
 from hetopt.backends.on_this_machine import OWN_LOG_SD, Present, at_present, slowed
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.core.calibration_benchmark import REPEATS, MachineReading, measure_yardstick_s
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog
@@ -22,7 +20,7 @@ from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, reco
 from .conftest import NOW
 from .profiles import make_profile
 
-HERE = ThisMachine(processors=2, operating_system="Linux")
+HERE = 2
 THEN_S = 0.002
 
 slowness = st.floats(0.2, 5.0)

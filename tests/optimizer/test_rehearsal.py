@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt
-from hetopt.backends.emulation.description import parse_changes, parse_hosts
-from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
-from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.processor_sharing import finish_times_s
+from hetopt.backends.emulation.namespaces import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
+from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, in_its_place, parse_changes, parse_hosts, rehearse
+from hetopt.backends.prediction import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec
@@ -32,7 +30,7 @@ from hetopt.trainer.tasks.stand_in import stand_in
 
 from .profiles import make_device, make_profile
 
-HERE = ThisMachine(processors=2, operating_system="Linux")
+HERE = 2
 FIXED_S, PER_SAMPLE_S = 1.1 * 0.004, 1.8 * 0.0004
 """One worker with one thread, as the synthetic profile has it."""
 
@@ -108,7 +106,7 @@ def test_computation_to_communication_is_that_of_the_plan(plan: Plan, machines: 
 
 @given(MACHINES, st.integers(1, 16))
 def test_the_real_computation_fits(plan: Plan, machines: list[tuple[int, Assumptions]], processors: int) -> None:
-    rehearsal = rehearse(of(plan, machines), ThisMachine(processors=processors, operating_system="Linux"))
+    rehearsal = rehearse(of(plan, machines), processors)
     work_s = [FIXED_S + PER_SAMPLE_S * worker.local_batch_size for worker in rehearsal.run.workers]
     for end_s, time_s in zip(finish_times_s(work_s, processors), declared_s(rehearsal.run), strict=True):
         assert HEADROOM * end_s <= time_s * (1 + 1e-6)

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.core.profile import Profile
@@ -303,7 +302,7 @@ def test_planning_and_predicting_are_one_model(catalog: Catalog, machines: int) 
 
 
 SLOPES = st.sampled_from([0.0, 0.0, 1e-9, 1e-6, 1e-4, 1e-3])
-HERE = ThisMachine(processors=2, operating_system="Linux 6.1")
+HERE = 2
 EVALUATION_S = 1.0
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.supervisor import (
+    LOOKS,
+    RESERVE_S,
     SLOW,
     Alternative,
     Decision,
-    Hysteresis,
     PredictedGain,
     RunProgress,
     Supervision,
-    Supervisor,
     with_another_for_each_host,
 )
 from hetopt.core.errors import BudgetStop, CloudRefused
@@ -30,7 +30,6 @@ from hetopt.optimizer.plan import Range
 from tests.logs import events_of
 
 PROMISE = PredictedGain(step_time_s=Range(value=1.0, low=0.9, high=1.1), steps=10_000, usd_per_hour=3.6)
-QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
 
 
 def promise(**changes: Any) -> PredictedGain:
@@ -57,38 +56,46 @@ def other(step_time_s: float = 0.5, **changes: Any) -> Alternative:
     return Alternative(step_time_s=step_time_s, **{"name": "h3", "changeover_s": 200.0, **changes})
 
 
-def looks(supervisor: Supervisor, times: int, *, every_s: float = 30.0, **arguments: Any) -> list[Decision]:
-    decisions = []
-    for number in range(times):
-        at = arguments.get("now") or standing(1.5, at_s=1000.0 + number * every_s)
-        at = seen_more(at, at.run.logged_steps + number)
-        supervisor, decision = supervisor.look(at)
-        decisions.append(decision)
-    return decisions
+def supervising(standing: RunProgress, renting: Any = None, run_dir: Path = Path(), **changes: Any) -> Supervision:
+    return Supervision(
+        run_dir=run_dir,
+        renting=renting,
+        until_there_s=changes.get("until_there_s", 300.0),
+        promise=promise(deadline_s=changes.get("deadline_s")),
+        standing=standing,
+    )
+
+
+def decided(one: Supervision, others: list[Alternative]) -> Decision | None:
+    """What looks at as many measurements as it takes come to."""
+    for number in range(LOOKS):
+        one.standing = seen_more(one.standing, number)
+        decision = one.decide(others, None)
+        assert decision is None or number == LOOKS - 1
+    return decision
 
 
 def test_a_run_outside_its_interval_is_planned_again_after_three_looks_and_then_left_in_peace() -> None:
-    actions = [one.action for one in looks(Supervisor(promise=PROMISE, hysteresis=QUICK), 13)]
-    assert actions[:4] == ["keep", "keep", "replan", "keep"]
-    assert [number for number, action in enumerate(actions) if action == "replan"] == [2, 12], "300 s of rest"
+    one, told = supervising(standing(1.5)), list[str | None]()
+    for number in range(13):
+        one.standing = standing(1.5, at_s=1000.0 + 30.0 * number, seen=number)
+        told.append(one.look())
+    assert [number for number, said in enumerate(told) if said] == [2, 12], "300 s of rest"
 
 
 def test_looks_that_see_the_same_measurement_are_one() -> None:
     """A run that pauses for a machine to join is not slow three times."""
-    supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
+    one = supervising(standing(1.5))
     for number in range(9):
-        now = standing(1.5, at_s=30.0 * number, seen=number // 5)
-        supervisor, decision = supervisor.look(now, [other()])
-        assert decision.action == "keep"
-    assert supervisor.called_for == ("replace h3", 2)
+        one.standing = standing(1.5, at_s=30.0 * number, seen=number // 5)
+        assert one.decide([other()], None) is None
+    assert one.called_for == ("replace h3", 2)
 
 
 def test_what_saves_time_is_taken_with_its_gain() -> None:
-    supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
-    for number in range(3):
-        now = standing(1.5, at_s=30.0 * number, seen=998 + number)
-        supervisor, decision = supervisor.look(now, [other()])
-    assert (decision.action, decision.name) == ("replace", "h3")
+    decision = decided(supervising(standing(1.5)), [other()])
+    assert decision is not None
+    assert (decision.action, decision.other) == ("replace", other())
     assert decision.expected_saving_s == pytest.approx(9000 * 1.5 - 200 - 9000 * 0.5)
     assert decision.expected_saving_usd == pytest.approx(decision.expected_saving_s / 3600 * 3.6)
 
@@ -96,8 +103,8 @@ def test_what_saves_time_is_taken_with_its_gain() -> None:
 @given(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.floats(0.0, 2000.0))
 def test_no_action_takes_longer_than_it_saves(now_s: float, then_s: float, changeover_s: float) -> None:
     one = other(then_s, changeover_s=changeover_s)
-    _, decision = Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1)).look(standing(now_s), [one])
-    assert (decision.action == "replace") == (one.total_s(9000) <= 0.95 * 9000 * now_s)
+    decision = decided(supervising(standing(now_s)), [one])
+    assert (decision is not None) == (one.total_s(9000) <= 0.95 * 9000 * now_s)
 
 
 @given(st.floats(0.2, 3.0), st.integers(0, 9_999), st.floats(0.0, 900.0), st.floats(0.0, 40_000.0))
@@ -106,13 +113,13 @@ def test_who_follows_the_deadline_rule_keeps_it_if_machines_on_demand_do(
 ) -> None:
     """At the last look before the rule acts, all can be lost, and what is left still fits."""
     safe = other(step_s, name="x", changeover_s=changeover_s)
-    supervisor = Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=QUICK)
     left_s = (10_000 - step) * step_s
-    decision = supervisor.look(standing(step_s, step=step, at_s=0.0), on_demand=safe)[1]
-    if decision.action == "on-demand":
+    now = standing(step_s, step=step, at_s=0.0)
+    decision = supervising(now, deadline_s=deadline_s).decide([], safe)
+    if decision is not None:
         assert changeover_s + left_s <= deadline_s, "nothing is paid for what comes too late"
     elif deadline_s >= changeover_s + left_s:
-        assert 2 * changeover_s + left_s + QUICK.reserve_s <= deadline_s
+        assert 2 * changeover_s + left_s + RESERVE_S <= deadline_s
 
 
 class Rents:
@@ -133,23 +140,12 @@ class Rents:
         self.asked.append(asked)
 
 
-def supervising(run_dir: Path, renting: Any, standing: RunProgress, **changes: Any) -> Supervision:
-    hysteresis, deadline_s = changes.get("hysteresis", Hysteresis(looks=1, rest_s=0.0)), changes.get("deadline_s")
-    return Supervision(
-        run_dir=run_dir,
-        renting=renting,
-        until_there_s=changes.get("until_there_s", 300.0),
-        supervisor=Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=hysteresis),
-        standing=standing,
-    )
-
-
 def test_a_run_moves_once_when_only_machines_on_demand_keep_its_deadline(tmp_path: Path) -> None:
     rents = Rents()
 
     def supervision(deadline_s: float, renting: Any = rents) -> Supervision:
         now = standing(1.0, at_s=600.0)
-        return supervising(tmp_path, renting, now, hysteresis=QUICK, until_there_s=200.0, deadline_s=deadline_s)
+        return supervising(now, renting, tmp_path, until_there_s=200.0, deadline_s=deadline_s)
 
     assert supervision(1e6).look() is None
     one = supervision(10_000.0)
@@ -195,29 +191,29 @@ def test_a_replacement_never_promises_less_than_what_is_lost(
         assert at.speeds[HOSTS.index(one.name)] <= SLOW * QUICKEST["c7i.large"]
 
 
-def test_a_machine_that_does_less_than_half_of_its_kind_is_replaced() -> None:
-    at = become_slow()
-    supervisor = Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1))
-    supervisor, decision = supervisor.look(at, with_another_for_each_host(at, PROMISE, until_there_s=300.0))
-    assert (decision.action, decision.name) == ("replace", "h3")
-    assert "another machine in the place of h3 saves" in decision.reason
+def looked(one: Supervision, times: int = LOOKS) -> str | None:
+    """What a person is told after so many looks at new measurements."""
+    for _ in range(times):
+        one.standing = seen_more(one.standing, one.standing.run.logged_steps + 1)
+        said = one.look()
+    return said
 
 
 def test_a_rented_host_that_has_become_slow_is_given_back_once(tmp_path: Path) -> None:
+    """One that does less than half of its kind."""
     rents = Rents()
-    one = supervising(tmp_path, rents, become_slow())
-    assert str(one.look()).startswith("replaces h3: another machine in the place of h3 saves")
+    one = supervising(become_slow(), rents, tmp_path)
+    assert str(looked(one)).startswith("replaces h3: another machine in the place of h3 saves")
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["event"], acted["action"], acted["host"]) == ("supervisor_acted", "replace", "h3")
-    for _ in range(5):
-        one.look()
+    looked(one, 5)
     assert rents.asked == ["h3"], "a second machine would have no better luck"
 
 
 def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: Path) -> None:
     gone = CloudRefused("The network is gone.")
-    supervision = supervising(tmp_path, Rents(gone, gone), become_slow())
-    assert supervision.look() == "The network is gone. h3 stays for now."
+    supervision = supervising(become_slow(), Rents(gone, gone), tmp_path)
+    assert looked(supervision) == "The network is gone. h3 stays for now."
     assert supervision.look() is None, "it is said once"
     assert not (tmp_path / DECISIONS_FILE).exists()
     assert str(supervision.look()).startswith("replaces h3")

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Evaluation, Profile
 from hetopt.core.run_spec import ProbeSchedule
-from hetopt.profiler.collect import collect, refusals, steps_to_target
-from hetopt.profiler.progress import progress
+from hetopt.profiler.collect import collect, progress, refusals, steps_to_target
 from hetopt.profiler.schedule import make_schedule
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -163,7 +162,7 @@ def test_a_batch_that_ran_out_of_memory_lowers_the_limit(events: list[Event], sc
 
 
 def test_progress_never_falls(events: list[Event], schedule: ProbeSchedule) -> None:
-    seen = [progress(events[:count], schedule).done for count in range(len(events) + 1)]
+    seen = [progress(events[:count], schedule)[1] for count in range(len(events) + 1)]
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert seen[-1] == 1

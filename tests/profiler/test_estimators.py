@@ -11,26 +11,10 @@ from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import LinkSpeed, fit_alpha_beta
 from hetopt.core.memory import fit_memory, memory_limit_bytes
-from hetopt.profiler.collect import settled
-from hetopt.profiler.probe.gradient import gain, monotone, retained_energy
+from hetopt.profiler.probe.gradient import gain, retained_energy
 from hetopt.profiler.schedule import batch_ladder
 
 PAYLOADS = (4_096, 65_536, 1_048_576, 8_388_608)
-positive = st.floats(1e-6, 10)
-
-
-class TestTimings:
-    def test_slow_leading_steps_are_dropped_and_no_others(self) -> None:
-        steady = [1.0, 1.02, 0.98, 1.01, 1.0, 0.99]
-        assert settled([5.0, 2.0, *steady]) == tuple(steady)
-        assert settled(steady) == tuple(steady)
-        assert settled([1.0, 5.0, *steady]) == (1.0, 5.0, *steady)
-
-    @given(st.lists(positive, min_size=1, max_size=40))
-    def test_at_least_half_of_the_samples_stay(self, samples: list[float]) -> None:
-        kept = settled(samples)
-        assert len(kept) >= len(samples) / 2
-        assert tuple(samples[len(samples) - len(kept) :]) == kept
 
 
 class TestLadder:
@@ -99,13 +83,6 @@ class TestRetainedEnergy:
         kept, whole = retained_energy(flat, (count, len(values)))
         error = float(((flat - flat * mask).double() ** 2).sum())
         assert whole - kept == pytest.approx(error, abs=1e-6 * whole)
-
-    @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-    def test_monotone_keeps_what_is_in_order_and_the_mean_of_what_is_not(self, values: list[float]) -> None:
-        ordered = monotone(values)
-        assert all(low <= high for low, high in pairwise(ordered))
-        assert sum(ordered) == pytest.approx(sum(values))
-        assert monotone(sorted(values)) == tuple(sorted(values))
 
 
 class TestMemory:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s, read_machine
-from hetopt.profiler.probe.timed_step import timed_step
+from hetopt.profiler.probe.sweep import timed_step
 from hetopt.trainer.steps.stopwatch import CpuMark, CpuStopwatch
 
 used_s = st.lists(st.floats(1e-4, 10.0), min_size=4, max_size=4)

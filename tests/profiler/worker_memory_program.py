@@ -33,8 +33,7 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.step_time.device_memory import exchange_memory
 from hetopt.profiler.collect import joined
 from hetopt.profiler.probe.replica import Replica
-from hetopt.profiler.probe.step_memory import count_step
-from hetopt.profiler.probe.tensor_bytes import TensorBytes
+from hetopt.profiler.probe.step_memory import TensorBytes, count_step
 from hetopt.profiler.records import MemoryCounted
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext

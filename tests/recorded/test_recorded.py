@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetopt.backends.emulation.backend import RehearsalLauncher
-from hetopt.backends.emulation.description import parse_change, parse_changes
-from hetopt.backends.emulation.injection import ask_for_change, check_change
+from hetopt.backends.emulation.conductor import RehearsalLauncher, ask_for_change, check_change
+from hetopt.backends.emulation.plan import parse_change, parse_changes
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events, read_log

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from hetopt.api.run import log_files
 from hetopt.backends.emulation.conductor import FitWatch, HostNow, split, still_to_come
-from hetopt.backends.emulation.description import (
+from hetopt.backends.emulation.namespaces import MOST_HOSTS, host_address
+from hetopt.backends.emulation.plan import (
     parse_change,
     parse_changes,
     parse_hosts,
 )
-from hetopt.backends.emulation.namespaces import MOST_HOSTS, host_address
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_folder import write_spec

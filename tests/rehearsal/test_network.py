@@ -17,14 +17,15 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from hetopt.backends.emulation import iproute
-from hetopt.backends.emulation.iproute import NetworkRefused
+from hetopt.backends.emulation import namespaces as networks
 from hetopt.backends.emulation.namespaces import (
     ALIAS_BYTES,
     EmulatedNetwork,
+    NetworkRefused,
     alias_of,
     find_leftovers,
     find_networks,
+    pids_in,
     remove,
     why_not,
 )
@@ -39,13 +40,14 @@ from .programs import SEND, least_s, receive, send
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
 import sys, time
+from hetopt.backends.emulation.namespaces import pids_in
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.core.scaled_emulation import EmulatedHost
 network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
 network.popen(0, ["sleep", "600"])
-while not network.pids(0):
+while not pids_in([network.namespace(0)]):
     time.sleep(0.01)
-print(network.id, network.pids(0)[0], flush=True)
+print(network.id, pids_in([network.namespace(0)])[0], flush=True)
 time.sleep(600)
 """
 TELLS = """
@@ -150,8 +152,8 @@ def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
         receive(network, 2)
         network.take_down(1)
         network.kill(2)
-        assert len(network.pids(1)) == 1
-        assert network.pids(2) == []
+        assert len(pids_in([network.namespace(1)])) == 1
+        assert pids_in([network.namespace(2)]) == []
         cut_off = network.popen(
             0,
             [sys.executable, "-c", SEND.replace("timeout=10", "timeout=0.5"), network.address(1), "1"],
@@ -165,7 +167,7 @@ def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
 def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None) -> None:
     with EmulatedNetwork.create(hosts(8, 1e8), owner="a test") as network:
         receive(network, 0)
-        [pid] = network.pids(0)
+        [pid] = pids_in([network.namespace(0)])
         names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         assert sum(network.id in line for line in names.splitlines()) == 9
         # All of it is in namespaces of its own: this machine's has nothing more than before.
@@ -206,7 +208,7 @@ def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box
 
 @pytest.mark.usefixtures("own_leftovers")
 def test_a_network_that_was_never_signed_is_a_leftover(box: None) -> None:
-    iproute.run("ip", ["netns", "add", "hetopt-0000"])
+    networks.run("ip", ["netns", "add", "hetopt-0000"])
     try:
         assert "0000" in {network.id for network in find_leftovers()}
     finally:
@@ -237,7 +239,7 @@ def test_a_signal_while_a_network_is_made_leaves_nothing(
     box: None, monkeypatch: pytest.MonkeyPatch, command: int
 ) -> None:
     """In the command that makes its first namespace, of which nobody knows the name yet, and in each of the next."""
-    ran, asked = iproute.run, list[Sequence[str]]()
+    ran, asked = networks.run, list[Sequence[str]]()
 
     def interrupted(tool: Literal["ip", "tc"], arguments: Sequence[str], **more: Any) -> str:
         told = ran(tool, arguments, **more)
@@ -249,7 +251,7 @@ def test_a_signal_while_a_network_is_made_leaves_nothing(
     def ends(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
-    monkeypatch.setattr(iproute, "run", interrupted)
+    monkeypatch.setattr(networks, "run", interrupted)
     before = signal.signal(signal.SIGTERM, ends)
     try:
         with pytest.raises(Terminated):
@@ -257,7 +259,7 @@ def test_a_signal_while_a_network_is_made_leaves_nothing(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert list(asked[0][:2]) == ["netns", "add"]
-    assert not [name for name in iproute.namespaces() if name.startswith(asked[0][2])]
+    assert not [name for name in networks.namespaces() if name.startswith(asked[0][2])]
 
 
 def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
@@ -295,7 +297,7 @@ def test_a_fork_is_where_a_process_of_its_own_would_be(box: None, tmp_path: Path
             output.seek(0)
             assert output.read().splitlines()[-1:] == alone.communicate(timeout=PATIENCE_S)[0].splitlines()[-1:]
         waits = network.fork(1, server, [str(tmp_path / "waits.py")], env=os.environ, output=output)
-        assert network.pids(1) == [waits.pid]
+        assert pids_in([network.namespace(1)]) == [waits.pid]
         network.kill(1)
         assert waits.poll() == -signal.SIGKILL
     server.close()

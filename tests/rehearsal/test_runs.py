@@ -14,15 +14,14 @@ import psutil
 import pytest
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.backend import RehearsalLauncher
-from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
-from hetopt.backends.emulation.injection import ask_for_change
+from hetopt.backends.emulation.conductor import RehearsalLauncher, ask_for_change
 from hetopt.backends.emulation.namespaces import find_leftovers, find_networks, host_address
+from hetopt.backends.emulation.plan import parse_change, parse_changes, parse_hosts
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from tests.face.conftest import until
@@ -32,7 +31,7 @@ TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 RehearsalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
@@ -157,33 +156,6 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
     assert nothing_is_left(tmp_path)
     with pytest.raises(BadInput, match="is over"):
         ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
-
-
-@pytest.mark.parametrize("policy", ["fixed", pytest.param("auto", marks=pytest.mark.slow)])
-def test_workers_of_a_host_send_as_one_where_links_are_slow(box: None, tmp_path: Path, policy: str) -> None:
-    """Both workers of a host would send over its link; the processes' own sums cross no link at all."""
-    spec = rehearsed("speed=1,rate=30mbit,workers=2 x2", steps=40).model_copy(
-        update={
-            "task": f"{TOY}:wide",
-            "compression": Compression(name="topk", ratio=0.1),
-            "ratio_policy": policy,
-            "learning_rate_scale": 0.1,
-            "collective_policy": "cheapest" if policy == "auto" else "fixed",
-        }
-    )
-    launcher = RehearsalLauncher()
-    handle = launcher.start(spec, tmp_path, {})
-    wait_for(lambda: launcher.poll(handle).state.is_over, tmp_path)
-    status = launcher.poll(handle)
-    assert status.state == RunState.FINISHED, status  # which replicas that differ would have prevented
-    measured, *_ = events(tmp_path, "network_measured")  # a busy machine measures again
-    assert measured["by_hosts"]
-    exchanges = [event["exchange"] for event in events(tmp_path, "step") if "exchange" in event]
-    assert exchanges
-    for exchange in exchanges:
-        assert 0 < exchange["gain"] <= 1
-        assert 0 < exchange["sent_bytes"] <= exchange["dense_bytes"]
-    assert nothing_is_left(tmp_path)
 
 
 def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: None, tmp_path: Path) -> None:

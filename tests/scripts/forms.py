@@ -37,25 +37,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 """
 
-_BAR = """
-
-class tqdm:
-    def __init__(self, shown, **options):
-        self.shown = shown
-
-    def __iter__(self):
-        return iter(self.shown)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *said):
-        pass
-
-    def set_postfix(self, **figures):
-        pass
-"""
-
 FORMS = {
     "functions with parameters": '''
 def train(args, model, device, train_loader, optimizer, epoch):
@@ -209,48 +190,6 @@ for inputs, targets in loader:
     F.cross_entropy(model(inputs), targets).backward()
     optimizer.step()
 ''',
-    "one function for both passes": '''
-class Trainer:
-    def __init__(self, model, optimizer, train_dataset, test_dataset=None):
-        self.use_amp = False
-        self.train_loader = self._prepare(train_dataset)
-        self.test_loader = self._prepare(test_dataset) if test_dataset else None
-        self.model = model
-        self.optimizer = optimizer
-        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
-
-    def _prepare(self, dataset):
-        return DataLoader(dataset, batch_size=16)
-
-    def _run_batch(self, source, targets, train=True):
-        with torch.set_grad_enabled(train):
-            loss = F.cross_entropy(self.model(source), targets)
-        if train:
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.use_amp:
-                self.scaler.scale(loss).backward()
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-                self.optimizer.step()
-        return loss.item()
-
-    def _run_epoch(self, epoch, dataloader, train=True):
-        for number, (source, targets) in enumerate(dataloader):
-            self._run_batch(source, targets, train)
-
-    def train(self):
-        for epoch in range(2):
-            self._run_epoch(epoch, self.train_loader, train=True)
-            if self.test_loader:
-                self._run_epoch(epoch, self.test_loader, train=False)
-
-
-net = Net()
-Trainer(net, torch.optim.AdamW(net.parameters(), lr=0.01), samples(), samples()).train()
-''',
     "phases": '''
 def train_model(model, criterion, optimizer, scheduler, dataloaders, num_epochs=2):
     for epoch in range(num_epochs):
@@ -338,65 +277,6 @@ for epoch in range(2):
         loss_g.backward()
         optimizer_g.step()
 ''',
-    "two networks of a class, and noise": _BAR
-    + '''
-
-
-class Adversaries:
-    def __init__(self):
-        self.maker, self.judge = nn.Linear(4, 6), Net()
-        self.opt_maker = torch.optim.SGD(self.maker.parameters(), lr=0.1)
-        params = [{"params": self.judge.a.parameters(), "lr": 0.05}, {"params": self.judge.b.parameters()}]
-        self.opt_judge = torch.optim.SGD(params, lr=0.1)
-
-    def judge_step(self, x, y):
-        self.opt_judge.zero_grad()
-        real = F.cross_entropy(self.judge(x), y)
-        real.backward()
-        self.noise = torch.randn(len(x), 4) + torch.randint(0, 9, (len(x), 1)) / 9
-        fake = F.cross_entropy(self.judge(self.maker(self.noise).detach()), torch.zeros_like(y))
-        fake.backward()
-        self.opt_judge.step()
-        return (real + fake).item()
-
-    def maker_step(self, x, y):
-        self.opt_maker.zero_grad()
-        F.cross_entropy(self.judge(self.maker(self.noise)), y).backward()
-        self.opt_maker.step()
-
-    def fit(self, loader):
-        for epoch in range(2):
-            with tqdm(loader, unit="batch", disable=True) as bar:
-                for x, y in bar:
-                    bar.set_postfix(loss=self.judge_step(x, y))
-                    self.maker_step(x, y)
-
-
-Adversaries().fit(DataLoader(samples(), batch_size=16))
-''',
-    "lists of parameters, and a bar in the place of the loader": _BAR
-    + '''
-
-
-def make_optimizer(encoder, head):
-    return torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
-
-
-def train(encoder, head, optimizer, loader):
-    loader = tqdm(loader, disable=True)
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(head(encoder(x)), y)
-        loss.backward()
-        optimizer.step()
-
-
-encoder, head = Net(), nn.Linear(3, 3)
-optimizer = make_optimizer(encoder, head)
-train_loader = DataLoader(samples(), batch_size=16, shuffle=True)
-for epoch in range(2):
-    train(encoder, head, optimizer, train_loader)
-''',
     "a closure": '''
 net = Net().double()
 opt = torch.optim.LBFGS(net.parameters(), max_iter=2)
@@ -447,36 +327,52 @@ for fold in range(2):
             F.cross_entropy(net(x), y).backward()
             opt.step()
 ''',
-    "accumulation in a function, other names and long strings": '''
+    "names that are taken, and a bar": '''
 def session(run):
     """Two names that are taken."""
 
 
-class Trainer:
-    def __init__(self, every):
-        """Tabs, brackets
-    and strings that begin at the margin."""
-        self.every, self.net, self.batches = every, Net(), DataLoader(samples(), batch_size=8)
-        parameters = [p for p in self.net.parameters() if p.requires_grad]
-        self.opt = torch.optim.SGD(parameters, lr=0.1)
-
-    def epoch(self):
-        batches = self.batches
-        for i, (x, y) in enumerate(batches):
-            (F.cross_entropy(self.net(x), y)
-                / self.every
-            ).backward(retain_graph=False)
-            if (i + 1) % self.every == 0:
-                self.opt.step(); self.opt.zero_grad()
-
-    def fit(self):
-        for epoch in range(2):
-            text = """ä
-  b"""; self.epoch()
-            assert text == "ä" + chr(10) + "  b"
+def epoch(shown, net, opt, every):
+    for i, (x, y) in enumerate(tqdm(shown)):
+        (F.cross_entropy(net(x), y)
+            / every
+        ).backward(retain_graph=False)
+        if (i + 1) % every == 0:
+            opt.step(); opt.zero_grad()
 
 
-Trainer(2).fit()
+def fit(tqdm=iter):
+    net, batches = Net(), DataLoader(samples(), batch_size=8)
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    opt = torch.optim.SGD(parameters, lr=0.1)
+    for _ in range(2):
+        epoch(batches, net=net, opt=opt, every=2)
+
+
+tqdm = iter
+fit()
+''',
+    "a bar in the place of the loader": '''
+def train(net, opt, loader):
+    loader = iter(loader)
+    for x, y in loader:
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train(net, opt, DataLoader(samples(), batch_size=16))
+''',
+    "a string of several lines": '''
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = DataLoader(samples(), batch_size=16)
+for x, y in loader:
+    text = """ä
+  b"""; F.cross_entropy(net(x), y).backward()
+    opt.step()
 ''',
     "a loss that is a sum": '''
 net = Net()
@@ -543,13 +439,13 @@ DIFFERS = ("a loss that is a sum",)
 
 BY_HAND = {
     "a class under torchrun": "by DistributedDataParallel: it runs as it is: hetopt launch PLAN -- script.py",
-    "one function for both passes": "gives no optimizer of a model's parameters a name",
+    "a class": "gives no optimizer of a model's parameters a name in one function",
+    "a bar in the place of the loader": "is of a loader that train is not given",
+    "a string of several lines": "the loop shares a line, or holds a string of several lines",
     "a step that knows no loader": "gives no optimizer of a model's parameters a name",
-    "lists of parameters, and a bar in the place of the loader": "gives no optimizer",
     "phases": "line 37: the backward pass is in no `for` loop over a loader that has a name",
     "a closure": "line 32: the backward pass is in closure, which is called in 0 places",
     "batches of a function": "is in no `for` loop over a loader that has a name",
-    "two networks of a class, and noise": "bar is made anew each time",
     "two loops": "line 30: the backward pass is of another loop than that of line 27",
     "two loaders side by side": "is in no `for` loop over a loader that has a name",
     "a loader for each epoch": "loader is made anew each time",

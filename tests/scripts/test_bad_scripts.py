@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import read_script, resumes, several_workers, sharded_by
+from hetopt.api.script_text import read_script, resumes, several_workers
 from hetopt.backends.host.bundle import make_bundle, user_code
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
@@ -159,21 +159,6 @@ def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(t
     ):
         (package / "loop.py").write_text(text)
         assert several_workers(read_script(script)) == "a session"
-
-
-@pytest.mark.parametrize(
-    ("text", "sharder"),
-    [
-        ("import deepspeed\n", "DeepSpeed"),
-        ("from torch.distributed.fsdp import fully_shard\n", "fully_shard"),
-        ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n", "FSDP"),
-        ("import torch.distributed  # deepspeed\n", ""),
-    ],
-)
-def test_a_script_that_shards_its_model_is_known_by_its_imports(text: str, sharder: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    assert sharded_by(read_script(script)) == sharder
 
 
 # What is read off a script's text: whether it has a session, and goes on from checkpoints.

@@ -74,10 +74,14 @@ INSISTING = DDP.replace("model = Dist", "assert dist.get_world_size() == 2\nmode
 """It does not run on one worker, as Lightning's with `devices=2`."""
 
 
+DIVIDING = DDP.replace("batch_size=16", "batch_size=32 // dist.get_world_size()")
+"""Its batch is that of all workers together."""
+
+
 @pytest.mark.parametrize(
     ("form", "is_ddp"),
-    [(DDP, True), (PLACED, True), (INSISTING, True), (SESSION, False)],
-    ids=["ddp", "placed", "insisting", "session"],
+    [(DDP, True), (PLACED, True), (INSISTING, True), (DIVIDING, True), (SESSION, False)],
+    ids=["ddp", "placed", "insisting", "dividing", "session"],
 )
 def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: Path) -> None:
     """The rate of the DDP script is that of two workers, so that one machine's later steps are others."""

@@ -118,7 +118,7 @@ def test_four_lines_are_printed_and_nothing_is_written(tmp_path: Path) -> None:
         ("x = = 1", "no Python"),
         ("from transformers import Trainer\n", "by transformers' Trainer: it runs as it is"),
         ("import accelerate\n", "by Accelerate: it runs as it is"),
-        ("import hetopt\nhetopt.session(model, opt)\n", "has a session already: it runs as it is"),
+        ("import hetopt\nhetopt.session(model, opt)\n", "has a session: it runs as it is"),
         ("from transformers import AutoModel\n", "calls `backward` nowhere"),
     ],
 )
@@ -127,11 +127,8 @@ def test_what_needs_no_session_is_told_so(text: str, said: str) -> None:
         convert_text(text)
 
 
-def test_lines_end_as_they_did_and_training_elsewhere_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "loops.py"
-    path.write_bytes(FORMS["a training for each fold"].replace("\n", "\r\n").encode())
-    text = convert(path).text
-    assert text.count("\r\n") == text.count("\n") > 0
+def test_training_elsewhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").write_text(FORMS["a training for each fold"])
     (tmp_path / "main.py").write_text("import loops\n")
     with pytest.raises(BadInput, match=r"main\.py calls `backward` nowhere; loops\.py does"):
         convert(tmp_path / "main.py")

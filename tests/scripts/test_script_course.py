@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from hetopt.core.training_laws import pooled_noise
-from hetopt.profiler.probe.timed_step import TimedStep
+from hetopt.profiler.probe.sweep import TimedStep
 from hetopt.profiler.script import course
 from hetopt.profiler.script.course import Measured, ScriptCourse
-from hetopt.profiler.script.observer import Step, Wish
+from hetopt.profiler.script.observer import Rebatched, Step, Wish, rebatch, samples_given, samples_of
 from hetopt.profiler.script.order import ScriptOrder
-from hetopt.profiler.script.rebatching import Rebatched, rebatch, samples_given, samples_of
 
 OWN = 64
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.profiling_script import Script, profile_script
+from hetopt.api.profiling_script import profile_script
 from hetopt.core.errors import RunFailed
 from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
@@ -105,7 +105,8 @@ def profiled(folder: Path, text: str, dataset_size: int | None = None) -> tuple[
     path.write_text(text)
     notes: list[str] = []
     profile = profile_script(
-        Script(path=path, dataset_size=dataset_size),
+        path,
+        dataset_size=dataset_size,
         workers=1,
         accelerators=0,
         time_budget_s=1.0,

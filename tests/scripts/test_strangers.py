@@ -40,7 +40,7 @@ STARTERS = {
     "print(not check_script(Path('after.py'), before=Path('before.py')).differs)",
     "local": RUN % "" + "from hetopt.backends.processes import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
     "rehearsal": RUN % MINIATURE
-    + "from hetopt.backends.emulation.backend import RehearsalLauncher\nlauncher = RehearsalLauncher()"
+    + "from hetopt.backends.emulation.conductor import RehearsalLauncher\nlauncher = RehearsalLauncher()"
     + WAIT,
 }
 PRINTED = {"profile": "38282", "exactness": "True", "local": "finished", "rehearsal": "finished"}

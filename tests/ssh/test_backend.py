@@ -20,7 +20,7 @@ import hetopt
 from benchmarks._ssh_servers import Servers
 from hetopt.api.exploring import place_on_hosts
 from hetopt.api.run import log_files
-from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.backends.emulation.namespaces import EmulatedNetwork, pids_in
 from hetopt.backends.probe_runs import own_probes
 from hetopt.backends.ssh.checking import check_hosts
 from hetopt.backends.ssh.conductor import MOST_SKEW_S, Situation, in_our_time, next_move
@@ -65,7 +65,7 @@ def inventory(servers: Servers, two_machines: EmulatedNetwork) -> Iterator[Path]
 
 def what_is_left(servers: Servers, network: EmulatedNetwork) -> list[object]:
     """Files and processes of runs on the hosts."""
-    processes = [pid for place in range(2) for pid in network.pids(place)]
+    processes = [pid for place in range(2) for pid in pids_in([network.namespace(place)])]
     return [*(found for place in range(2) for found in os.walk(servers.folder / f"remote{place}")), *processes]
 
 

@@ -192,7 +192,7 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
 def test_packages_that_a_host_lacks_are_named_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     lacks = PACKAGES | dict.fromkeys(("torch", "psutil", "safetensors", "scikit-learn"))
     facts = seen(packages=lacks, gpus=[])
-    troubles = alone(Host(name="box1", address="box1"), facts, asked_s=1e4)
+    troubles = list(alone(Host(name="box1", address="box1"), facts, asked_s=1e4))
     boxes = [HostFound(name=name, seen=facts, troubles=tuple(troubles), rates={}) for name in ("box1", "box2")]
     show(boxes, for_plans=False)
     shown = capsys.readouterr().out

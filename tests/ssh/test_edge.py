@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from benchmarks._ssh_servers import SSHD, Servers
 from hetopt.backends.ssh.checking import check_hosts
-from hetopt.backends.ssh.edge import python_command, ssh_argv, why_unreached
 from hetopt.backends.ssh.gpus import environment, places
+from hetopt.backends.ssh.link import python_command, ssh_argv, why_unreached
 from hetopt.core.hosts import Host, parse_hosts
 from tests.face.conftest import until
 from tests.ssh.test_checking import said

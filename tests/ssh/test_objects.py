@@ -111,7 +111,7 @@ def test_a_file_arrives_whole(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a\0b"])
 def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
-    for what in ("get", "put", "delete", "put_part", "part"):
+    for what in ("get", "delete", "put_part", "part"):
         with pytest.raises((BadInput, ValidationError)):
             answer(FolderObjects(folder=tmp_path), Request(what=what, name=name, last=True), b"x")
 
@@ -120,11 +120,11 @@ def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
     ("what", "place", "name", "fine"),
     [
         ("get", OBJECTS, "placement.json", True),
-        ("put", OBJECTS, "placement.json", False),
-        ("put", OBJECTS, "lease.json", False),
-        ("put", OBJECTS, "state/i-0.json", True),
+        ("put_part", OBJECTS, "placement.json", False),
+        ("put_part", OBJECTS, "lease.json", False),
+        ("put_part", OBJECTS, "state/i-0.json", True),
         ("put_over", OBJECTS, "ckpt/LATEST", True),
-        ("put", OBJECTS, "outcome.json", True),
+        ("put_part", OBJECTS, "outcome.json", True),
         ("put_part", MODELS, "model.safetensors", True),
         ("put_part", MODELS, "outputs/plots/loss.png", True),
         ("put_part", MODELS, "launch.json", False),

@@ -306,5 +306,5 @@ def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch:
 )
 def test_a_host_that_installs_needs_no_torch_and_more_room(more: dict[str, object], says: list[str]) -> None:
     facts = seen(packages=dict.fromkeys(PACKAGES), gpus=[], **more)
-    troubles = alone(Host(name="box", address="box", install=True), facts, asked_s=1e4)
+    troubles = list(alone(Host(name="box", address="box", install=True), facts, asked_s=1e4))
     assert [words in trouble.said for words, trouble in zip(says, troubles, strict=True)] == [True] * len(says)

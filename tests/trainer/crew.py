@@ -32,7 +32,7 @@ from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.fused_step import FusedStep, Switch
+from hetopt.trainer.steps.fused_step import FusedStep, switch_between
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
@@ -84,7 +84,6 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
                 in_buckets=DenseBuckets(Guard("dense")),
                 stopwatch=CpuStopwatch(),
                 pace=Slowdown(),
-                noise="workers",
             )
         return FusedStep(
             module=module,
@@ -92,7 +91,6 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             exchange=Exchange(Compression(), sum(p.numel() for p in model.parameters())),
             stopwatch=CpuStopwatch(),
             pace=Slowdown(),
-            noise="workers",
         )
 
     for kind in ("bucketed", "fused", *losses):
@@ -103,9 +101,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             batch = SampleCursor(len(reader.dataset), 0).take(shares)
             if shares is splits[0]:
                 step.warm_up(reader.cut(batch, rank)[0])
-            noise = step.run(reader.cut(batch, rank), len(batch), None).noise
-            assert noise is not None
-            gradients[f"{kind} noise {shares}"] = torch.stack([noise.weighted_square_norm, noise.mean_square_norm])
+            step.run(reader.cut(batch, rank), len(batch), None)
             flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
             gradients[f"{kind} {shares}"] = torch.cat(flat).clone()
     torch.save(gradients, folder / f"gradients-{rank}.pt")
@@ -160,7 +156,8 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     exchange = Exchange(candidates.dense.compression, numel)
     bf16 = BucketExchange(Compression(name="bf16", memory="none"), trainable_parameters(model))
     buckets = {"identity": DenseBuckets(Guard("dense")), "bf16": bf16}
-    switch = Switch(exchange, buckets, candidates.dense)
+    present = [candidates.dense]
+    switch = switch_between(exchange, buckets, lambda: present[0])
     step = FusedStep(
         module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown(), switch=switch
     )
@@ -171,7 +168,8 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     dense = candidates.dense.option.key
     half = f"bf16 by all_reduce in {len(parts)} buckets"
     for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
-        switch.use(by_key[key])
+        present[0] = by_key[key]
+        exchange.use(by_key[key].compression)
         for number in range(3):
             step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())
             gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())

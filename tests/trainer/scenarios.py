@@ -68,7 +68,6 @@ UNEVEN = {
 SELSYNC = {"name": "selsync", "delta": 0.15, "window": 5, "max_local_steps": 20}
 ROUNDED = {"sync": {"name": "local-sgd", "every_steps": 7}, "compression": {"name": "int4"}}
 OUTER = {"name": "local-sgd", "every_steps": 6, "outer_rate": 0.7, "outer_momentum": 0.5}
-FRAGMENTS = {"sync": {"name": "local-sgd", "every_steps": 6, "fragments": 3}, "compression": {"name": "int8"}}
 SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
     {"name": "local-sgd-1", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 1})},
@@ -84,25 +83,12 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     },
     {"name": "local-buffers-resumed", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
     {"name": "fedavg", "spec": toy_spec(sync={"name": "fedavg", "participants": 0.5, "every_epochs": 0.5})},
-    {"name": "momentum", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 5, "momentum": "average"})},
     {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
-    {"name": "outer-fragments", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3})},
-    {"name": "outer-fragments-resumed", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3}, **HALF)},
-    {"name": "outer-fragments-resumed", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3})},
-    {"name": "fragments", "spec": toy_spec("with_buffers", **FRAGMENTS)},
-    {"name": "fragments-resumed", "spec": toy_spec("with_buffers", **FRAGMENTS, **HALF)},
-    {"name": "fragments-resumed", "spec": toy_spec("with_buffers", **FRAGMENTS)},
-    {
-        "name": "fragments-watched",
-        "spec": toy_spec("with_buffers", **FRAGMENTS, evaluate_every_epochs=0.1, checkpoint_every_s=0.001),
-    },
-    {"name": "fragments-whole", "spec": toy_spec("with_buffers", sync=FRAGMENTS["sync"])},
+    {"name": "outer", "spec": toy_spec("with_buffers", sync=OUTER)},
+    {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER, **HALF)},
+    {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER)},
     {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 48}, **UNEVEN)},
     {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
-    {
-        "name": "refused-fragments",
-        "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 4, "fragments": 2, "momentum": "average"}),
-    },
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},
@@ -130,7 +116,6 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "rows", "spec": toy_spec("rows", **SHORT)},
     {"name": "drifting_rate", "spec": toy_spec("drifting_rate")},
     {"name": "drifting_model", "spec": toy_spec("drifting_model")},
-    {"name": "unfreezing", "spec": toy_spec("unfreezing")},
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
     {"name": "paced", "spec": toy_spec(stop={"max_steps": 48}, **UNEVEN)},
@@ -184,10 +169,6 @@ SCENARIOS: list[dict[str, Any]] = [
         {"name": f"qsgd_maxnorm{part}", "spec": toy_spec("wide", compression={"name": "qsgd_maxnorm"}, **stop)}
         for part, stop in (("", SHORT), ("-resumed", SHORT_HALF), ("-resumed", SHORT))
     ),
-    # The learning rate follows the noise, at a batch four times the one it was tuned at.
-    {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale", **HALF)},
-    {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale")},
-    {"name": "wide-noise", "spec": toy_spec("wide", shares=(36, 20, 8), learning_rate_rule="adascale", **SHORT)},
 ]
 
 

@@ -53,7 +53,6 @@ def shared(step: int) -> SharedState:
         controller={"local_batch_sizes": [3, 1], "lines": []},
         steering={"ratio": 0.01},
         loss_scale=None,
-        learning_rate={"value": 2.0},
         memory_bounds=(0, 2),
         target_reached=False,
     )

@@ -1,4 +1,4 @@
-"""What the loop reads off its steps, and what it remembers of it: rows, shares, noise, the learning rate's scale."""
+"""What the loop reads off its steps, and what it remembers of it: rows, shares, and milestones."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
-from hetopt.core.run_spec import Compression, RunSpec, StopRule
-from hetopt.core.training_laws import pooled_noise
+from hetopt.core.run_spec import RunSpec, StopRule
 from hetopt.trainer.balance import LONGEST_PERIOD_S, Milestones
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.data.cursor import MicroBatch
-from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
-from hetopt.trainer.steps.fused_step import FusedStep
-from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import Autocast, LossModule, NoiseSums, StepTrace
-from hetopt.trainer.steps.stopwatch import CpuStopwatch
+from hetopt.trainer.steps.step import StepTrace
 
 from .scenarios import toy_spec
 
@@ -45,7 +36,7 @@ class Ticks:
         return last - first
 
 
-def step(log: PeriodLog, ticks: Ticks, compute_s: float, *, loss: float = 1.0, noise: NoiseSums | None = None) -> None:
+def step(log: PeriodLog, ticks: Ticks, compute_s: float, *, loss: float = 1.0) -> None:
     """One step: a second of preparation, the computation, two seconds of exchange, a second of applying it."""
     begun = ticks.now_s + 1
     ticks.now_s += compute_s + 4
@@ -56,7 +47,6 @@ def step(log: PeriodLog, ticks: Ticks, compute_s: float, *, loss: float = 1.0, n
             backward_end=begun + compute_s,
             reduce_end=begun + compute_s + 2,
             micro_batches=2,
-            noise=noise,
         )
     )
 
@@ -107,57 +97,6 @@ def test_steps_with_other_shares_are_no_evidence_about_the_new_ones() -> None:
 
 def period(rows: list[ControlRow], shares: tuple[int, ...]) -> Period:
     return Period(rows=tuple(rows), local_batch_sizes=shares)
-
-
-def rows_of(ticks: Ticks, noises: list[list[NoiseSums]]) -> list[ControlRow]:
-    rows = []
-    for noise in noises:
-        log = PeriodLog(ticks)
-        for sums in noise:
-            step(log, ticks, 10.0, noise=sums)
-        rows.append(close(log))
-    return rows
-
-
-def mean_gradient(model: nn.Module, pairs: TensorPairs, indices: list[int]) -> Tensor:
-    model.zero_grad()
-    nn.functional.mse_loss(model(pairs.inputs[indices]), pairs.targets[indices]).backward()
-    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).double()
-
-
-def test_noise_is_that_of_the_micro_batches_gradients() -> None:
-    """A single worker with its micro-batches as groups; of workers as groups it is told in test_training_laws.py."""
-    torch.manual_seed(0)
-    pairs = TensorPairs(torch.randn(40, 3), torch.randn(40, 1))
-    model = nn.Linear(3, 1)
-    parts = [list(range(5)), list(range(5, 12)), list(range(12, 32))]
-    together = [index for part in parts for index in part]
-    whole = mean_gradient(model, pairs, together)
-    each = [mean_gradient(model, pairs, part) for part in parts]
-    reader = BatchReader(dataset=pairs, device=CPU, seed=0)
-
-    def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return nn.functional.mse_loss(net(batch[0]), batch[1])
-
-    form = FusedStep(
-        module=LossModule(model, loss, Autocast(device_type="cpu", precision="fp32")),
-        reader=reader,
-        exchange=Exchange(Compression(), 4),
-        stopwatch=CpuStopwatch(),
-        pace=Slowdown(),
-        noise="micro-batches",
-    )
-    for scale in (None, 1024.0):
-        sums = form.run([MicroBatch(epoch=0, indices=part) for part in parts], 32, scale).noise
-        assert float(sums.mean_square_norm) == pytest.approx(float(whole.square().sum()), rel=1e-5)
-        expected = sum(len(part) * float(one.square().sum()) for part, one in zip(parts, each, strict=True))
-        assert sums.groups == 3
-        assert float(sums.weighted_square_norm) == pytest.approx(expected, rel=1e-5)
-        moments = period(rows_of(Ticks(), [[sums, sums]]), (32,)).noise()
-        norms = [float(one.square().sum()) for one in each]
-        reference = pooled_noise(3, 32, 5 * norms[0] + 7 * norms[1] + 20 * norms[2], float(whole.square().sum()))
-        assert moments.gradient_variance == pytest.approx(reference.gradient_variance, rel=1e-4)
-        assert moments.gradient_square == pytest.approx(reference.gradient_square, rel=1e-4)
 
 
 def run_spec(**changes: object) -> RunSpec:

@@ -12,11 +12,10 @@ import torch
 
 import hetopt
 from hetopt.backends.ec2.renter.backend import _as_machines_read_it
-from hetopt.backends.emulation.description import parse_hosts as described_hosts
+from hetopt.backends.emulation.plan import parse_hosts as described_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.host.bundle import Bundle
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import predict_on_local
 from hetopt.backends.ssh.backend import _mapped, spec_on
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core.errors import BadInput
@@ -192,10 +191,10 @@ def test_what_starts_workers_follows_the_run(tmp_path: Path) -> None:
 
 def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
     for changes, expected in (
-        ({}, (None, False, True)),
-        ({"micro_batch_size": 2}, (2, False, True)),
-        ({"prefetch": "on"}, (None, True, True)),
-        ({"prefetch": "off"}, (None, True, False)),
+        ({}, (None, False)),
+        ({"micro_batch_size": 2}, (2, False)),
+        ({"prefetch": "on"}, (None, True)),
+        ({"prefetch": "off"}, (None, False)),
     ):
         spec = RunSpec.model_validate(toy_spec(shares=(16,), **changes))
         context = WorkerContext(
@@ -208,7 +207,7 @@ def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
             stop_requested=lambda: False,
         )
         feed = make_feed(context, Material.load(spec).data.train)
-        assert (feed._reader.unit, feed._watch is None, feed._reads_ahead) == expected
+        assert (feed._reader.unit, feed._reads_ahead) == expected
 
 
 def test_workers_wait_for_each_other_as_long_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +251,7 @@ def mapped(plan: Plan, on: str) -> RunSpec:
     if on == "local":
         return predict_on_local(plan, (1.0, 2.0)).run
     if on == "rehearsal":
-        return rehearse(plan, ThisMachine(processors=2, operating_system="x"), described_hosts("speed=1; speed=1")).run
+        return rehearse(plan, 2, described_hosts("speed=1; speed=1")).run
     if on == "ec2":
         return _as_machines_read_it(plan.run, BUNDLE, "s3://bucket/data")
     run, hosts = _mapped(plan, parse_hosts("a@box1,a@box2"))

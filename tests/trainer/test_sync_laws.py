@@ -32,9 +32,6 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Crew:
     return run_crew(tmp_path_factory.mktemp("sync"), [dense, *SYNC_SCENARIOS], splits=[])
 
 
-LANDED = STEPS // 2 - 1
-"""Fragments that have travelled: one leaves in every other step, and the last is on its way when the run ends."""
-
 MODEL_BYTES = 4 * (6 * 16 + 16 + 16 + 1)
 
 
@@ -69,13 +66,12 @@ def test_parameters_travel_only_where_models_are_averaged(crew: Crew) -> None:
         times = told(crew, name, "synchronised")
         assert 0 < times < STEPS
         assert told(crew, name, "sent_bytes") == STEPS * vote_bytes + times * (MODEL_BYTES + 4)
-    assert told(crew, "momentum", "sent_bytes") == STEPS // 5 * (2 * MODEL_BYTES + 4)
     assert (
         told(crew, "selsync-auto", "synchronised") <= 0.45 * STEPS
     )  # a quarter was wished, and the first five are given
 
 
-@pytest.mark.parametrize("name", ["selsync", "local-buffers", "fragments", "outer-fragments"])
+@pytest.mark.parametrize("name", ["selsync", "local-buffers", "outer"])
 def test_a_resumed_run_of_local_steps_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
     whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
     assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] == [0, HALF_STEPS]
@@ -98,29 +94,8 @@ def test_averages_may_be_rounded_and_what_rounding_left_goes_with_the_next(crew:
     assert rounded == pytest.approx(whole, rel=0.3)
 
 
-def test_fragments_are_averaged_in_turn_and_as_often_as_the_whole_model_would_be(crew: Crew) -> None:
-    """A third of the model leaves in every other step; the last that leaves is on its way when the run ends."""
-    assert told(crew, "fragments-whole", "synchronised") == LANDED // 3
-    assert told(crew, "fragments-whole", "synchronised") + told(crew, "fragments-whole", "local") == STEPS
-    parameters, statistics = 6 * 16 + 4 * 16 + 1, 2 * 16
-    # Every fragment brings how far workers are apart; ten whole models, and the first fragment of the next.
-    assert LANDED % 3 == 1
-    travelled = 4 * (LANDED + LANDED // 3 * (parameters + statistics) + parameters // 3)
-    assert told(crew, "fragments-whole", "sent_bytes") == travelled
-    assert told(crew, "fragments", "sent_bytes") < travelled
-    apart = [event["sync"]["divergence"] for event in crew.events("fragments", "step") if "divergence" in event["sync"]]
-    assert all(one > 0 for one in apart)
-
-
-def test_a_fragment_that_travels_is_taken_in_when_it_is_due_whoever_looks_before(crew: Crew) -> None:
-    whole, watched = crew.finished("fragments"), crew.finished("fragments-watched")
-    assert len(crew.events("fragments-watched", "evaluated")) > 2 * len(crew.events("fragments", "evaluated"))
-    assert watched["parameters_sha256"] == whole["parameters_sha256"]
-
-
 def test_what_leaves_most_out_of_an_average_is_refused(crew: Crew) -> None:
     assert "leave most of what they have learned out" in reason(crew, "refused")
-    assert "Fragments of a model travel alone" in reason(crew, "refused-fragments")
 
 
 @pytest.mark.parametrize("name", ["shards", "seldp"])

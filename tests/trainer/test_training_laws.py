@@ -51,15 +51,6 @@ def test_any_split_gives_the_mean_over_what_a_loss_counts(crew: Crew, shares: li
         assert (gradient.double() - expected).norm() <= 1e-6 * expected.norm()
 
 
-@pytest.mark.parametrize("shares", SPLITS, ids=str)
-def test_both_forms_see_the_same_noise(crew: Crew, shares: list[int]) -> None:
-    for rank in range(WORLD_SIZE):
-        seen = torch.load(crew.folder / f"gradients-{rank}.pt", weights_only=True)
-        torch.testing.assert_close(seen[f"bucketed noise {shares}"], seen[f"fused noise {shares}"], rtol=1e-5, atol=0)
-        square = float(big_batch_gradient(sum(shares)).square().sum())
-        assert float(seen[f"fused noise {shares}"][1]) == pytest.approx(square, rel=1e-5)
-
-
 def test_numbers_that_travel_beside_gradients_arrive_whole_and_alike(crew: Crew) -> None:
     gathered = [json.loads((crew.folder / f"gathered-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     assert repr(gathered[0]) == repr(gathered[1]) == repr(gathered[2])
@@ -68,8 +59,8 @@ def test_numbers_that_travel_beside_gradients_arrive_whole_and_alike(crew: Crew)
         assert repr(rows) == repr([[float(value) for value in row] for row in expected])
 
 
-FUSED_RUNS = ["dense", "topk", "unused", "bf16-precision", "fp16-precision", "paced", "buffers", "ahead", "noise"]
-BUCKETED_RUNS = ["wide", "wide-fp16", "wide-noise"]
+FUSED_RUNS = ["dense", "topk", "unused", "bf16-precision", "fp16-precision", "paced", "buffers", "ahead"]
+BUCKETED_RUNS = ["wide", "wide-fp16"]
 
 
 @pytest.mark.parametrize("name", [*FUSED_RUNS, *BUCKETED_RUNS, *STEERED_RUNS, "dgc", "bf16", "qsgd_maxnorm"])
@@ -144,22 +135,6 @@ def test_memory_that_runs_out_later_changes_nothing_but_rounding(crew: Crew, lat
     assert_same_but_for_rounding(crew.state(later)["model"], crew.state(never)["model"])
 
 
-@pytest.mark.parametrize("name", ["noise", "wide-noise"])
-def test_the_learning_rate_follows_the_noise_between_none_and_linear(crew: Crew, name: str) -> None:
-    scales = [event["learning_rate_scale"] for event in crew.events(name, "step")]
-    assert scales[0] == 1
-    assert len(set(scales)) > 2
-    assert all(1 <= scale <= 4 for scale in scales)
-    assert {event["learning_rate_scale"] for event in crew.events("dense", "step")} == {1.0}
-    state = crew.state(name)["learning_rate"]
-    assert 0 < state["weight"] < 1
-    if name == "noise":
-        _, after = crew.events(name, "training_started")
-        log = [event for event in crew.events(name) if event["event"] == "step"]
-        resumed = next(event for event in log if event["step"] > after["step"])
-        assert resumed["learning_rate_scale"] > 1, "the scale is forgotten when a run is resumed"
-
-
 def test_a_parameter_that_is_not_used_stays_as_it_was(crew: Crew) -> None:
     torch.manual_seed(0)
     initial = toy_task.partly_unused().model().state_dict()
@@ -186,19 +161,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_one_sentence(crew: Crew) ->
     assert all(math.isfinite(event["loss"]) for event in crew.events("diverging", "step"))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("drifting_rate", "another learning rate"),
-        ("drifting_model", "other values of its parameters"),
-        ("unfreezing", "other parameters that are trained"),
-    ],
-)
-def test_a_worker_that_drifts_away_is_named_within_a_period(crew: Crew, name: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["drifting_rate", "drifting_model"])
+def test_a_worker_that_drifts_away_is_named_within_a_period(crew: Crew, name: str) -> None:
     failures = crew.events(name, "run_failed")
     assert len(failures) == WORLD_SIZE, "workers disagree"
     for failure in failures:
-        assert f"worker 0 has {said}" in failure["reason"]
+        assert "worker 0 has other values of its parameters" in failure["reason"]
     assert not crew.events(name, "training_finished")
 
 

@@ -154,20 +154,6 @@ def drifting_model() -> Task:
     return replace(_task(), loss=loss)
 
 
-def unfreezing() -> Task:
-    """The first worker freezes a layer on the way."""
-
-    calls = itertools.count()
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        made = _loss(model, batch)
-        if next(calls) > 40:
-            model[2].bias.requires_grad_(not _only_rank_0())
-        return made
-
-    return replace(_task(), loss=loss)
-
-
 def sparse(is_sparse: bool = True) -> Task:
     """An embedding whose gradients are sparse, as it is built."""
 

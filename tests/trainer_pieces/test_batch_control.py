@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hetopt.core.batch_partition import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.training_laws import adascale_gain
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
@@ -296,18 +295,6 @@ def test_micro_batches(shares, wish, size):
 def test_runs_that_cannot_be_shared_are_refused(run, says):
     with pytest.raises(BadInput, match=says):
         choose_policy(run, minimum=2)
-
-
-# --- Learning rates ---------------------------------------------------------------------------------------------------
-
-
-@given(st.floats(0, 1e9), st.integers(1, 10_000), st.integers(1, 10_000), st.floats(1.01, 10))
-def test_the_gain_lies_between_none_and_linear_and_grows_with_noise(noise, batch, tuned, factor):
-    gain, linear = adascale_gain(noise, batch, tuned), batch / tuned
-    assert min(1.0, linear) * (1 - 1e-9) <= gain <= max(1.0, linear) * (1 + 1e-9)
-    louder = adascale_gain(noise * factor, batch, tuned)
-    assert (louder - gain) * (linear - 1) >= -1e-6 * gain * abs(linear - 1)
-    assert gain * adascale_gain(noise, tuned, batch) == pytest.approx(1.0)
 
 
 @given(

@@ -9,15 +9,12 @@ import pytest
 import torch
 
 from hetopt.core.comm.composition import (
-    AR_TOPK,
     COLLECTIVES,
     CORRECTION,
     DENSE,
     LOW_PRECISION,
     MEMORIES,
     METHODS,
-    STAR,
-    VAR,
     combinations,
     combine,
     why_not,
@@ -33,7 +30,6 @@ from hetopt.core.comm.payload_bytes import (
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.methods import make_compressor
 
 SHAPES = ((6, 5), (4,))
 EVERYTHING = list(itertools.product(METHODS, MEMORIES, COLLECTIVES))
@@ -130,16 +126,3 @@ def test_a_spec_of_before_is_still_one_and_files_say_only_what_is_not_usual():
 
 
 NUMEL = sum(math.prod(shape) for shape in SHAPES)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_table_says_how_payloads_combine(name):
-    """The collectives of a method's row are those that its compressors name; a shared choice carries any selection."""
-    method, named = METHODS[name], set()
-    for each in (one for one in combinations() if one.name == name):
-        compression = Compression(
-            name=name, ratio=0.3 if method.by_ratio else 1.0, memory=each.memory, collective=each.collective
-        )
-        named.update(make_compressor(compression, NUMEL, shapes=SHAPES).combines)
-    assert named == set(method.collectives)
-    assert {AR_TOPK, STAR, VAR}.isdisjoint(named) or method.same_size

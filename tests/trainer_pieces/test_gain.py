@@ -1,4 +1,4 @@
-"""What other ratios would have kept: exact where it is cheap, close elsewhere, and never in the way of the exchange."""
+"""What other ratios would have kept, which is never in the way of the exchange."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.topk import kept_energies
-from hetopt.trainer.comm.vectors import energy, kept_energy
+from hetopt.trainer.comm.vectors import energy
 
 from .contracts import GRADIENTS
 
@@ -29,12 +29,11 @@ def exact(flat: torch.Tensor, counts: list[int]) -> list[float]:
 @pytest.mark.parametrize("kind", GRADIENTS)
 @pytest.mark.parametrize("numel", [1, 1000, 700_001])
 def test_kept_energies_are_those_of_top_k(kind, numel):
-    """Of a long vector everything below the largest 2 % is sampled: still within a hundredth of the whole."""
     flat = GRADIENTS[kind](numel)
     counts = [kept_elements(numel, ratio) for ratio in RATIOS]
     whole = float(flat.double().square().sum())
     for found, expected in zip(kept_energies(flat, counts), exact(flat, counts), strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=0.01 * whole if numel > 300_000 else 1e-6 * whole)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6 * whole)
 
 
 @settings(max_examples=30)
@@ -52,9 +51,6 @@ def test_energies_grow_with_the_ratio_and_at_least_as_fast_as_it(seed, numel):
 def test_energy_is_that_of_double_precision_at_any_scale(scale):
     flat = scale * torch.randn(300_000, generator=torch.Generator().manual_seed(1))
     assert energy(flat) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
-    sent = torch.where(flat.abs() > scale, flat * 1.25, 0.0)
-    lost = float((flat.double() - sent.double()).square().sum())
-    assert kept_energy(flat, sent) == pytest.approx(energy(flat) - lost, rel=1e-5)
 
 
 def test_energy_of_nothing_and_of_nonsense():
@@ -76,7 +72,7 @@ def test_looking_changes_nothing_that_is_exchanged(compression):
         assert plain.look_energies == ()
         assert looked.energy == pytest.approx(looked.look_energies[-1])
         if compression.name == "topk":
-            assert looked.kept_energy == pytest.approx(looked.look_energies[0])
+            assert looked.kept_energy == pytest.approx(looked.look_energies[0], rel=1e-4)
             assert plain.gain == looked.gain < 1
         else:
             assert looked.gain == 1.0

@@ -14,7 +14,7 @@ from hetopt.trainer.comm.methods import make_chain, make_residual
 from .thread_group import Crew
 
 NUMEL = 2000
-SELECTIONS = ["topk", "mstopk", "dgc", "redsync", "randomk"]
+SELECTIONS = ["topk", "mstopk", "dgc", "redsync"]
 
 
 def in_levels(name, least_gain, *, ratio=0.01, floor_ratio=0.1):

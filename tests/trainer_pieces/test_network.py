@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, time_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, time_s
 from hetopt.core.comm.options import make_option
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import ANOTHER, StepTimes
@@ -20,8 +20,8 @@ links = st.builds(
 )
 
 
-def timed(primitive, size, link, *, members=WORKERS, scope="network", factor=1.0):
-    operation = Operation(primitive=primitive, payload_bytes=size, members=members, scope=scope)
+def timed(primitive, size, link, *, members=WORKERS, factor=1.0):
+    operation = Operation(primitive=primitive, payload_bytes=size, members=members)
     return Timed(operation=operation, time_s=factor * time_s([operation], link, algorithms=TRAINER))
 
 
@@ -38,15 +38,6 @@ def test_timings_of_lines_are_found_and_every_exchange_is_priced(link, factor):
         assert found.expected_s(exchange) == pytest.approx(time_s(exchange, link, algorithms=TRAINER), rel=0.02)
     shared = [Operation(primitive="broadcast", payload_bytes=5e4, members=WORKERS)]
     assert found.expected_s(shared) == pytest.approx(factor * time_s(shared, link, algorithms=TRAINER), rel=0.02)
-
-
-def test_links_inside_and_between_machines_are_told_apart():
-    between, inside = LinkSpeed(latency_s=1e-3, bytes_per_s=1e7), LinkSpeed(latency_s=1e-5, bytes_per_s=1e9)
-    samples = [timed("all_reduce", size, between) for size in SIZES]
-    samples += [timed("all_reduce", size, inside, members=2, scope="host") for size in SIZES]
-    exchange = hierarchical(4e6, dense(4e6, WORKERS), workers_per_host=2, result_bytes=4e6)
-    expected_s = time_s(exchange, between, host=inside, algorithms=TRAINER)
-    assert Network.of(samples).expected_s(exchange) == pytest.approx(expected_s, rel=0.1)
 
 
 def test_a_group_of_one_has_no_network():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs
-from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
+from hetopt.trainer.data.prefetch import ReadAhead
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 
 CPU = torch.device("cpu")
@@ -51,9 +51,9 @@ def opened(kind: type[TensorPairs] = Augmented) -> TensorPairs:
     return kind(torch.zeros(SIZE), torch.zeros(SIZE))
 
 
-def feed_of(dataset: MapDataset, rank: int, *, ahead: bool, watch: ReadingWatch | None = None) -> SampleFeed:
+def feed_of(dataset: MapDataset, rank: int, *, ahead: bool) -> SampleFeed:
     reader = BatchReader(dataset=dataset, device=CPU, seed=0)
-    return SampleFeed(reader=reader, rank=rank, cursor=SampleCursor(SIZE, 0), reads_ahead=ahead, watch=watch)
+    return SampleFeed(reader=reader, rank=rank, cursor=SampleCursor(SIZE, 0), reads_ahead=ahead)
 
 
 def consume(feed: SampleFeed, steps: list[list[int]], bounds: dict[int, int] | None = None) -> list[list[int]]:

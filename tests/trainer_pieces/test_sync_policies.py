@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
-from hetopt.trainer.policies.sync.periodic import MOST_APART
 from hetopt.trainer.policies.sync.policy import SyncObservation
 from hetopt.trainer.policies.sync.selsync import GradientChange, votes_needed
 from hetopt.trainer.sync.sync_assembly import choose_sync_policy
@@ -23,7 +21,7 @@ from .runs import run_of
 WORKERS = 4
 
 
-def run(sync: Synchronization, changes, *, steps: int, rates=lambda step: 0.1):
+def run(sync: Synchronization, changes, *, steps: int):
     """The steps that synchronise (from 1) and their decisions, where votes arrive at once."""
     policy = choose_sync_policy(sync, workers=WORKERS, seed=7, dataset_size=1000, global_batch_size=10)
     assert policy is not None
@@ -32,7 +30,7 @@ def run(sync: Synchronization, changes, *, steps: int, rates=lambda step: 0.1):
         local += 1
         told = changes(step) if policy.votes else None
         state = type(state).model_validate(state.model_dump(mode="json"))  # as a checkpoint does
-        seen = SyncObservation(step=step, local_steps=local, changes=told, learning_rate=rates(step))
+        seen = SyncObservation(step=step, local_steps=local, changes=told)
         state, decision = policy.decide(state, seen)
         if decision.synchronise:
             found[step], local = decision, 0
@@ -43,21 +41,6 @@ def run(sync: Synchronization, changes, *, steps: int, rates=lambda step: 0.1):
 def test_local_sgd_averages_every_so_many_steps(every, steps):
     found, _ = run(Synchronization(name="local-sgd", every_steps=every), None, steps=steps)
     assert list(found) == list(range(every, steps + 1, every))
-
-
-@given(
-    every=st.integers(1, 10),
-    power=st.floats(0.5, 3),
-    rates=st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=60, max_size=60),
-)
-def test_averages_get_rarer_as_the_learning_rate_falls_but_not_without_end(every, power, rates):
-    sync = Synchronization(name="local-sgd", every_steps=every, rate_power=power)
-    found, state = run(sync, None, steps=60, rates=lambda step: rates[step - 1])
-    gaps = [now - before for before, now in itertools.pairwise([0, *found])]
-    assert all(every <= gap <= math.ceil(MOST_APART * every * (1 + 1e-9)) for gap in gaps)
-    assert state.rate == max(rates)
-    steady, _ = run(sync, None, steps=60, rates=lambda step: rates[0])
-    assert list(steady) == list(range(every, 61, every))
 
 
 def test_fedavg_counts_its_rounds_in_epochs_and_draws_another_part_each_time():
@@ -131,7 +114,6 @@ def test_the_change_is_a_number_from_the_first_step_on(norms, smoothing):
         ({"compression": Compression(name="topk", ratio=0.1)}, "leave most"),
         ({"compression": Compression(name="int8")}, None),
         ({"collective_policy": "cheapest"}, "nothing to decide"),
-        ({"learning_rate_rule": "adascale"}, "adascale"),
         ({"precision": "fp16"}, "bf16"),
     ],
 )

@@ -18,11 +18,11 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import redistribute
 from hetopt.trainer.packing import save_packed, save_tensors, unpack
+
+T = TypeVar("T")
 
 SUFFIX = ".safetensors"
 """Of a checkpoint's files."""
@@ -55,16 +57,6 @@ class FileRecord(Record):
         """The record of a file with this content."""
         return cls(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
-    def to_text(self) -> str:
-        """In a few words, as workers tell each other."""
-        return f"{self.size_bytes} {self.sha256}"
-
-    @classmethod
-    def of_text(cls, text: str) -> Self:
-        """Read a manifest from the text that `to_text` wrote."""
-        size, sha256 = text.split()
-        return cls(size_bytes=int(size), sha256=sha256)
-
     def fault(self, data: bytes) -> str | None:
         """How a file differs from what was written, in a few words; None: it does not."""
         if len(data) != self.size_bytes:
@@ -76,7 +68,7 @@ class Manifest(Artifact):
     """Written last, so that a checkpoint that has one was once whole."""
 
     KIND: ClassVar[str] = "checkpoint"
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     MADE_BY: ClassVar[str] = "hetopt launch"
 
     step: NonNegativeInt
@@ -224,11 +216,7 @@ class CheckpointFolder:
         Raises:
             BadInput: damaged.
         """
-        data = self._read(step, STATE_FILE)
-        try:
-            return SharedState(**data)
-        except TypeError:
-            raise self._damaged(step, STATE_FILE, "holds something else") from None
+        return self._read(step, STATE_FILE, SharedState)
 
     def load_own(self, step: int, rank: int, *, workers_then: int, workers_now: int) -> RankState:
         """What is the own of worker ``rank`` (of ``workers_now``) at ``step``, when there were ``workers_then``.
@@ -240,17 +228,10 @@ class CheckpointFolder:
             BadInput: damaged.
         """
         if workers_then == workers_now:
-            return self._load_rank(step, rank)
-        states = [self._load_rank(step, old) for old in range(workers_then)]
+            return self._read(step, rank_file(rank), RankState)
+        states = [self._read(step, rank_file(old), RankState) for old in range(workers_then)]
         memory = redistribute([state.memory for state in states], workers_now)[rank]
         return replace(states[rank % workers_then], memory=memory)
-
-    def _load_rank(self, step: int, rank: int) -> RankState:
-        data = self._read(step, rank_file(rank))
-        try:
-            return RankState(**data)
-        except TypeError:
-            raise self._damaged(step, rank_file(rank), "holds something else") from None
 
     def _steps(self) -> list[int]:
         """Of all checkpoints that were ever whole, oldest first."""
@@ -284,28 +265,15 @@ class CheckpointFolder:
             save_packed(partial, data)
             return FileRecord.of(partial.read_bytes())
 
-    def _read(self, step: int, name: str) -> dict[str, Any]:
-        manifest = self._manifest(step)
-        path = self.path(step) / name
+    def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
+        manifest, path = self._manifest(step), self.path(step) / name
         try:
             content = path.read_bytes()
-        except OSError as error:
-            raise self._damaged(step, name, f"cannot be read ({error.strerror})") from None
-        if isinstance(manifest, str) or name not in manifest.files:
-            raise self._damaged(step, name, "is in no manifest")
-        fault = manifest.files[name].fault(content)
-        if fault is not None:
-            raise self._damaged(step, name, fault)
-        try:
-            data = unpack(content)
-        except ValueError:
-            raise self._damaged(step, name, "is damaged") from None
-        if not isinstance(data, dict):
-            raise self._damaged(step, name, "holds something else")
-        return data
-
-    def _damaged(self, step: int, name: str, how: str) -> BadInput:
-        return BadInput(f"{self.path(step) / name} {how}.", hint=_start_over(self._folder))
+            if isinstance(manifest, str) or manifest.files[name].fault(content) is not None:
+                raise ValueError("this is not what was written")
+            return kind(**unpack(content))
+        except (OSError, KeyError, ValueError, TypeError):
+            raise BadInput(f"{path} is damaged.", hint=_start_over(self._folder)) from None
 
     def _forget_old(self, published: int) -> None:
         """Keep the newest two: the one before the latest is the way out if the latest turns out damaged.

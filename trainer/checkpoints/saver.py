@@ -172,12 +172,12 @@ class CheckpointSaver:
         """This worker's file, or why there is none."""
         error = under_way.parts.exception()
         if error is None:
-            return under_way.parts.result()[rank_file(self._rank)].to_text()
+            return under_way.parts.result()[rank_file(self._rank)].model_dump_json()
         said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         return f"{self._who}: {said}"
 
     def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
-        files = {rank_file(rank): FileRecord.of_text(text) for rank, text in enumerate(texts)}
+        files = {rank_file(rank): FileRecord.model_validate_json(text) for rank, text in enumerate(texts)}
         files[STATE_FILE] = under_way.parts.result()[STATE_FILE]
         manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._world_size, files=files)
         try:

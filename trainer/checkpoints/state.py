@@ -31,7 +31,6 @@ class SharedState:
         controller: what the batch policy remembers, as plain JSON.
         steering: what steers the exchange remembers, likewise; None: nothing does.
         loss_scale: of fp16.
-        learning_rate: the scale that follows the gradient noise, where it does.
         memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
         target_reached: nothing is left to do for a run that ends at its target.
         script: what a script has besides; None: it is no script's.
@@ -47,8 +46,7 @@ class SharedState:
     policy: str
     controller: Mapping[str, object]
     steering: Mapping[str, object] | None
-    loss_scale: Mapping[str, float] | None
-    learning_rate: Mapping[str, float] | None
+    loss_scale: Mapping[str, Any] | None
     memory_bounds: tuple[int, ...]
     target_reached: bool
     script: Mapping[str, Any] | None = None

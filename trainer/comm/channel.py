@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.core.comm.cost import Primitive, Scope, deals, gathers_directly, reduces_directly
+from hetopt.core.comm.cost import Primitive, deals, gathers_directly, reduces_directly
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
@@ -117,7 +117,6 @@ class Message:
     primitive: Primitive
     payload_bytes: int
     time_s: float
-    scope: Scope = "network"
 
 
 class Pauses:
@@ -145,7 +144,6 @@ class Channel:
         group: who takes part; ``None`` is the default group, or this process alone when there is none.
         clock: seconds.
         on: the device whose work must be done before the clock is read.
-        scope: whether the group spans machines, or lies inside one.
     """
 
     def __init__(
@@ -154,12 +152,10 @@ class Channel:
         *,
         clock: Callable[[], float] = time.perf_counter,
         on: torch.device | None = None,
-        scope: Scope = "network",
     ) -> None:
         self._group = group
         self._clock = clock
         self._device = on
-        self.scope: Scope = scope
         self.workers = group_size(group)
         self.rank = group_rank(group)
         self.messages: list[Message] = []
@@ -176,7 +172,7 @@ class Channel:
         begun, pauses = self.now(), Pauses(self.now)
         yield pauses
         time_s = self.now() - begun - pauses.paused_s
-        self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s, scope=self.scope))
+        self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s))
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
         """Reduce over all workers, in place; each element in one place, so that all workers hold the same bits."""

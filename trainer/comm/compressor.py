@@ -1,9 +1,8 @@
 """The algebra of communication: what a compressor is, how payloads combine, and the chain from a gradient to its sum.
 
-    init      the constructor; `state` is what goes on from step to step, alike on all workers or any worker's
-    encode    gradient -> payload; what workers must have alike (a grid, indices, a basis) they agree on here
-    combines  how the payloads of all workers become one: the collectives that can carry them
-    decode    what came of them -> the sum of all workers' gradients, the same bits on every worker
+    init    the constructor; `state` is what goes on from step to step, alike on all workers or any worker's
+    encode  gradient -> payload; what workers must have alike (a grid, indices, a basis) they agree on here
+    decode  what came of them -> the sum of all workers' gradients, the same bits on every worker
 
 A chain is a compressor and a collective, ``Chain(TopK(0.01), AllGather())``, perhaps of shared indices
 (`hetopt.trainer.comm.elements`). Sending everything is a compressor like any other: ``Chain(Identity(), AllReduce())``.
@@ -17,18 +16,17 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
-from hetopt.core.comm.composition import CORRECTION, DENSE, combine, why_not_optimised
+from hetopt.core.comm.composition import CORRECTION, combine, why_not_optimised
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel, group_size
-from hetopt.trainer.comm.vectors import Workspace, energy, kept_energy, take_out
+from hetopt.trainer.comm.vectors import Workspace, energy
 
 State = dict[str, Tensor]
 
@@ -62,19 +60,10 @@ class Payload:
         """Yield what was sent, 1-D fp32, part of the gradient after part; what is left out is zero."""
         raise NotImplementedError
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the payload to a dense vector, in place."""
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the payload to a dense vector, in place; or, with the sign -1, take it out."""
         for place, values in self.parts():
-            flat[place].add_(values)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """Subtract the payload from the dense vector x that it was made of, in place.
-
-        Returns:
-            The energy that this takes away, ``||x||^2 - ||x - sent||^2``; of a selection, and of any other projection,
-            that is ``||sent||^2``.
-        """
-        return sum(take_out(flat[place], values) for place, values in self.parts())
+            flat[place].add_(values, alpha=sign)
 
     def dense(self) -> Tensor:
         """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
@@ -110,15 +99,9 @@ class SparsePayload(Payload):
     values: Tensor
     numel: int
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the payload to a dense vector, in place."""
-        flat.index_add_(0, self.indices, self.values)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        kept = kept_energy(flat.index_select(0, self.indices), self.values)
-        flat.index_add_(0, self.indices, self.values, alpha=-1)
-        return kept
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the elements to a dense vector, or take them out (see `Payload`)."""
+        flat.index_add_(0, self.indices, self.values, alpha=sign)
 
 
 class Stateful:
@@ -138,12 +121,6 @@ class Stateful:
 class Compressor(Stateful, Generic[PayloadT]):
     """Makes a gradient small. What was left out is the residual's business."""
 
-    name: str
-    """That plans and `wire_bytes` know it by."""
-
-    combines: ClassVar[tuple[str, ...]]
-    """Collectives that carry its payloads, see `composition.COLLECTIVES`."""
-
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
         """The payload for a flat gradient.
 
@@ -159,8 +136,6 @@ class Compressor(Stateful, Generic[PayloadT]):
 class Summed(Compressor[PayloadT]):
     """A compressor whose payloads are added up element by element on the way."""
 
-    combines: ClassVar[tuple[str, ...]] = (DENSE,)
-
     def wire(self, payload: PayloadT, out: Tensor) -> Tensor:
         """What travels: replaced by its sum over all workers, in place. May be ``out``, or any memory of its own."""
         raise NotImplementedError
@@ -172,8 +147,6 @@ class Summed(Compressor[PayloadT]):
 
 class Identity(Summed[DensePayload]):
     """Sends the gradient itself, without a copy."""
-
-    name = "identity"
 
     def encode(self, flat: Tensor, turn: Turn) -> DensePayload:
         """The gradient (see `Compressor`)."""
@@ -189,10 +162,6 @@ class Identity(Summed[DensePayload]):
 
 class Collective(Protocol):
     """The last link of a chain: adds up the payloads of all workers. SUM, never a mean: gradients come weighted."""
-
-    @property
-    def name(self) -> str:
-        """Name of the collective, one of `composition.COLLECTIVES`."""
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:
         """Compress, communicate, and write the sum over all workers into ``out``, the same bits on each.
@@ -210,8 +179,6 @@ class Collective(Protocol):
 
 class AllReduce:
     """Each element is summed in one place and handed out, so all workers hold the same bits."""
-
-    name = DENSE
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
         """Sum on the way (see `Collective`)."""
@@ -258,7 +225,7 @@ class Residual(Resumable, Protocol):
         """Keep ``prepared - sent``, where ``sent`` is exactly what the other workers received.
 
         Returns:
-            The energy that this took away (see `Payload.subtract_from`); None where nothing is kept.
+            The energy of what is held back now; None where nothing ever is.
         """
 
 
@@ -271,9 +238,6 @@ class Chain:
         choice: of the elements that are exchanged; None: all.
         scale: of the values of chosen elements: the inverse of the chance to be chosen, where there is no residual.
         seed: of all randomness, the same on every worker.
-
-    Raises:
-        ValueError: the compressor's payloads do not combine so.
     """
 
     def __init__(
@@ -285,9 +249,6 @@ class Chain:
         scale: float = 1.0,
         seed: int = 0,
     ) -> None:
-        if collective.name not in compressor.combines:
-            able = " or ".join(compressor.combines)
-            raise ValueError(f"payloads of {type(compressor).__name__} combine by {able}, not by {collective.name}")
         self._compressor = compressor
         self._collective = collective
         self._choice = choice
@@ -392,9 +353,9 @@ class ErrorFeedback:
         """Keep what was not sent (see `Residual`)."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
-        kept = sent.subtract_from(self._prepared)
+        sent.add_to(self._prepared, -1)
         self._residual, self._prepared = self._prepared, self._residual
-        return kept
+        return energy(self._residual)
 
     def state(self) -> State:
         """A copy of the residual, as ``{"residual": ...}``."""
@@ -469,7 +430,6 @@ class MomentumCorrection:
             accumulated, to ``clip_norm / sqrt(workers)``: what a worker may contribute when the parts of all are
             independent and alike.
         device: where the gradient lies.
-        group: the workers; absent: the default group.
     """
 
     def __init__(
@@ -479,12 +439,11 @@ class MomentumCorrection:
         momentum: float = DEFAULT_MOMENTUM,
         clip_norm: float | None = None,
         device: torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         self._momentum = momentum
-        self._clip_norm, self._group = clip_norm, group
+        self._clip_norm = clip_norm
         self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
         self._unsent = torch.zeros_like(self._velocity)
         self._next_velocity = torch.zeros_like(self._velocity)
@@ -493,7 +452,7 @@ class MomentumCorrection:
     def prepare(self, gradient: Tensor) -> Tensor:
         """The velocity accumulated so far (see `Residual`)."""
         if self._clip_norm is not None:
-            most = self._clip_norm / math.sqrt(group_size(self._group))
+            most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
             gradient = gradient * scale if scale < 1 else gradient
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
@@ -503,12 +462,12 @@ class MomentumCorrection:
         """Keep what was not sent, and forget the velocity of what was (see `Residual`)."""
         if prepared is not self._prepared:
             raise ValueError("only what was prepared here can be committed: a velocity belongs to it")
-        kept = sent.subtract_from(self._prepared)
+        sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
         self._unsent, self._prepared = self._prepared, self._unsent
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
-        return kept
+        return energy(self._unsent)
 
     def state(self) -> State:
         """``{"velocity": ..., "unsent": ...}``, copied."""

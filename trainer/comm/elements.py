@@ -9,13 +9,13 @@ left out of its own gradient.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from hetopt.core.comm.composition import GATHER
+from hetopt.core.comm.composition import STAR, VAR
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, MANY_WORKERS, kept_elements, low_index_bits, packed_index_bytes
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, IndexChoice, SparsePayload, State, Turn, shared_generator
@@ -89,8 +89,15 @@ class ElementCoding:
         """Bytes of ``count`` elements of a gradient of ``numel``, in whole words of four."""
         return -(-(count * self.values.itemsize + self.indices.nbytes(numel, count)) // 4) * 4
 
+    def rounded(self, payload: SparsePayload) -> SparsePayload:
+        """Round values to their type: then this is what was sent, and the rest is the residual.
+
+        An infinity may come of the largest numbers of fp32.
+        """
+        return replace(payload, values=payload.values.to(self.values).float())
+
     def write(self, payload: SparsePayload, out: Tensor) -> None:
-        """Into ``out``, uint8 of at least `nbytes`; values must fit their type, as `LowPrecisionValues` makes them."""
+        """Into ``out``, uint8 of at least `nbytes`; values must fit their type, as `rounded` makes them."""
         count = payload.values.numel()
         split = count * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
@@ -103,31 +110,6 @@ class ElementCoding:
         split = count * self.values.itemsize
         indices = self.indices.read(data[split : split + self.indices.nbytes(numel, count)], numel, count)
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
-
-
-class LowPrecisionValues(Compressor[SparsePayload]):
-    """Rounds what a compressor selects to a smaller type: then this is what was sent, and the rest is the residual."""
-
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
-
-    def __init__(self, inner: Compressor[SparsePayload], dtype: torch.dtype) -> None:
-        self._inner = inner
-        self._dtype = dtype
-        self.name = inner.name
-        self.counts_steps = inner.counts_steps
-
-    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """The inner compressor's choice, rounded; an infinity may come of the largest numbers of fp32."""
-        chosen = self._inner.encode(flat, turn)
-        return SparsePayload(indices=chosen.indices, values=chosen.values.to(self._dtype).float(), numel=chosen.numel)
-
-    def state(self) -> State:
-        """The state of the inner compressor."""
-        return self._inner.state()
-
-    def load_state(self, state: State) -> None:
-        """Load the state of the inner compressor."""
-        self._inner.load_state(state)
 
 
 PLAIN = ElementCoding(indices=PlainIndices(), values=torch.float32)
@@ -145,17 +127,19 @@ class AllGather:
             are padded to the longest; nothing of the padding is read.
     """
 
-    name = GATHER
-
     def __init__(self, coding: ElementCoding = PLAIN, *, same_size: bool = True) -> None:
         self._coding = coding
         self._same_size = same_size
         self._workspace = Workspace()
 
     def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Gather, and sum on arrival (see `Collective`)."""
+        """Compress, gather, and sum on arrival (see `Collective`)."""
+        return self.gather(compressor.encode(flat, turn), out, turn)
+
+    def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
+        """Write the sum of all workers' payloads into ``out``; returns what this one sent."""
         channel, coding = turn.channel, self._coding
-        payload = compressor.encode(flat, turn)
+        payload = coding.rounded(payload)
         count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
         lengths = [count] * channel.workers
         if not self._same_size:
@@ -172,9 +156,6 @@ class AllGather:
         return payload
 
 
-_ROTATION = -1  # the step that offsets of a rotation are drawn for; no exchange has it
-
-
 class RandomElements(IndexChoice):
     """k of n elements at random, without replacement; each is as likely as any other, k / n.
 
@@ -182,43 +163,30 @@ class RandomElements(IndexChoice):
     by a random number of places so that members of small strata have no advantage. Drawing is then O(k); a permutation
     of n indices would cost more than the exchange it is for.
 
-    Args:
-        ratio: fraction of the elements.
-    """
-
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
-
-    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Drawn anew for each step (see `IndexChoice`)."""
-        numel = flat.numel()
-        starts, sizes = strata(numel, kept_elements(numel, self._ratio))
-        generator = shared_generator(turn.seed, turn.step)
-        places = starts + (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * sizes).long()
-        shift = torch.randint(numel, (1,), generator=generator)
-        return ((places + shift) % numel).to(device=flat.device, dtype=torch.int32)
-
-
-class RotatingElements(IndexChoice):
-    """k of n elements in turn: every element comes once in each ``ceil(n / k)`` steps or one less, at a random time.
-
-    Without replacement over steps, as Global Random-k of arXiv 2109.12497 consumes a permutation, but without keeping
-    one: each of k strata is walked through from a random place.
+    In rotation each stratum is walked through from a random place instead: every element comes once in each
+    ``ceil(n / k)`` steps or one less, as Global Random-k of arXiv 2109.12497 consumes a permutation, but without
+    keeping one.
 
     Args:
         ratio: fraction of the elements.
+        rotates: whether elements come in turn.
     """
 
-    def __init__(self, ratio: float) -> None:
+    def __init__(self, ratio: float, *, rotates: bool = False) -> None:
         self._ratio = ratio
+        self._rotates = rotates
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """The next element of each stratum (see `IndexChoice`)."""
+        """Drawn anew for each step, or the next element of each stratum (see `IndexChoice`)."""
         numel = flat.numel()
         starts, sizes = strata(numel, kept_elements(numel, self._ratio))
-        generator = shared_generator(turn.seed, _ROTATION)
+        generator = shared_generator(turn.seed, -1 if self._rotates else turn.step)  # no exchange has the step -1
         first = (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * sizes).long()
-        return (starts + (first + turn.step) % sizes).to(device=flat.device, dtype=torch.int32)
+        if self._rotates:
+            places = starts + (first + turn.step) % sizes
+        else:
+            places = (starts + first + torch.randint(numel, (1,), generator=generator)) % numel
+        return places.to(device=flat.device, dtype=torch.int32)
 
 
 def strata(numel: int, count: int) -> tuple[Tensor, Tensor]:
@@ -233,34 +201,46 @@ _WEIGHT = 0.5
 
 
 class SharedSelection(IndexChoice):
-    """Selects with a compressor of fixed size, and hands indices on; who selects in a step is up to its kinds.
+    """Selects with a compressor of fixed size, and hands indices on: one worker's choice is that of all.
+
+    STAR: workers choose in turn; only one of them selects, and each waits N steps for its turn. VAR: the worker chooses
+    whose selection holds most energy, which takes a gather of four bytes in every step. Else turns while the workers'
+    gradients are alike, elections while they are not, or where turns come too rarely: the skew, largest over mean
+    energy of the workers' selections, is 1 where all are alike and N where one has it all. It is known in steps with an
+    election, and every 16th step has one. Smoothed, it starts elections at 2 and ends them at 1.5. Above 32 workers
+    there are only elections. (The paper conjectures both conditions and leaves switching to future work; the numbers
+    are ours.)
 
     Args:
+        collective: who chooses: `STAR`, `VAR` or `AR_TOPK`.
         compressor: selects ``count`` elements, always.
         count: how many that is.
         coding: of the indices on their way.
     """
 
     def __init__(
-        self,
-        compressor: Compressor[SparsePayload],
-        *,
-        count: int,
-        coding: IndexCoding | None = None,
+        self, collective: str, compressor: Compressor[SparsePayload], *, count: int, coding: IndexCoding
     ) -> None:
+        self._collective = collective
         self._compressor = compressor
         self._count = count
-        self._coding: IndexCoding = coding if coding is not None else PlainIndices()
+        self._coding = coding
         self._workspace = Workspace()
+        self._skew = 1.0
+        self._electing = False
 
-    def _in_turn(self, flat: Tensor, turn: Turn) -> Tensor:
-        """The indices of the worker whose turn it is; nobody else selects."""
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
+        """By turn or by election (see `IndexChoice`)."""
+        looks = turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1
+        asks = self._electing or looks or turn.channel.workers > MANY_WORKERS
+        if self._collective == VAR or (self._collective != STAR and asks):
+            return self._elected(flat, turn)
         source = turn.step % turn.channel.workers
         own = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
         return self._hand_on(own, flat, turn.channel, source)
 
-    def _elected(self, flat: Tensor, turn: Turn) -> tuple[Tensor, float]:
-        """The indices of the worker whose selection holds most energy, and the skew: its energy over the mean.
+    def _elected(self, flat: Tensor, turn: Turn) -> Tensor:
+        """The indices of the worker whose selection holds most energy.
 
         Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
         a NaN wins over everything, and is seen by all.
@@ -271,7 +251,10 @@ class SharedSelection(IndexChoice):
         energies = norms.double().square()
         mean = float(energies.mean())
         skew = float(energies[source]) / mean if mean > 0 else 1.0
-        return self._hand_on(own, flat, turn.channel, source), skew
+        if math.isfinite(skew):
+            self._skew += _WEIGHT * (skew - self._skew)
+        self._electing = self._skew > (EVEN if self._electing else SKEWED)
+        return self._hand_on(own, flat, turn.channel, source)
 
     def _hand_on(self, own: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
         numel = flat.numel()
@@ -282,53 +265,13 @@ class SharedSelection(IndexChoice):
         channel.broadcast(message, source)
         return self._coding.read(message, numel, self._count)
 
-
-class Star(SharedSelection):
-    """Workers choose in turn: no election, and only one of them selects; each waits N steps for its turn."""
-
-    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Step modulo workers (see `IndexChoice`)."""
-        return self._in_turn(flat, turn)
-
-
-class Var(SharedSelection):
-    """The worker chooses whose selection holds most energy: a gather of four bytes in every step."""
-
-    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Elements of the worker whose selection has most energy (see `IndexChoice`)."""
-        return self._elected(flat, turn)[0]
-
-
-class StarOrVar(SharedSelection):
-    """Turns while the workers' gradients are alike, elections while they are not, or where turns come too rarely.
-
-    The skew, largest over mean energy of the workers' selections, is 1 where all are alike and N where one has it all.
-    It is known in steps with an election, and every 16th step has one. Smoothed, it starts elections at 2 and ends them
-    at 1.5. Above 32 workers there are only elections. (The paper conjectures both conditions and leaves switching to
-    future work; the numbers are ours.)
-    """
-
-    _skew = 1.0
-    _electing = False
-
-    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """By turn or by election (see `IndexChoice`)."""
-        many = turn.channel.workers > MANY_WORKERS
-        if not (many or self._electing or turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1):
-            return self._in_turn(flat, turn)
-        indices, skew = self._elected(flat, turn)
-        if math.isfinite(skew):
-            self._skew += _WEIGHT * (skew - self._skew)
-        self._electing = self._skew > (EVEN if self._electing else SKEWED)
-        return indices
-
     def state(self) -> State:
-        """The smoothed skew, and whether elections are on."""
-        return {
-            "skew": torch.tensor(self._skew, dtype=torch.float64),
-            "electing": torch.tensor(self._electing),
-        }
+        """The smoothed skew, and whether elections are on; nothing where who chooses is settled."""
+        if self._collective in (STAR, VAR):
+            return {}
+        return {"skew": torch.tensor(self._skew, dtype=torch.float64), "electing": torch.tensor(self._electing)}
 
     def load_state(self, state: State) -> None:
         """Go on with the saved skew and election."""
-        self._skew, self._electing = float(state["skew"]), bool(state["electing"])
+        if state:
+            self._skew, self._electing = float(state["skew"]), bool(state["electing"])

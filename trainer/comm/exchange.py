@@ -4,11 +4,6 @@ Its compression may change while the run goes on; the residual is kept through e
 
 In buckets: a gradient is summed part by part while the backward pass still makes the rest of it.
 
-In two levels: workers of a host sum densely among themselves, and one of them exchanges with others. Inside a machine
-bytes are cheap, between machines they are not: of all workers' gradients only one sum a host crosses the network. The
-residual of that is kept once a host, in units of the same weighted sum, by the worker that sent it: the host's leader,
-the one of lowest rank.
-
 Of parameters: averages what workers have learned for themselves since their models were last alike, each by the samples
 it saw.
 
@@ -25,9 +20,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,16 +29,15 @@ from torch import Tensor, nn
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.channel import Channel, Message, group_rank, group_size
+from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.compressor import ALIKE, NoResidual, Residual, Resumable, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
-from hetopt.trainer.comm.peers import Guard, LostPeer
+from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import Levels, kept_energies
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.packing import pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +63,6 @@ class ExchangeStats:
     kept_energy: float | None = None
     look_energies: tuple[float, ...] = ()
     level_gains: tuple[float, float] | None = None
-
-    @property
-    def inside_s(self) -> float:
-        """The part of ``sync_s`` that was between workers of one host."""
-        return sum(message.time_s for message in self.messages if message.scope == "host")
 
     @property
     def gain(self) -> float:
@@ -125,7 +113,6 @@ class Exchange:
         first: the compression to begin with; what it leaves open is filled in by `composition.combine`.
         numel: elements of the flat gradient.
         device: where it lies.
-        group: of workers; absent: the default group, or this process alone.
         clock: seconds.
         shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
         seed: of all randomness, the same on every worker.
@@ -147,7 +134,6 @@ class Exchange:
         numel: int,
         *,
         device: torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
         clock: Callable[[], float] = time.perf_counter,
         shapes: Shapes | None = None,
         seed: int = 0,
@@ -158,12 +144,11 @@ class Exchange:
         self._first = first
         self._numel = numel
         self._device = device
-        self._group = group
         self._clock = clock
         self._shapes = shapes
         self._seed = seed
         self._store = store
-        self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
+        self._residual = make_residual(first, numel, device=device) if residual is None else residual
         self._step = first_step
         self.has_residual = False
         self._begin(first)
@@ -197,13 +182,13 @@ class Exchange:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
         residual = self._residual
         with self._guard.watch():
-            channel = Channel(self._group, clock=self._clock, on=flat.device)
+            channel = Channel(clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
             there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
             looked, looking_s = _look(prepared, look_at, channel)
             sent = self._chain.run(prepared, flat, channel, self._step)
-            kept = residual.commit(prepared, sent)
+            held_back = residual.commit(prepared, sent)
         sync_s = sum(message.time_s for message in channel.messages)
         stats = ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
@@ -211,7 +196,7 @@ class Exchange:
             sync_s=sync_s,
             messages=tuple(channel.messages),
             energy=there,
-            kept_energy=there if kept is None else kept,
+            kept_energy=there if there is None or held_back is None else max(0.0, there - held_back),
             look_energies=looked,
             level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )
@@ -250,15 +235,12 @@ class Exchange:
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self._numel, self._shapes
         chosen = checked_for(compression, numel, shapes)
-        self._chain = make_chain(
-            compression, numel, shapes=shapes, seed=self._seed, device=self._device, group=self._group
-        )
+        self._chain = make_chain(compression, numel, shapes=shapes, seed=self._seed, device=self._device)
         layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], self._seed)).encode()).hexdigest()[:8]
         amount = f" {compression.ratio:g}" if chosen.method.by_ratio else ""
         self._guard = Guard(
             f"{chosen.name}{amount} by {chosen.collective} with {chosen.memory} ({numel} elements, {layout}) "
             f"{compression.model_dump_json(exclude={'name', 'ratio', 'collective', 'memory'})}",
-            group=self._group,
             store=self._store,
         )
         self.compression = compression
@@ -439,13 +421,12 @@ class BucketExchange:
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
     gradient's residual has, with the parameters in their order.
 
-    All workers must bring the same buckets in the same order, as DistributedDataParallel sees to.
+    All workers must bring the same buckets in the same order, as DistributedDataParallel sees to. While a backward pass
+    runs, collectives come from this thread, and must come from no other.
 
     Args:
         compression: one that may work on a part of the gradient, see `composition.Method.by_shape`.
         parameters: of the model, in the order of the flat gradient.
-        group: of workers; absent: the default group, or this process alone. Its collectives come from this thread
-            while a backward pass runs, and must come from no other meanwhile.
         clock: seconds.
         seed: of all randomness, the same on every worker.
         store: for a roll call when an exchange times out.
@@ -459,7 +440,6 @@ class BucketExchange:
         compression: Compression,
         parameters: Sequence[nn.Parameter],
         *,
-        group: dist.ProcessGroup | None = None,
         clock: Callable[[], float] = time.perf_counter,
         seed: int = 0,
         store: Store | None = None,
@@ -471,7 +451,6 @@ class BucketExchange:
                 hint="exchange the whole gradient after the backward pass",
             )
         self._compression = compression
-        self._group = group
         self._clock = clock
         self._seed = seed
         self._store = store
@@ -481,8 +460,8 @@ class BucketExchange:
             self._starts[id(parameter)] = numel
             numel += parameter.numel()
         device = parameters[0].device
-        self._whole: State = make_residual(compression, numel, device=device, group=group).state()
-        links = make_chain(compression, numel, seed=seed, device=device, group=group)
+        self._whole: State = make_residual(compression, numel, device=device).state()
+        links = make_chain(compression, numel, seed=seed, device=device)
         if links.state():
             raise BadInput(
                 f"{chosen.name} by {chosen.collective} carries more from step to step than buckets can.",
@@ -561,13 +540,12 @@ class BucketExchange:
         """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
         self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
         numel, device = buffer.numel(), buffer.device
-        residual = make_residual(self._compression, numel, device=device, group=self._group)
+        residual = make_residual(self._compression, numel, device=device)
         residual.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
         exchange = Exchange(
             self._compression,
             numel,
             device=device,
-            group=self._group,
             clock=self._clock,
             seed=self._seed + spans[0][0],
             store=self._store,
@@ -598,194 +576,3 @@ class _Bucket:
 
     residual: Residual
     exchange: Exchange
-
-
-class HostGroups:
-    """The process groups of a hierarchy, as one worker sees them. All workers must make theirs at the same time.
-
-    Args:
-        hosts: of all workers, in rank order.
-        timeout_s: of their operations; absent: the backend's own.
-
-    Raises:
-        ValueError: not every worker has a host.
-
-    Attributes:
-        hosts: of all workers.
-        own: this worker's host.
-        inside: the workers of this worker's host; None: the worker is alone.
-        between: the leaders of all hosts, one each; None where this worker leads none, or is alone.
-        leads: whether this worker is its host's leader.
-    """
-
-    def __init__(self, hosts: Sequence[str], *, timeout_s: float | None = None) -> None:
-        if len(hosts) != group_size(None):
-            raise ValueError(f"{len(hosts)} hosts were named for {group_size(None)} workers")
-        self.hosts = tuple(hosts)
-        rank = group_rank(None)
-        self.own = hosts[rank]
-        by_host: dict[str, list[int]] = {}
-        for other, host in enumerate(hosts):
-            by_host.setdefault(host, []).append(other)
-        leaders = [ranks[0] for ranks in by_host.values()]
-        self.leads = rank in leaders
-        self.inside: dist.ProcessGroup | None = None
-        self.between: dist.ProcessGroup | None = None
-        if not dist.is_initialized():
-            return
-        timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
-        for ranks in (*by_host.values(), leaders):
-            group = cast("dist.ProcessGroup", dist.new_group(ranks, timeout=timeout))  # torch: or 0
-            if ranks is leaders:
-                self.between = group if self.leads else None
-            elif rank in ranks:
-                self.inside = group
-
-
-class HierarchicalExchange:
-    """Stands in for a `Exchange` where several workers share a host.
-
-    Replicas are bit-identical: leaders hold the same bits, and hand them on. A host of one worker has nothing to sum
-    or to hand on; with only such hosts this is the exchange of all workers.
-
-    Of a worker that leads no host, stats say that it held nothing and sent nothing; what a leader sent are its bytes
-    to other hosts. The operations inside are among the messages, with the scope "host".
-
-    Args:
-        first: the compression to begin with.
-        numel: elements of the flat gradient.
-        groups: of all workers.
-        device, clock, shapes, seed, store: as of `Exchange`.
-
-    Attributes:
-        compression: in use between hosts now.
-        has_residual: whether there may be a residual; the same on all workers.
-
-    Raises:
-        BadInput: an unknown name, or things that do not go together. Only leaders notice.
-    """
-
-    def __init__(
-        self,
-        first: Compression,
-        numel: int,
-        *,
-        groups: HostGroups,
-        device: torch.device | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        shapes: Shapes | None = None,
-        seed: int = 0,
-        store: Store | None = None,
-    ) -> None:
-        self._first = first
-        self.compression = first
-        self.has_residual = False
-        self._clock = clock
-        self._device = device if device is not None else torch.device("cpu")
-        self._groups = groups
-        self._between: Exchange | None = None
-        if groups.leads:
-            # Who is missing is found out by all workers together: no store for the leaders alone.
-            self._between = Exchange(
-                first,
-                numel,
-                device=device,
-                group=groups.between,
-                clock=clock,
-                shapes=shapes,
-                seed=seed,
-            )
-        description = f"{first.model_dump_json()} between hosts ({numel} elements; {' '.join(groups.hosts)})"
-        self._guard = Guard(description, store=store)
-
-    def use(self, compression: Compression) -> None:
-        """Exchange like this from the next step on; all workers must decide the same.
-
-        Raises:
-            BadInput: it does not go with the residual. Only leaders notice.
-        """
-        if self._between is not None:
-            self._between.use(compression)
-        self.compression = with_memory(compression, self._first)
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`).
-
-        ``look_at`` is about what hosts send, whose leaders tell. Raises what `Guard.watch` does.
-        """
-        with self._guard.watch():
-            try:
-                return self._run(flat, look_at)
-            except (LostPeer, RunFailed) as error:
-                # The exchange between hosts knows of no others than leaders, and numbers them from 0.
-                if isinstance(error.__cause__, RuntimeError):
-                    raise error.__cause__ from None
-                raise
-
-    def state(self) -> State:
-        """The leader's state; the other workers of its host have the same keys, with a residual of zeros.
-
-        All that a checkpoint needs; as `load_state`, for all workers of a host together.
-
-        So residuals may be handed on to any other workers, of a hierarchy or not (see `error_feedback.redistribute`).
-        """
-        channel = self._inside(self._device)
-        if self._between is None:
-            size = torch.zeros(1, dtype=torch.int64)
-            channel.broadcast(size, 0)
-            message = torch.empty(int(size), dtype=torch.uint8)
-            channel.broadcast(message, 0)
-            handed: State = unpack(message.numpy().tobytes())
-            return handed
-        state = self._between.state()
-        if channel.workers > 1:
-            # A zero of any size takes as little room in the message as a single one.
-            emptied = {
-                key: value.cpu() if key.startswith(ALIKE) else value.new_zeros((), device="cpu").expand(value.shape)
-                for key, value in state.items()
-            }
-            message = torch.frombuffer(bytearray(pack(emptied)), dtype=torch.uint8)
-            channel.broadcast(torch.tensor([message.numel()]), 0)
-            channel.broadcast(message, 0)
-        return state
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Hand what any worker of the host holds back to the leader: its host may have been another one before."""
-        channel = self._inside(self._device)
-        handed: State = {}
-        for key in sorted(state):
-            handed[key] = state[key].to("cpu", copy=True)
-            if not key.startswith(ALIKE):
-                channel.all_reduce(handed[key])
-        self.compression = compression_in(state) or self.compression
-        self.has_residual = True
-        if self._between is not None:
-            self._between.load_state(handed)
-
-    def _run(self, flat: Tensor, look_at: Sequence[float]) -> ExchangeStats:
-        channel = self._inside(flat.device)
-        if channel.workers > 1:
-            channel.all_reduce(flat)
-        if self._between is not None:
-            stats = self._between.run(flat, look_at)
-        else:
-            stats = ExchangeStats(
-                sent_bytes=0,
-                compress_s=0.0,
-                sync_s=0.0,
-                energy=0.0,
-                kept_energy=0.0,
-                look_energies=tuple(0.0 for _ in look_at),
-            )
-        if channel.workers > 1:
-            channel.broadcast(flat, 0)
-        self.has_residual = self.compression.name not in SENDS_ALL
-        before, after = channel.messages[:1], channel.messages[1:]
-        return replace(
-            stats,
-            sync_s=stats.sync_s + sum(message.time_s for message in channel.messages),
-            messages=(*before, *stats.messages, *after),
-        )
-
-    def _inside(self, device: torch.device) -> Channel:
-        return Channel(self._groups.inside, clock=self._clock, on=device, scope="host")

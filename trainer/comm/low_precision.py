@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hetopt.core.comm.composition import DENSE
 from hetopt.core.comm.payload_bytes import SCALED_ELEMENTS, scaled_code_bytes, slice_elements
 from hetopt.trainer.comm.compressor import Compressor, Payload, Turn
 from hetopt.trainer.comm.vectors import RowBlock, Workspace, largest_magnitude, row_blocks
@@ -175,8 +174,6 @@ def _exponent(part: Tensor) -> int:
 class LowPrecision(Compressor["LowPrecisionPayload"]):
     """Sends everything in a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
 
-    combines: ClassVar[tuple[str, ...]] = (DENSE,)
-
     def __init__(self, coding: SliceCoding) -> None:
         self.coding = coding
         self._workspace = Workspace()
@@ -210,8 +207,6 @@ class SlicedAllReduce:
     The residual, where there is one, is the rounding of this worker's own gradient, and that of the sums of its slice,
     which nobody else knows: so what all workers count as sent is exactly what all of them received.
     """
-
-    name = DENSE
 
     def run(self, compressor: LowPrecision, flat: Tensor, out: Tensor, turn: Turn) -> LowPrecisionPayload:
         """Round, sum slices, round (see `Collective`)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hetopt.core.comm.payload_bytes import Shapes, low_rank, matrix_shape
 from hetopt.trainer.comm.compressor import Payload, State, Summed, Turn, shared_generator
-from hetopt.trainer.comm.vectors import Workspace, energy
+from hetopt.trainer.comm.vectors import Workspace
 
 _DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in double precision would leave
 
@@ -74,17 +74,8 @@ class LowRankPayload(Payload):
     right: Tensor
     numel: int
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the products to a dense vector, in place."""
-        self._add(flat, sign=1)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`. A projection; and its energy is that of the right factors, as the left are orthonormal."""
-        self._add(flat, sign=-1)
-        whole = [energy(place.left_of(self.left).view(-1)) for place in self.places if not place.rank]
-        return energy(self.right) + sum(whole)
-
-    def _add(self, flat: Tensor, *, sign: int) -> None:
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the products to a dense vector, or take them out (see `Payload`)."""
         for place in self.places:
             matrix, left = place.matrix(flat), place.left_of(self.left)
             if place.rank:
@@ -107,7 +98,6 @@ class LowRank(Summed[LowRankPayload]):
         device: where the gradient lies.
     """
 
-    name = "powersgd"
     counts_steps = True
 
     def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:

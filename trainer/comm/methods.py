@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hetopt.core.comm import composition
 from hetopt.core.comm.composition import (
@@ -50,15 +49,10 @@ from hetopt.trainer.comm.compressor import (
 from hetopt.trainer.comm.elements import (
     AllGather,
     ElementCoding,
-    LowPrecisionValues,
     PackedIndices,
     PlainIndices,
     RandomElements,
-    RotatingElements,
     SharedSelection,
-    Star,
-    StarOrVar,
-    Var,
 )
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
@@ -72,11 +66,8 @@ from hetopt.trainer.comm.topk import (
     Dgc,
     Levels,
     MsTopK,
-    MultiLevel,
-    RandomSelection,
     RedSync,
     Selection,
-    SharedValues,
     TopK,
 )
 
@@ -109,21 +100,6 @@ class Asked:
         return self.compression.ratio
 
 
-def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection]:
-    def make(asked: Asked) -> Selection:
-        floor, in_levels = asked.compression.floor_ratio, asked.compression.least_gain is not None
-        return MultiLevel(select, asked.ratio, floor or asked.ratio) if floor or in_levels else select(asked.ratio)
-
-    return make
-
-
-def _random(asked: Asked) -> Compressor[Any]:
-    """Random elements are a choice before a compressor, but where a step looks at what they keep before it sends."""
-    if asked.compression.floor_ratio is None and asked.compression.least_gain is None:
-        return Identity()
-    return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
-
-
 def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
     """Codes on a grid: summed on the way, or gathered."""
 
@@ -144,11 +120,11 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "bf16": lambda asked: LowPrecision(LowPrecisionFloats(torch.bfloat16)),
     "int8": lambda asked: LowPrecision(ScaledCodes(8)),
     "int4": lambda asked: LowPrecision(ScaledCodes(4)),
-    "topk": _nested(TopK),
-    "mstopk": _nested(MsTopK),
-    "dgc": _nested(Dgc),
-    "redsync": _nested(RedSync),
-    "randomk": _random,
+    "topk": lambda asked: TopK(asked.ratio),
+    "mstopk": lambda asked: MsTopK(asked.ratio),
+    "dgc": lambda asked: Dgc(asked.ratio),
+    "redsync": lambda asked: RedSync(asked.ratio),
+    "randomk": lambda asked: Identity(),  # of elements that were chosen before
     "qsgd_maxnorm": _quantised(1),
     "qsgd_two_scale": _quantised(2),
     "qsgd_multi_scale": _quantised(3),
@@ -160,14 +136,7 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     ),
 }
 
-_CHOICES: dict[str, Callable[[float], IndexChoice]] = {
-    "randomk": RandomElements,
-    "global_randomk_maxnorm": RotatingElements,
-    "global_randomk_two_scale": RotatingElements,
-}
-"""Of the methods whose elements do not depend on the gradient."""
-
-_SHARED: Mapping[str, type[SharedSelection]] = MappingProxyType({STAR: Star, VAR: Var, AR_TOPK: StarOrVar})
+_ROTATING = ("global_randomk_maxnorm", "global_randomk_two_scale")
 
 _CODINGS: Mapping[str, ElementCoding] = MappingProxyType(
     {
@@ -183,7 +152,7 @@ def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]
 
     Args:
         name: as people write it.
-        method: what it combines with; its collectives are those of the compressor's ``combines``.
+        method: what it combines with.
         make: makes the compressor.
 
     Raises:
@@ -203,7 +172,6 @@ def make_residual(
     numel: int,
     *,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Residual:
     """The residual that goes with ``compression``.
 
@@ -215,9 +183,7 @@ def make_residual(
             return ErrorFeedback(numel, device=device)
         case "momentum_correction":
             momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
-            return MomentumCorrection(
-                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
-            )
+            return MomentumCorrection(numel, momentum=momentum, clip_norm=compression.clip_norm, device=device)
         case _:
             return NoResidual()
 
@@ -229,7 +195,6 @@ def make_compressor(
     shapes: Shapes | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Compressor[Any]:
     """The compressor that ``compression`` names; arguments as of `hetopt.trainer.comm.exchange.Exchange`.
 
@@ -237,7 +202,7 @@ def make_compressor(
         BadInput: an unknown name, or things that do not go together.
     """
     chosen = checked_for(compression, numel, shapes)
-    workers = group_size(group)
+    workers = group_size(None)
     asked = Asked(
         compression=compression,
         chosen=chosen,
@@ -257,7 +222,6 @@ def make_chain(
     shapes: Shapes | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Chain | Levels:
     """The chain from a gradient to its sum, all but the residual; arguments as of `make_compressor`.
 
@@ -265,22 +229,24 @@ def make_chain(
         BadInput: an unknown name, or things that do not go together.
     """
     chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
-    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
+    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device)
     coding = _CODINGS[compression.coding or PLAIN]
-    if isinstance(compressor, MultiLevel) and (compression.least_gain is not None or chosen.name in _CHOICES):
-        summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)
-        return Levels(compressor, summed, least_gain=compression.least_gain or 0.0, seed=seed)
-    if chosen.collective in _SHARED:
-        choice = _SHARED[chosen.collective](compressor, count=kept_elements(numel, ratio), coding=coding.indices)
+    if compression.least_gain is not None or compression.floor_ratio is not None:
+        gather, floor_ratio = AllGather(coding, same_size=chosen.method.same_size), compression.floor_ratio or ratio
+        least_gain = compression.least_gain or 0.0
+        assert isinstance(compressor, Selection), "the rules of compressions see to it"
+        return Levels(type(compressor), ratio, floor_ratio, gather, least_gain=least_gain, seed=seed)
+    if chosen.collective in (AR_TOPK, STAR, VAR):
+        count = kept_elements(numel, ratio)
+        choice: IndexChoice = SharedSelection(chosen.collective, compressor, count=count, coding=coding.indices)
         if coding.values == torch.float32:
             return Chain(Identity(), AllReduce(), choice=choice, seed=seed)
         return Chain(LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), choice=choice, seed=seed)
-    if chosen.name in _CHOICES:
+    if chosen.name == "randomk" or chosen.name in _ROTATING:
         # Without a residual values are scaled up, which makes them unbiased.
         scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
-        return Chain(compressor, AllReduce(), choice=_CHOICES[chosen.name](ratio), scale=scale, seed=seed)
-    if coding.values != torch.float32:
-        compressor = LowPrecisionValues(compressor, coding.values)
+        choice = RandomElements(ratio, rotates=chosen.name in _ROTATING)
+        return Chain(compressor, AllReduce(), choice=choice, scale=scale, seed=seed)
     return Chain(compressor, _collective(chosen, compressor, coding), seed=seed)
 
 

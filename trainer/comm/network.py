@@ -7,8 +7,6 @@ How quick each collective is between the workers: a line through what it took wi
 All workers hold the same figures: what compressing takes the worker that takes longest, and what an operation takes the
 one that waits least, which is how exchanges are looked at later. Nobody measures again: once training goes on, what
 whole steps take is what counts (`hetopt.trainer.policies.ratio.auto`).
-
-Whether workers that share a host exchange as one is priced like any exchange, on the network as it was measured.
 """
 
 from __future__ import annotations
@@ -17,21 +15,18 @@ import itertools
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, Scope, fit_alpha_beta
-from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family, Option, operations_of
-from hetopt.core.comm.payload_bytes import Shapes, hierarchical_operations, kept_elements, operations
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, fit_alpha_beta
+from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family, Option
+from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import Exchange, HostGroups
+from hetopt.trainer.comm.exchange import Exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +39,9 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Latency of a message and rate of the slowest link, of each collective between machines and inside them."""
+    """Latency of a message and rate of the slowest link, of each collective."""
 
-    lines: Mapping[tuple[Scope, Primitive], LinkSpeed]
+    lines: Mapping[Primitive, LinkSpeed]
 
     @classmethod
     def of(cls, timings: Sequence[Timed]) -> Network:
@@ -58,12 +53,13 @@ class Network:
         timings = [timed for timed in timings if timed.operation.members > 1]
         if not timings:
             raise ValueError("a network is measured between at least two members")
-        kinds = dict.fromkeys((timed.operation.scope, timed.operation.primitive) for timed in timings)
-        return cls(lines={kind: _line([t for t in timings if _kind(t.operation) == kind]) for kind in kinds})
+        kinds = dict.fromkeys(timed.operation.primitive for timed in timings)
+        return cls(lines={kind: _line([t for t in timings if t.operation.primitive == kind]) for kind in kinds})
 
     def expected_s(self, operations: Sequence[Operation]) -> float:
         """Seconds of an exchange, its operations one after the other."""
-        return sum(self._of(operation).time_s(operation.terms(TRAINER)) for operation in operations)
+        lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
+        return sum(line.time_s(one.terms(TRAINER)) for line, one in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
         """Seconds of all buckets of an option, without what backward hides of them."""
@@ -73,16 +69,6 @@ class Network:
     def hop(self) -> LinkSpeed:
         """Latency and rate of a sum, for people."""
         return next(iter(self.lines.values()))
-
-    def _of(self, operation: Operation) -> LinkSpeed:
-        """The line of an operation; of what was never timed that of the same collective elsewhere, or of any."""
-        scope, primitive = _kind(operation)
-        near = [line for (where, what), line in self.lines.items() if primitive == what or scope == where]
-        return self.lines.get((scope, primitive)) or [*near, self.hop][0]
-
-
-def _kind(operation: Operation) -> tuple[Scope, Primitive]:
-    return operation.scope, operation.primitive
 
 
 def _line(timings: Sequence[Timed]) -> LinkSpeed:
@@ -106,7 +92,6 @@ LEAST_BYTES = 256
 may take no longer, and a line through it would promise too much of all others."""
 
 _STRIDE = 8
-_MOST_TIMINGS = 16
 _SELECTED = (0.01, 0.001, 0.0001)  # ratios that compressors are timed at; two of them, as large as time allows
 _PRIMITIVES: tuple[Primitive, ...] = ("all_reduce", "all_gather", "broadcast")
 
@@ -115,8 +100,6 @@ def measure_network(
     gradient_bytes: int,
     *,
     device: torch.device,
-    group: dist.ProcessGroup | None = None,
-    scope: Scope = "network",
 ) -> tuple[Timed, ...]:
     """Time each primitive at four payloads, the largest of them the gradient's size where time allows.
 
@@ -126,10 +109,8 @@ def measure_network(
     Args:
         gradient_bytes: of the dense gradient.
         device: where gradients lie.
-        group: that will exchange them; of two workers or more.
-        scope: whether the group spans machines, or lies inside one.
     """
-    channel = Channel(group, on=device, scope=scope)
+    channel = Channel(on=device)
     smallest = min(LEAST_BYTES, gradient_bytes)
     largest = _affordable_bytes(channel, smallest, gradient_bytes, device)
     large = max(smallest, largest // 4)
@@ -177,7 +158,7 @@ def _timed(
     [first_s] = agreed_s(1)
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
     time_s = statistics.median(agreed_s(1 if once else repeats))
-    operation = Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers, scope=channel.scope)
+    operation = Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers)
     return Timed(operation=operation, time_s=max(1e-6, time_s))
 
 
@@ -271,64 +252,3 @@ def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
     slowest = torch.tensor(times_s[1:], dtype=torch.float64)
     channel.all_reduce(slowest, "max")
     return float(statistics.median(slowest.tolist()))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
-    """Names of the hosts of all workers, in rank order."""
-
-    names: tuple[str, ...]
-
-    @property
-    def count(self) -> int:
-        """Number of hosts."""
-        return len(set(self.names))
-
-    @property
-    def fullest(self) -> str:
-        """The first of those with most workers."""
-        return Counter(self.names).most_common(1)[0][0]
-
-    @property
-    def workers_per_host(self) -> int:
-        """Number of workers on the host that has most."""
-        return self.names.count(self.fullest)
-
-    @property
-    def are_levels(self) -> bool:
-        """Whether there is both something to sum inside hosts and somebody to exchange with outside."""
-        return 1 < self.count < len(self.names)
-
-
-def measure_inside(hosts: Hosts, groups: HostGroups, gradient_bytes: int, *, device: torch.device) -> tuple[Timed, ...]:
-    """What collectives take inside the fullest host; all workers of all hosts take part at the same time."""
-    row: list[float] = []
-    if groups.inside is not None and hosts.names.count(groups.own) > 1:
-        for timed in measure_network(gradient_bytes, device=device, group=groups.inside, scope="host"):
-            operation = timed.operation
-            place = _PRIMITIVES.index(operation.primitive)
-            row += [float(place), float(operation.payload_bytes), float(operation.members), timed.time_s]
-    row += [0.0] * (4 * _MOST_TIMINGS - len(row))
-    told = gather_numbers(row, len(hosts.names))[hosts.names.index(hosts.fullest)]
-    return tuple(
-        Timed(
-            operation=Operation(
-                primitive=_PRIMITIVES[int(place)], payload_bytes=payload_bytes, members=int(members), scope="host"
-            ),
-            time_s=time_s,
-        )
-        for place, payload_bytes, members, time_s in zip(*(told[column::4] for column in range(4)), strict=True)
-        if members
-    )
-
-
-def exchange_as_one(
-    compression: Compression, numel: int, hosts: Hosts, network: Network, *, shapes: Shapes | None = None
-) -> bool:
-    """Whether the exchange is expected to be over sooner when each host's workers sum first and one of them sends."""
-
-    def between(workers: int) -> tuple[Operation, ...]:
-        return operations_of(compression, numel, workers=workers, shapes=shapes)
-
-    levels = hierarchical_operations(between(hosts.count), numel, workers_per_host=hosts.workers_per_host)
-    return network.expected_s(levels) < network.expected_s(between(len(hosts.names)))

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
@@ -22,7 +20,6 @@ from hetopt.trainer.comm.vectors import (
     Lanes,
     Workspace,
     add_looked_up,
-    add_whole_bytes,
     bit_values,
     blocks,
     largest_magnitude,
@@ -30,7 +27,6 @@ from hetopt.trainer.comm.vectors import (
     mean_magnitude,
     pack_codes,
     pack_flags,
-    take_out,
 )
 
 Rounding = Callable[[Tensor], Tensor]
@@ -253,18 +249,10 @@ class PackedPayload(Payload):
         unit = message[:head].clone().view(torch.float32)
         return replace(self, packed=message[head:], unit=unit)
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the values to a dense vector, in place."""
-        unit = float(self.unit)
-        if self.bits == 8:
-            add_whole_bytes(self.packed, self.code_values[0], unit, flat)
-        else:
-            table = bit_values(torch.tensor(self.code_values), self.bits).to(flat.device)
-            add_looked_up(self.packed, table * unit, flat)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        return take_out(flat, self.dense())
+    def add_to(self, flat: Tensor, sign: int = 1) -> None:
+        """Add the values to a dense vector, or take them out (see `Payload`)."""
+        table = bit_values(torch.tensor(self.code_values), self.bits).to(flat.device)
+        add_looked_up(self.packed, table * (sign * float(self.unit)), flat)
 
 
 class Packed(Compressor[PackedPayload]):
@@ -278,9 +266,6 @@ class Packed(Compressor[PackedPayload]):
         levels: s, at most ``2^(bits - 1) - 1``.
         at_random: how values are rounded, see `Quantised`.
     """
-
-    name = "qsgd_maxnorm"
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def __init__(self, *, bits: int, levels: int, at_random: bool) -> None:
         self.counts_steps = at_random
@@ -309,9 +294,6 @@ class Sign(Compressor[PackedPayload]):
     a mean of zero. (Karimireddy et al., arXiv 1901.09847; signs alone: Bernstein et al., arXiv 1802.04434.)
     """
 
-    name = "sign"
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
-
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
         """The signs of all elements (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
@@ -323,8 +305,6 @@ class Sign(Compressor[PackedPayload]):
 
 class PackedAllGather:
     """One all-gather of bytes; payloads are unpacked and added in rank order, so all workers hold the same bits."""
-
-    name = GATHER
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
         """Gather, and sum on arrival (see `Collective`)."""

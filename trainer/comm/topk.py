@@ -20,27 +20,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hetopt.core.comm.composition import AR_TOPK, GATHER, STAR, VAR
 from hetopt.core.comm.payload_bytes import MAX_INDEXED_ELEMENTS, kept_elements
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import (
     AllReduce,
-    Collective,
     Compressor,
     Identity,
-    IndexChoice,
     Payload,
     SparsePayload,
     State,
     Turn,
 )
-from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks, energy, largest_magnitude, mean_magnitude
+from hetopt.trainer.comm.elements import AllGather
+from hetopt.trainer.comm.vectors import blocks, energy, largest_magnitude, mean_magnitude
 
 SAMPLE_SIZE = 65_536
 
@@ -55,8 +51,6 @@ class Selection(Compressor[SparsePayload]):
         ratio: fraction of the elements, in (0, 1].
     """
 
-    combines: ClassVar[tuple[str, ...]] = (GATHER, AR_TOPK, STAR, VAR)
-
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
 
@@ -67,8 +61,6 @@ class TopK(Selection):
     One selection over all parameters, not one a layer: a per-layer k starves layers with large gradients (arXiv
     2312.02493).
     """
-
-    name = "topk"
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep the largest magnitudes; the same gradient always gives the same payload."""
@@ -150,8 +142,6 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
 class ThresholdSelection(Selection):
     """Sends what is not below a threshold, mostly another number of elements on every worker."""
 
-    combines: ClassVar[tuple[str, ...]] = (GATHER,)
-
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; Top-k decides where no threshold is found, and where everything is to be sent."""
         k = kept_elements(flat.numel(), self.ratio)
@@ -163,90 +153,29 @@ class ThresholdSelection(Selection):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Survivors:
-    """Ascending indices and magnitudes of the elements whose magnitude is not below some threshold; NaN never is."""
-
-    indices: Tensor
-    magnitudes: Tensor
-
-    @classmethod
-    def of(cls, flat: Tensor, threshold: float) -> Survivors:
-        """Return the survivors of a whole gradient."""
-        return cls(*not_below(flat, threshold))
-
-    def above(self, threshold: float) -> Survivors:
-        """Return those that are left at a higher threshold."""
-        stay = self.magnitudes.lt(threshold).logical_not_()
-        return Survivors(self.indices[stay], self.magnitudes[stay])
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
-class ThresholdSearch:
-    """Answers how many elements are not below a threshold, again and again.
-
-    Counting is one pass over a gradient, taking elements out is several. So a search counts, and takes out only what it
-    ends with, or once they are few, those that all thresholds to come must choose among.
-    """
-
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-        self._few: Survivors | None = None
-
-    def count(self, threshold: float) -> int:
-        """Return the number of elements not below the threshold."""
-        return count_not_below(self._flat if self._few is None else self._few.magnitudes, threshold)
-
-    def take(self, threshold: float) -> Survivors:
-        """Return the elements not below the threshold."""
-        return Survivors.of(self._flat, threshold) if self._few is None else self._few.above(threshold)
-
-    def never_below(self, threshold: float, count: int) -> None:
-        """Ask only for higher thresholds from now on than this one, which ``count`` elements pass."""
-        among = self._flat.numel() if self._few is None else len(self._few)
-        if count <= _FEW * among:
-            self._few = self.take(threshold)
-
-
-_FEW = 1 / 16
-
-
-def count_not_below(flat: Tensor, threshold: float) -> int:
-    """Return how many elements of 1-D fp32 have a magnitude that is not below the threshold."""
-    if flat.device.type != "cpu":
-        return int(flat.abs().lt(threshold).logical_not_().sum())
-    # A CPU compares into fp32 several times as fast as into truths; a block's sum of ones is exact in fp32.
-    ones, below = torch.empty(min(BLOCK_ELEMENTS, flat.numel())), 0
-    for block in blocks(flat.numel(), flat.device):
-        below += int(torch.lt(flat[block].abs(), threshold, out=ones[: block.stop - block.start]).sum())
-    return flat.numel() - below
-
-
-def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[Survivors | None, float | None]:
+def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, float | None]:
     """Bisect r until k to ``most`` elements are not below ``mean + r (max - mean)``.
 
     Returns:
-        These elements, and None. Where no such r is found in so many rounds: the fewest elements that were more (None:
-        k elements are more than lie above the mean), and a threshold that fewer than k pass.
+        That threshold, and None. Where no such r is found in so many rounds: the highest threshold that more elements
+        pass (None: k elements are more than lie above the mean), and the lowest that fewer than k pass.
     """
     mean, largest = mean_magnitude(flat), largest_magnitude(flat)
     if not (math.isfinite(largest) and largest > mean * (1 + 1e-6)):
         return None, None  # no threshold between them tells elements apart
-    low, high, upper, search = 0.0, 1.0, math.inf, ThresholdSearch(flat)
+    magnitudes, lower, upper = flat.abs(), None, math.inf
+    low, high = 0.0, 1.0
     for _ in range(rounds):
         r = (low + high) / 2
         threshold = mean + r * (largest - mean)
-        passing = search.count(threshold)
+        passing = int(torch.count_nonzero(magnitudes >= threshold))
         if k <= passing <= most:
-            return search.take(threshold), None
+            return threshold, None
         if passing < k:
             high, upper = r, threshold
         else:
-            low = r
-            search.never_below(threshold, passing)
-    return search.take(mean + low * (largest - mean)) if low else None, upper
+            low, lower = r, threshold
+    return lower, upper
 
 
 SAMPLED_PART = 0.01
@@ -264,7 +193,6 @@ class Dgc(ThresholdSelection):
     that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the residual's.)
     """
 
-    name = "dgc"
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
@@ -276,13 +204,11 @@ class Dgc(ThresholdSelection):
         places = torch.randint(numel, (sample,), generator=turn.private(flat.device), device=flat.device)
         rank = max(1, round(k / numel * sample))
         threshold = float(torch.topk(flat.index_select(0, places).abs_(), rank).values[-1])
-        found = Survivors.of(flat, threshold)
         for _ in range(CORRECTIONS):
-            if LOWER * k <= len(found) <= RAISE * k:
-                return found.indices
-            is_raised = len(found) > RAISE * k
-            threshold *= RAISE if is_raised else LOWER
-            found = found.above(threshold) if is_raised else Survivors.of(flat, threshold)
+            indices, _ = not_below(flat, threshold)
+            if LOWER * k <= len(indices) <= RAISE * k:
+                return indices
+            threshold *= RAISE if len(indices) > RAISE * k else LOWER
         return None
 
 
@@ -296,12 +222,10 @@ class RedSync(ThresholdSelection):
     released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
     """
 
-    name = "redsync"
-
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
         """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
-        found, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
-        return None if found is None or upper is not None else found.indices
+        lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
+        return None if lower is None or upper is not None else not_below(flat, lower)[0]
 
 
 MSTOPK_ROUNDS = 25
@@ -315,166 +239,51 @@ class MsTopK(ThresholdSelection):
     "Towards scalable distributed training of deep learning on public cloud clusters", arXiv 2010.10458.)
     """
 
-    name = "mstopk"
-    combines = Selection.combines
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
         """Keep exactly k elements (see `ThresholdSelection`); what fills up is up to the turn."""
-        plenty, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
-        if plenty is None or upper is None:
-            return None if plenty is None else plenty.indices
-        sure = ~(plenty.magnitudes < upper)
-        between, missing = plenty.indices[~sure], k - int(sure.sum())
+        lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
+        if lower is None:
+            return None
+        plenty, magnitudes = not_below(flat, lower)
+        if upper is None:
+            return plenty
+        sure = magnitudes >= upper
+        between, missing = plenty[~sure], k - int(sure.sum())
         generator = turn.private(flat.device)
         start = int(torch.randint(len(between) - missing + 1, (1,), generator=generator, device=flat.device))
-        return torch.cat((plenty.indices[sure], between[start : start + missing])).sort().values
-
-
-class MultiLevel(Selection):
-    """Compresses the compressed, as GraVAC does: selects ``floor_ratio``, and of that as much as makes ``ratio``.
-
-    While a controller tries smaller and smaller ratios, only the floor's selection looks at the whole gradient. Of
-    nested selections such as Top-k this gives what selecting at once would. A ratio above the floor is selected at
-    once. (Tyagi and Swany, arXiv 2305.12201.)
-
-    Args:
-        select: makes the selection of a ratio.
-        ratio: of the whole, in the end.
-        floor_ratio: fraction of the elements that the first selection keeps.
-    """
-
-    def __init__(self, select: Callable[[float], Selection], ratio: float, floor_ratio: float) -> None:
-        super().__init__(ratio)
-        self._select = select
-        self._first = select(max(ratio, floor_ratio))
-        self._is_direct = ratio >= floor_ratio
-        self.name = self._first.name
-        self.counts_steps = self._first.counts_steps
-
-    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Select twice; as deterministic as the inner selection."""
-        return self.both(flat, turn)[1]
-
-    def both(self, flat: Tensor, turn: Turn) -> tuple[SparsePayload, SparsePayload]:
-        """The first selection, and the second, which is the same where the ratio is above the floor."""
-        floor = self._first.encode(flat, turn)
-        if self._is_direct:
-            return floor, floor
-        # Of the elements that are there, which may be a few more or less than the floor's fraction.
-        part = min(1.0, self.ratio * flat.numel() / floor.values.numel())
-        chosen = self._select(part).encode(floor.values, turn)
-        indices = floor.indices.index_select(0, chosen.indices)
-        return floor, SparsePayload(indices=indices, values=chosen.values, numel=flat.numel())
-
-
-_SAMPLE = 65_536
-_EXACT_UP_TO = 4 * _SAMPLE
-_SELECTED_PART = 0.02
+        return torch.cat((plenty[sure], between[start : start + missing])).sort().values
 
 
 def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
-    """Energy of the k largest magnitudes of ``flat``, for each k in ``counts``.
+    """Return the energy of the k largest magnitudes of ``flat``, for each k in ``counts``.
 
-    One sort serves all counts: Top-k is an orthogonal projection, so energies of nested selections are prefix sums. Of
-    a long vector only the largest elements are sorted; those below them are all small, and a random sample tells how
-    their energy is spread to within a percent of it.
+    One sort serves all counts: Top-k is an orthogonal projection, so energies of nested selections are prefix sums.
 
     Args:
         flat: 1-D fp32, finite.
-        counts: each between 0 and the number of elements.
+        counts: each between 1 and the number of elements.
     """
-    numel = flat.numel()
-    if numel <= _EXACT_UP_TO:
-        kept = flat
-    else:
-        exact = [count for count in counts if 0 < count <= _SELECTED_PART * numel]
-        kept = flat.index_select(0, largest_magnitudes(flat, max(exact))) if exact else flat.new_empty(0)
-    whole, known = energy(flat), kept.numel()
-    top = _prefix(kept.abs())
-    top_energy = float(top[-1]) if known else 0.0
-    tail = _prefix(_sample_below(flat, kept)) if any(known < count < numel for count in counts) else top
-    energies: list[float] = []
-    for count in counts:
-        if count >= numel:
-            energies.append(whole)
-        elif count <= known:
-            energies.append(min(whole, float(top[count - 1]) if count else 0.0))
-        else:
-            # Of the sampled elements the same part is among the ``count`` largest as of all that are not in ``kept``.
-            place = max(1, round((count - known) / (numel - known) * tail.numel()))
-            part = float(tail[place - 1] / tail[-1]) if tail[-1] > 0 else 1.0
-            energies.append(min(whole, top_energy + part * max(0.0, whole - top_energy)))
-    return tuple(energies)
-
-
-def _prefix(magnitudes: Tensor) -> Tensor:
-    """Energies of the largest 1, 2, ... magnitudes, in double precision."""
-    return magnitudes.sort(descending=True).values.double().square_().cumsum_(0)
-
-
-def _sample_below(flat: Tensor, kept: Tensor) -> Tensor:
-    """Magnitudes of a random sample of the elements that are not in ``kept``."""
-    places = torch.randint(flat.numel(), (_SAMPLE,), generator=torch.Generator().manual_seed(flat.numel()))
-    sample = flat.index_select(0, places.to(flat.device)).abs_()
-    below = sample[sample < kept.abs().min()] if kept.numel() else sample
-    return below if below.numel() else sample
-
-
-class RandomSelection(Selection):
-    """Random elements as a selection of its own: the same on every worker in a step, and of any vector.
-
-    Args:
-        ratio: fraction of the elements.
-        choice: draws them.
-    """
-
-    name = "randomk"
-    counts_steps = True
-
-    def __init__(self, ratio: float, choice: IndexChoice) -> None:
-        super().__init__(ratio)
-        self._choice = choice
-
-    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep what was drawn (see `Compressor`)."""
-        return select(flat, self._choice.choose(flat, turn).sort().values)
-
-
-class SharedValues:
-    """Sums values of elements that are the same on every worker: indices do not travel."""
-
-    name = AllReduce.name
-
-    def __init__(self) -> None:
-        self._workspace = Workspace()
-
-    def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
-        """Sum on the way (see `Collective`)."""
-        payload = compressor.encode(flat, turn)
-        summed = self._workspace.take("summed", payload.values.numel(), torch.float32, flat.device)
-        turn.channel.all_reduce(summed.copy_(payload.values))
-        out.zero_().index_add_(0, payload.indices, summed)
-        return payload
-
-
-class Selected(Compressor[SparsePayload]):
-    """Hands a selection on that was made before."""
-
-    def __init__(self, payload: SparsePayload) -> None:
-        self._payload = payload
-
-    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """That selection (see `Compressor`)."""
-        return self._payload
+    whole = energy(flat)
+    most = max((count for count in counts if count < flat.numel()), default=1)
+    largest = flat.index_select(0, largest_magnitudes(flat, most)).abs().sort(descending=True).values
+    prefixes = largest.double().square_().cumsum_(0)
+    return tuple(whole if count >= flat.numel() else min(whole, float(prefixes[count - 1])) for count in counts)
 
 
 class Levels:
     """A chain (see `hetopt.trainer.comm.compressor.Chain`) that chooses between three payloads in every step.
 
+    The candidate is selected from a first, larger selection, the floor: so only that looks at the whole gradient. Of
+    nested selections such as Top-k this gives what selecting at once would. What is sent is the first of candidate and
+    floor that keeps enough energy, of all workers, else everything. (GraVAC: Tyagi and Swany, arXiv 2305.12201.)
+
     Args:
-        nested: makes the floor's selection, and the candidate's of it.
-        collective: that carries either.
+        select: makes the selection of a ratio.
+        ratio: of the candidate, of the whole gradient; above the floor it is selected at once.
+        floor_ratio: of the floor.
+        gather: carries either.
         least_gain: eps.
         seed: of all randomness, the same on every worker.
 
@@ -482,12 +291,24 @@ class Levels:
         gains: of the candidate and of the floor in the step before, of all workers; absent before the first.
     """
 
-    def __init__(self, nested: MultiLevel, collective: Collective, *, least_gain: float, seed: int = 0) -> None:
-        self._nested = nested
-        self._collective = collective
+    def __init__(
+        self,
+        select: Callable[[float], Selection],
+        ratio: float,
+        floor_ratio: float,
+        gather: AllGather,
+        *,
+        least_gain: float,
+        seed: int = 0,
+    ) -> None:
+        self._select = select
+        self._ratio = ratio
+        self._first = select(max(ratio, floor_ratio))
+        self._is_direct = ratio >= floor_ratio
+        self._gather = gather
         self._least_gain = least_gain
         self._seed = seed
-        self.counts_steps = nested.counts_steps
+        self.counts_steps = self._first.counts_steps
         self.gains: tuple[float, float] | None = None
 
     def run(self, flat: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
@@ -496,14 +317,20 @@ class Levels:
         A NaN keeps nothing, so everything is sent and seen.
         """
         turn = Turn(channel, step, self._seed)
-        floor, candidate = self._nested.both(flat, turn)
+        floor = candidate = self._first.encode(flat, turn)
+        if not self._is_direct:
+            # Of the elements that are there, which may be a few more or less than the floor's fraction.
+            part = min(1.0, self._ratio * flat.numel() / floor.values.numel())
+            chosen = self._select(part).encode(floor.values, turn)
+            indices = floor.indices.index_select(0, chosen.indices)
+            candidate = SparsePayload(indices=indices, values=chosen.values, numel=flat.numel())
         there = flat.new_tensor([energy(candidate.values), energy(floor.values), energy(flat)])
         channel.all_reduce(there)
         kept, kept_by_floor, whole = there.tolist()
         self.gains = (1.0, 1.0) if whole == 0 else (kept / whole, kept_by_floor / whole)
         for payload, gain in zip((candidate, floor), self.gains, strict=True):
             if gain >= self._least_gain:
-                return self._collective.run(Selected(payload), flat, out, turn)
+                return self._gather.gather(payload, out, turn)
         return AllReduce().run(Identity(), flat, out, turn)
 
     def state(self) -> State:

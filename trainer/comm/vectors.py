@@ -82,28 +82,6 @@ def energy(flat: Tensor) -> float:
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
 
 
-def kept_energy(values: Tensor, sent: Tensor) -> float:
-    """``||values||^2 - ||values - sent||^2``, without the difference: ``2 values . sent - sent . sent``."""
-    if values is sent:
-        return energy(sent)
-    if sent.numel() == 0:
-        return 0.0
-    pairs = [(values[block], sent[block]) for block in blocks(sent.numel(), sent.device)]
-    # The same number twice, or nearly, so hardly anything cancels.
-    dots = torch.stack([torch.stack((torch.dot(there, gone), torch.dot(gone, gone))) for there, gone in pairs])
-    both, own = dots.double().sum(0).tolist()
-    if math.isfinite(both) and _SMALLEST_SAFE < 2 * both - own < math.inf:
-        return float(2 * both - own)
-    return sum(float(torch.dot(2 * there.double() - gone.double(), gone.double())) for there, gone in pairs)
-
-
-def take_out(flat: Tensor, sent: Tensor) -> float:
-    """Subtract what was sent from a vector, in place; the energy that this takes away."""
-    kept = kept_energy(flat, sent)
-    flat.sub_(sent)
-    return kept
-
-
 def largest_magnitude(flat: Tensor) -> float:
     """Return ``max |x|`` of 1-D fp32, not empty; NaN if an element is."""
     low, high = torch.aminmax(flat)
@@ -178,12 +156,6 @@ def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
     for block in _byte_blocks(packed, lanes):
         part = out[block.start * lanes : block.stop * lanes]
         part.add_(look_up(packed[block], table, part.numel()))
-
-
-def add_whole_bytes(codes: Tensor, first: float, unit: float, out: Tensor) -> None:
-    """Add to ``out`` ``(first + code) * unit`` for codes of a byte each, quicker than by a table."""
-    for block in blocks(codes.numel(), codes.device):
-        out[block].add_((codes[block] + first).mul_(unit))
 
 
 def _byte_blocks(packed: Tensor, lanes: int) -> list[slice]:

@@ -111,35 +111,6 @@ def samples_in(batch: object) -> int | None:
     return next((len(leaf) for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
 
 
-def rows_of(batch: Batch, first: int, last: int) -> Batch:
-    """Some samples of a batch; what has no row for each sample stays as it is."""
-    samples = samples_in(batch)
-
-    def cut(part: object) -> object:
-        if isinstance(part, Tensor):
-            return part[first:last] if part.dim() and len(part) == samples else part
-        if isinstance(part, dict):
-            return {key: cut(value) for key, value in part.items()}
-        if isinstance(part, (tuple, list)):
-            if len(part) == samples and not any(isinstance(one, (Tensor, dict, tuple, list)) for one in part):
-                return part[first:last]  # names, for instance
-            return getattr(part, "_make", type(part))([cut(one) for one in part])
-        return part
-
-    return cast(Batch, cut(batch))
-
-
-def same_batch(left: object, right: object) -> bool:
-    """Whether two batches hold the same numbers."""
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.shape == right.shape and torch.equal(left, right)
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same_batch(left[key], right[key]) for key in left)
-    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
-        return len(left) == len(right) and all(same_batch(one, other) for one, other in zip(left, right, strict=True))
-    return type(left) is type(right) and bool(left == right)
-
-
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the two tensors of a supervised batch.
 

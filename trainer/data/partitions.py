@@ -132,7 +132,7 @@ def make_parts(
         size: samples of the data.
         weights: how fast each worker goes through samples (its share of a batch), in rank order.
         seed: of all randomness.
-        labels: of each sample, where the rule needs them (`NEED_LABELS`).
+        labels: of each sample, where the rule needs them.
 
     Raises:
         BadInput: a worker is left without a sample, or there are too few labels.

@@ -6,11 +6,9 @@ dropped: only reading is wasted, for the cursor moves when samples are taken, no
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -61,37 +59,6 @@ class ReadAhead:
         part = next(self._upcoming, None)
         if part is not None:
             self._reading.append((part, self._thread.submit(self._read, part)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadingWatch:
-    """Whether reading takes long enough to be done in a thread, judged by a few steps in which it was not.
-
-    Attributes:
-        steps: how many steps are judged together.
-        least_s: reading that is shorter in a step stays where it is. To hand a micro-batch from thread to thread takes
-            0.05 ms (two cores, Linux 6.18, torch 2.13), and both threads share one interpreter: ten times that has to
-            be at stake.
-        least_part: as a part of the step's time; less is not worth another thread's caches.
-        seen: time of reading and of everything, of the steps so far.
-    """
-
-    steps: int = 8
-    least_s: float = 0.0005
-    least_part: float = 0.02
-    seen: tuple[tuple[float, float], ...] = ()
-
-    def after(self, read_s: float, step_s: float) -> ReadingWatch:
-        """The watch after one more step."""
-        return replace(self, seen=(*self.seen, (read_s, step_s))[-self.steps :])
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether reading is worth a thread, as far as is known."""
-        if len(self.seen) < self.steps:
-            return False
-        read_s = statistics.median(read for read, _ in self.seen)
-        return read_s >= max(self.least_s, self.least_part * statistics.median(step for _, step in self.seen))
 
 
 def _check_same(expected: MicroBatch, part: MicroBatch) -> None:

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import largest_remainder, proportional_quotas
@@ -56,12 +55,6 @@ class DynamicState(Record):
     smoothed_s: tuple[PositiveFloat, ...] = ()
     grown: tuple[Growth | None, ...] = ()
     caps: tuple[PositiveInt | None, ...] = ()
-
-    @model_validator(mode="after")
-    def _is_of_one_cluster(self) -> Self:
-        if any(len(part) not in (0, len(self.local_batch_sizes)) for part in (self.smoothed_s, self.grown, self.caps)):
-            raise ValueError("times, growths and caps must be those of the shares' workers")
-        return self
 
 
 class DynamicShares(DynamicSettings):

@@ -9,25 +9,17 @@ Here each worker has a line (`hetopt.trainer.policies.model`) and the shares sol
 exactly (`hetopt.core.batch_partition`). From equal shares this takes one adjustment where there is no overhead and two
 where there is: the first makes every worker show a second point of its line.
 
-**When to act.** The expected gain is ``g = 1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
-Around the optimum T answers to worker j's speed with the weight ``w_j = (1 / c_j) / sum_k (1 / c_k)``. With relative
-errors s_j of the times at the present shares, and m the slowest worker,
-
-    sd(g)^2 = (T / t_m)^2 [ (1 - w_m)^2 s_m^2 + sum_{j != m} w_j^2 s_j^2 ].
-
-Shares change when g exceeds both ``least_gain`` and ``z sd(g)`` with ``z^2 = confidence^2 + 2 ln N``: the slowest of N
-workers tends to be the one with the unluckiest error, and the largest of N normal errors is about ``sqrt(2 ln N)``. So
-a large gain is taken after one period, and a small one when enough periods agree. Shares that stayed for
-``settled_periods`` are settled: from then on a change has to be worth ``settled_gain``. In a long run noise and slow
-drift get many chances, and must not make shares flicker. A worker that changes its speed unsettles them.
+**When to act.** The expected gain is ``1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
+Shares change when it exceeds ``least_gain``. Shares that stayed for ``settled_periods`` are settled: from then on a
+change has to be worth ``settled_gain``. In a long run noise and slow drift get many chances, and must not make shares
+flicker. A worker that changes its speed unsettles them.
 
 What is known of one worker's compute time: a line over its share, how sure it is, and whether it has just moved.
 
 A step of b samples takes ``t(b) = a + c b``: ``a`` seconds whatever the share, ``c`` seconds a sample. The pair (a, c)
-is followed by a Kalman filter, which is least squares that forgets a little between observations:
+is followed by a Kalman filter, which is least squares:
 
     observation    t_k = a + c b_k + e,           sd(e) = r t_k
-    drift          (a, c) <- (1 + q) (a, c),      sd(q) = DRIFT
 
 **Prior.** The first observation fixes one point of the line and says nothing about its slope; the prior does: no
 overhead, give or take `OVERHEAD_SD` of the time seen. Once two shares are far enough apart for their times to differ by
@@ -49,9 +41,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import Shares, WorkerTime, solve_shares
@@ -62,9 +53,6 @@ OVERHEAD_SD = 0.5
 
 LOOSENING = 0.05
 """What a change of the share adds to it: no worker is exactly a line (caches, vector widths, micro-batches)."""
-
-DRIFT = 0.001
-"""Relative standard deviation of a worker's speed from one period to the next."""
 
 CLIP, SLACK, ALARM = 2.5, 1.0, 6.0
 _LOUDEST = 5.0
@@ -109,12 +97,6 @@ class WorkerLine(Record):
     slower: NonNegativeFloat = 0.0
     faster: NonNegativeFloat = 0.0
 
-    @model_validator(mode="after")
-    def _takes_time(self) -> Self:
-        if self.time_s(self.samples) <= 0:
-            raise ValueError("a step takes time")
-        return self
-
     @classmethod
     def through(cls, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
         """The line after one observation: through it, and through the origin until more is known."""
@@ -149,7 +131,7 @@ class WorkerLine(Record):
             relative_error: relative standard error of that median, as far as the spread of the steps explains it.
             step_variance: relative variance of those steps.
         """
-        before = self._scaled(1.0, relative_sd=DRIFT)
+        before = self
         if samples != self.samples:
             before = before._turnable(LOOSENING)
             possible = before.possible()
@@ -248,7 +230,6 @@ LEAST_ERROR = 0.01
 UNKNOWN_NOISE = 0.03
 """Relative standard deviation of a step's time before any spread was seen."""
 
-_POOLED_PERIODS = 4  # what the average noise of all workers counts for beside a worker's own
 _FEW_STEPS = 3  # fewer have no spread to speak of
 
 
@@ -268,14 +249,12 @@ class ModelShares:
         least_gain: gain in the slowest worker's time that is worth a change.
         settled_gain: the same once shares are settled.
         settled_periods: periods without a change after which they are.
-        confidence: standard errors by which a gain must be sure, before the allowance for the number of workers.
     """
 
     minimum: int = 1
     least_gain: float = 0.02
     settled_gain: float = 0.05
     settled_periods: int = 4
-    confidence: float = 2.5
 
     def initial(self) -> ModelState:
         """The state before the first period: no worker's speed is known."""
@@ -301,20 +280,9 @@ class ModelShares:
         return WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum)
 
     def _is_worth(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> bool:
-        times_s = [line.time_s(line.samples) for line in lines]
-        slowest = times_s.index(max(times_s))
-        # Workers at their minimum do not move with the level.
-        rates = [
-            1 / line.per_sample_s if share > self.minimum else 0.0
-            for line, share in zip(lines, best.local_batch_sizes, strict=True)
-        ]
-        weights = [rate / sum(rates) if rate else 0.0 for rate in rates]
-        weights[slowest] = 1 - weights[slowest]
-        sd = math.hypot(*(w * line.relative_sd(line.samples) for w, line in zip(weights, lines, strict=True)))
-        ratio = best.compute_s / times_s[slowest]
-        z = math.sqrt(self.confidence**2 + 2 * math.log(len(lines)))
+        slowest_s = max(line.time_s(line.samples) for line in lines)
         least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
-        return 1 - ratio > max(least, z * ratio * sd)
+        return 1 - best.compute_s / slowest_s > least
 
     def _reason(self, lines: Sequence[WorkerLine], best: Shares) -> str:
         now_s = max(line.time_s(line.samples) for line in lines)
@@ -339,12 +307,11 @@ def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
 def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
     unknown = UNKNOWN_NOISE**2
     noise = [(unknown + seen) / 2 for seen in _step_variances(observation, [unknown] * len(observation.compute_s))]
-    pooled = sum(noise) / len(noise)
     return tuple(
         WorkerLine.through(
             share,
             time_s,
-            relative_error=_median_error(own, pooled, 1, observation.steps),
+            relative_error=_median_error(own, observation.steps),
             step_variance=own,
         )
         for share, time_s, own in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
@@ -354,12 +321,11 @@ def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
 def _next_lines(lines: Sequence[WorkerLine], observation: BatchObservation) -> tuple[WorkerLine, ...]:
     shares = observation.local_batch_sizes
     noise = [line.step_variance for line in lines]
-    pooled = sum(noise) / len(noise)
     return tuple(
         line.seen(
             share,
             time_s,
-            relative_error=_median_error(line.step_variance, pooled, line.periods, observation.steps),
+            relative_error=_median_error(line.step_variance, observation.steps),
             step_variance=min(variance, max(4 * line.step_variance, UNKNOWN_NOISE**2)),
         )
         for line, share, time_s, variance in zip(
@@ -375,7 +341,6 @@ def _step_variances(observation: BatchObservation, otherwise: Sequence[float]) -
     return [(sd / time_s) ** 2 for sd, time_s in zip(observation.spread_s, observation.compute_s, strict=True)]
 
 
-def _median_error(own: float, pooled: float, periods: int, steps: int) -> float:
+def _median_error(step_variance: float, steps: int) -> float:
     """Relative standard error of the median over a period's steps (pi / 2 times a mean's variance, if normal)."""
-    step_variance = (periods * own + _POOLED_PERIODS * pooled) / (periods + _POOLED_PERIODS)
     return math.hypot(LEAST_ERROR, math.sqrt(math.pi / 2 * step_variance / steps))

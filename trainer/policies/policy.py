@@ -9,9 +9,9 @@ Compute times gathered over an epoch, for the policies that decide once an epoch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, Self, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
-from pydantic import NonNegativeInt, PositiveFloat, model_validator
+from pydantic import NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
 
@@ -103,12 +103,6 @@ class EpochMean(Record):
     local_batch_sizes: tuple[int, ...] = ()
     compute_s: tuple[PositiveFloat, ...] = ()
     steps: NonNegativeInt = 0
-
-    @model_validator(mode="after")
-    def _is_one_time_a_share(self) -> Self:
-        if len(self.compute_s) != len(self.local_batch_sizes):
-            raise ValueError("one compute time a share is needed")
-        return self
 
     def gather(self, observation: BatchObservation, every: Every) -> tuple[EpochMean, tuple[float, ...] | None]:
         """What is gathered now, and the mean times if it is time to decide."""

@@ -9,23 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import NonNegativeInt
-
-from hetopt.core.artifact import Record
 from hetopt.core.run_spec import Stream
-from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, NothingToRemember
 
 UNKNOWN_RATE = -1.0
 """Of a stream that was not watched for long enough yet."""
 
 DEAD_BAND = 0.05
 """Shares stay while every one of them is within this part of what its rate asks for: counts of arrivals are noisy."""
-
-
-class RateState(Record):
-    """State of the policy: how often it changed local batch sizes."""
-
-    changes: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +31,13 @@ class RateShares:
     stream: Stream
     minimum: int = 1
 
-    def initial(self) -> RateState:
+    def initial(self) -> NothingToRemember:
         """The state before the first period: local batch sizes as they are."""
-        return RateState()
+        return NothingToRemember()
 
-    def decide(self, state: RateState, observation: BatchObservation) -> tuple[RateState, BatchDecision]:
+    def decide(
+        self, state: NothingToRemember, observation: BatchObservation
+    ) -> tuple[NothingToRemember, BatchDecision]:
         """The batch of every stream whose rate is known; the others keep theirs."""
         present = observation.local_batch_sizes
         if len(observation.rates_per_s) != len(present):
@@ -57,7 +50,7 @@ class RateShares:
             return state, BatchDecision(local_batch_sizes=present)
         rates = ", ".join("?" if rate < 0 else f"{rate:.4g}" for rate in observation.rates_per_s)
         reason = f"the streams bring {rates} samples/s"
-        return RateState(changes=state.changes + 1), BatchDecision(local_batch_sizes=wanted, reason=reason)
+        return state, BatchDecision(local_batch_sizes=wanted, reason=reason)
 
 
 def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:

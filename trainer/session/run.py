@@ -34,7 +34,7 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
 from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
-from hetopt.trainer.comm.exchange import Exchange, HierarchicalExchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.script.random_state import States
 from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
@@ -233,7 +233,6 @@ class Session(Flow):
             controller=engine.balance.state(),
             steering=None if engine.exchange.steering is None else engine.exchange.steering.state(),
             loss_scale=None,
-            learning_rate=None,
             memory_bounds=(),
             target_reached=False,
             script=script_state(self._others, extra),
@@ -311,7 +310,7 @@ class Session(Flow):
             self.checkpoint(self._extra)
 
     @property
-    def _exchanges(self) -> list[Exchange | HierarchicalExchange]:
+    def _exchanges(self) -> list[Exchange]:
         made = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
         return list(filter(None, made))
 

@@ -9,32 +9,26 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.comm.options import IDENTITY, SELECTOR, Candidate, Candidates, settled_collective, way_name
+from hetopt.core.comm.options import IDENTITY, Candidates, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.comm.exchange import Exchange, HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network import (
-    Hosts,
     Network,
     Timed,
-    exchange_as_one,
-    measure_inside,
     measure_network,
     timed_candidates,
 )
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.traffic import GroupTraffic
-
-USUAL_RATIO = 0.01
-"""That hosts are imagined to exchange at by a run which has not decided yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +40,16 @@ class ExchangeConfig:
         dense_bytes: of the gradient.
         exchange: sums whole gradients; None: nothing does, or only buckets are summed.
         steering: None: what is exchanged stays as it is.
-        use: exchanges in another way from the next step on; None: nothing is steered.
         timings: of the network's collectives, where it was measured.
         measured_s: how long that took, and timing compressors.
-        by_hosts: whether workers of a host sum first, and only hosts exchange.
     """
 
     compression: Compression
     dense_bytes: int
-    exchange: Exchange | HierarchicalExchange | None = None
+    exchange: Exchange | None = None
     steering: AdaptiveController | None = None
-    use: Callable[[Candidate], None] | None = None
     timings: tuple[Timed, ...] = ()
     measured_s: float = 0.0
-    by_hosts: bool = False
 
     @property
     def is_dense(self) -> bool:
@@ -83,8 +73,8 @@ class ExchangeConfig:
     def follow(self) -> None:
         """Exchange as the steering says from the next step on."""
         assert self.steering is not None
-        assert self.use is not None
-        self.use(self.steering.candidate)
+        assert self.exchange is not None
+        self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
         """Go on with what a checkpoint holds, whose residual the step has already."""
@@ -148,7 +138,6 @@ def make_exchange(
     device: torch.device,
     *,
     store: Store | None = None,
-    hosts: Sequence[str] = (),
     clock: Callable[[], float] = time.perf_counter,
     buckets: int = 1,
     bf16_in_buckets: bool = False,
@@ -162,9 +151,8 @@ def make_exchange(
         shapes: of the parameters, in the order in which they lie in the gradient.
         device: where they are.
         store: that the workers met through.
-        hosts: of the workers, in rank order, where those of one might exchange as one.
         clock: seconds.
-        buckets: in which sums can be made under backward, where workers exchange one by one.
+        buckets: in which sums can be made under backward.
         bf16_in_buckets: whether those can be rounded to bf16 as well.
         tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
 
@@ -174,46 +162,32 @@ def make_exchange(
     steered, shapes = is_steered(spec, compression), list(shapes)
     numel = sum(map(math.prod, shapes))
     dense_bytes = VALUE_BYTES * numel
-    levels = Hosts(names=tuple(hosts))
     policies_ask = steered and (spec.weighs_ways or spec.collective_policy == "cheapest")
     begun_s = time.perf_counter()
-    timings = measure_network(dense_bytes, device=device) if policies_ask or levels.are_levels else ()
-    typical = compression
-    if steered and not METHODS[compression.name].by_ratio:
-        typical = Compression(name=SELECTOR, ratio=USUAL_RATIO)
-    groups: HostGroups | None = None
-    if levels.are_levels:
-        groups = HostGroups(hosts, timeout_s=spec.exchange_timeout_s)
-        network = Network.of((*timings, *measure_inside(levels, groups, dense_bytes, device=device)))
-        groups = groups if exchange_as_one(typical, numel, levels, network, shapes=shapes) else None
+    timings = measure_network(dense_bytes, device=device) if policies_ask else ()
     steering: AdaptiveController | None = None
     if steered:
         candidates = Candidates(
             asked=compression,
             chooses_collective=spec.collective_policy == "cheapest",
             numel=numel,
-            workers=len(spec.workers) if groups is None else levels.count,
+            workers=len(spec.workers),
             shapes=shapes,
-            buckets=buckets if groups is None else 1,
+            buckets=buckets,
         )
-        seen = Network.of(timings) if timings and policies_ask else None
+        seen = Network.of(timings) if timings else None
         if seen is not None and spec.weighs_ways:
             candidates = timed_candidates(candidates, seen, device=device, seed=spec.seed)
             candidates = replace(candidates, bf16_in_buckets=bf16_in_buckets)
         steering = AdaptiveController(spec, candidates, seen, tries_twins=tries_twins)
     measured_s = time.perf_counter() - begun_s
-    make: Callable[..., Exchange | HierarchicalExchange] = Exchange
-    if groups is not None:
-        make = partial(HierarchicalExchange, groups=groups)
     first = compression if steering is None else steering.candidate.compression
-    exchange = make(first, numel, device=device, clock=clock, shapes=shapes, seed=spec.seed, store=store)
+    exchange = Exchange(first, numel, device=device, clock=clock, shapes=shapes, seed=spec.seed, store=store)
     return ExchangeConfig(
         compression=compression,
         dense_bytes=dense_bytes,
         exchange=exchange,
         steering=steering,
-        use=None if steering is None else lambda candidate: exchange.use(candidate.compression),
         timings=timings,
         measured_s=measured_s,
-        by_hosts=groups is not None,
     )

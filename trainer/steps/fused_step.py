@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hetopt.core.comm.options import Candidate
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.comm.compressor import NoResidual, Resumable
-from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats, HierarchicalExchange
+from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
@@ -33,20 +33,14 @@ from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import (
     LossModule,
-    MicroBatchGroups,
-    NoiseSums,
     Reader,
     StepTrace,
-    square_norm,
     trainable_parameters,
-    weighted_square_norm,
 )
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 _RUNS_WITH_LESS = 1
 """Runs that prove nothing: the optimizer takes its memory at the end of the first."""
-
-_WEIGHTS_KEPT = 64
 
 
 class DoesNotFit(RunFailed):
@@ -119,7 +113,6 @@ class LocalGradient:
         self._device = device
         self.counted: Tensor | None = None
         self.part_counted: Tensor | None = None
-        self._weights: dict[float, Tensor] = {}
         self._part: MicroBatch | None = None
         self._runs = 0
         self.proven = 0
@@ -206,21 +199,13 @@ class LocalGradient:
         loss: Tensor = self._module(self._reader.read(part))
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
         if self.counted is None:
-            weight = self._weight(len(part) * factor)
+            weight = torch.tensor(len(part) * factor, device=self._device)
         else:
             self.part_counted = self._module.count
             assert self.part_counted is not None
             weight = (self.part_counted * factor).to(loss.dtype)
         torch.autograd.backward(loss, weight)
         return loss
-
-    def _weight(self, value: float) -> Tensor:
-        weight = self._weights.get(value)
-        if weight is None:
-            if len(self._weights) > _WEIGHTS_KEPT:
-                self._weights.clear()
-            weight = self._weights[value] = torch.tensor(value, device=self._device)
-        return weight
 
 
 def half_of(samples: int, rank: int) -> int:
@@ -255,8 +240,13 @@ class NoExchange(NoResidual):
 _NO_EXCHANGE = NoExchange()
 
 
-class Switch:
-    """Says in each step whether gradients are summed at once or in buckets, and by which of them.
+Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
+"""Says what sums buckets in the next step, if anything does, and the name of the way whose times the step has; told
+whether the step looks at gains."""
+
+
+def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Candidate]) -> Switch:
+    """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
     so is every step that looks at gains.
@@ -264,34 +254,19 @@ class Switch:
     Args:
         exchange: of whole gradients, whose compression changes.
         buckets: by compressor, what sums buckets under backward.
-        first: candidate to begin with.
+        present: the candidate in use, the same on all workers.
     """
 
-    def __init__(
-        self, exchange: Exchange | HierarchicalExchange, buckets: Mapping[str, BucketSum], first: Candidate
-    ) -> None:
-        self._exchange = exchange
-        self._buckets = buckets
-        self.use(first)
-
-    def use(self, candidate: Candidate) -> None:
-        """Exchange in this way from the next step on; all workers must decide the same.
-
-        Raises:
-            BadInput: it does not go with the residual.
-        """
-        self._exchange.use(candidate.compression)
-        self._candidate = candidate
-
-    def now(self, *, looks: bool) -> tuple[BucketSum | None, str]:
-        """Return what sums buckets in the next step, if anything does, and the name of the way whose times it has."""
-        candidate = self._candidate
+    def now(looks: bool) -> tuple[BucketSum | None, str]:
+        candidate = present()
         if not candidate.in_buckets:
             return None, candidate.option.key
-        if looks or self._exchange.has_residual:
+        if looks or exchange.has_residual:
             # Whole gradients are exceptions: nobody should compare their times with those of the others.
             return None, ""
-        return self._buckets[candidate.compression.name], candidate.option.key
+        return buckets[candidate.compression.name], candidate.option.key
+
+    return now
 
 
 class FusedStep:
@@ -313,7 +288,6 @@ class FusedStep:
         exchange: sums the whole buffer over all workers.
         stopwatch: of the device.
         pace: how fast this worker may be.
-        noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
         way: name of what the exchange does, for the traces.
         norms: whether norms of local gradients are asked for, where the whole buffer is exchanged.
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
@@ -335,7 +309,6 @@ class FusedStep:
         stopwatch: Stopwatch,
         pace: Slowdown,
         exchange: WholeExchange = _NO_EXCHANGE,
-        noise: Literal["workers", "micro-batches"] | None = None,
         way: str = "",
         norms: bool = False,
         counts: Literal["all", "alone", "unused"] = "all",
@@ -359,10 +332,7 @@ class FusedStep:
             view.view_as(parameter)
             for parameter, view in zip(parameters, torch.split(self.flat, [p.numel() for p in parameters]), strict=True)
         ]
-        self._noise = noise
-        self._groups = MicroBatchGroups(self.flat) if noise == "micro-batches" else None
         self._buckets = Buckets(parameters, self._send)
-        self._squares: list[Tensor] = []
         self._computed: Mark | None = None
 
     @property
@@ -384,26 +354,23 @@ class FusedStep:
     ) -> StepTrace:
         """Compute and exchange (see `Step`)."""
         if self._switch is not None:
-            self.in_buckets, self.way = self._switch.now(looks=bool(look_at))
+            self.in_buckets, self.way = self._switch(bool(look_at))
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
         global_batch_size = max(1, samples) if self._is_alone else global_batch_size
         self._pace.begin(samples)
         self.flat.zero_()
         self._take_gradients()
-        self._squares, self._computed = [], None
+        self._computed = None
         factor = (loss_scale or 1.0) / global_batch_size
         loss_sum = self._compute(parts, factor)
         if self._computed is None:
             self._pace.reach(1.0)
             self._computed = self._stopwatch.mark()
-        weight: float | Tensor = samples
-        by_samples = 1.0
         if self._local.counted is not None:  # and so nothing is on its way yet
             by_samples = global_batch_size / self._count_all(self._local.counted)
             self.flat.mul_(by_samples)
             loss_sum = loss_sum * by_samples
-            weight = self._local.counted * by_samples
         finite, square, stats = True, None, None
         if self.in_buckets is not None:
             self._finish_buckets()
@@ -413,7 +380,6 @@ class FusedStep:
                 finite = bool(torch.isfinite(self.flat).all())
                 self.flat.mul_(1 / loss_scale)
         else:
-            self._note_square(self.flat)
             if loss_scale is not None:
                 # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
                 # workers agree before they exchange.
@@ -428,7 +394,6 @@ class FusedStep:
             reduce_end=self._stopwatch.mark(),
             micro_batches=len(parts),
             finite=finite,
-            noise=self._noise_sums(factor, weight, by_samples) if self._noise and finite else None,
             way=self.way if finite else "",
             exchange=stats,
             under_backward=self.in_buckets is not None,
@@ -437,13 +402,11 @@ class FusedStep:
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
         """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
-        if self._groups is not None:
-            self._groups.begin(factor)
         fits = max(map(len, parts), default=0) <= self._local.proven
         if self.in_buckets is not None and fits and not self._module.is_counted:
             self._buckets.arm(len(parts))
         try:
-            return self._local.run(parts, factor, after=None if self._groups is None else self._add_group)
+            return self._local.run(parts, factor)
         except DoesNotFit as error:
             if self._buckets.told:
                 raise RunFailed(
@@ -462,7 +425,6 @@ class FusedStep:
             if is_last:
                 self._computed = self._stopwatch.mark()
         buffer = self.flat[part.start : part.stop]
-        self._note_square(buffer)
         assert self.in_buckets is not None
         members = self._parameters[part.members.start : part.members.stop]
         self.in_buckets.begin(members, buffer, last=part.start == 0)
@@ -481,28 +443,12 @@ class FusedStep:
             if parameter.grad is not view:
                 parameter.grad = view
 
-    def _add_group(self, part: MicroBatch) -> None:
-        assert self._groups is not None
-        self._groups.add(len(part) if self._local.part_counted is None else self._local.part_counted)
-
     def _count_all(self, counted: Tensor) -> float:
         """What the losses of the step are means over, of all workers; never 0."""
         total = counted.to("cpu")
         if not self._is_alone and dist.is_initialized():
             dist.all_reduce(total)
         return float(total) or 1.0
-
-    def _note_square(self, piece: Tensor) -> None:
-        if self._noise == "workers":
-            self._squares.append(square_norm([piece]))
-
-    def _noise_sums(self, factor: float, weight: float | Tensor, by_samples: float) -> NoiseSums:
-        """The squared norms of this worker's groups, whose samples weigh so much in all, and of the sum."""
-        if self._groups is not None:
-            groups, weighted = self._groups.count, self._groups.weighted_square_norm * by_samples
-        else:
-            groups, weighted = 1, weighted_square_norm(torch.stack(self._squares).sum(), factor, weight)
-        return NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self.flat]))
 
 
 def all_finite(flat: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,7 +22,7 @@ from hetopt.trainer.data.fetch import (
     to_device,
 )
 from hetopt.trainer.data.injection import Injector, drawn_samples
-from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
+from hetopt.trainer.data.prefetch import ReadAhead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +70,13 @@ class BatchReader:
 
 
 class SampleFeed:
-    """One worker's micro-batches, step after step, read ahead where that is worth it.
+    """One worker's micro-batches, step after step.
 
     Args:
         reader: of the training data.
         rank: whose slices.
         cursor: where the data stands; moved by `take` alone.
-        reads_ahead: whether samples may be read before they are needed.
-        watch: says when reading is slow enough to be done ahead; None: it is from `begin` on.
+        reads_ahead: whether samples are read before they are needed, from `begin` on.
         injector: mixes in samples of other workers; None: nobody hands any on.
 
     Attributes:
@@ -94,7 +92,6 @@ class SampleFeed:
         rank: int,
         cursor: Cursor,
         reads_ahead: bool = False,
-        watch: ReadingWatch | None = None,
         injector: Injector | None = None,
     ) -> None:
         self._reader = reader
@@ -102,7 +99,6 @@ class SampleFeed:
         self._rank = rank
         self.cursor = cursor
         self._reads_ahead = reads_ahead
-        self._watch = watch
         self._injector = injector
         self._mixed: Batch | None = None
         self.sizes: tuple[int, ...] = ()
@@ -110,8 +106,6 @@ class SampleFeed:
         self._followed: Sequence[int] = ()
         self._batch: GlobalBatch | None = None
         self.learned_bound: int | None = None
-        self._read_s = 0.0
-        self._taken_s: float | None = None
 
     @property
     def max_samples(self) -> int | None:
@@ -132,16 +126,15 @@ class SampleFeed:
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
     def begin(self, shares: Sequence[int]) -> None:
-        """Training begins, with these shares: start to read ahead if that is known to be worth it."""
-        if self._reads_ahead and self._watch is None:
-            self._start(self.drawn(shares))
+        """Training begins, with these shares: start to read ahead."""
+        if self._reads_ahead:
+            self._followed = self.drawn(shares)
+            self._ahead = ReadAhead(self._reader.read_for_later, self._from_here(self._followed))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
         """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
         drawn = self.drawn(shares)
-        if self._ahead is None:
-            self._look_at_reading(drawn)
-        elif drawn != self._followed:
+        if self._ahead is not None and drawn != self._followed:
             self._ahead.follow(self._from_here(drawn))
             self._followed = drawn
         self._batch, self._mixed, self.sizes = self.cursor.take(drawn), None, drawn
@@ -181,10 +174,7 @@ class SampleFeed:
             return each_tensor(self._mixed, lambda tensor: tensor[part.indices])
         if self._ahead is not None:
             return self._ahead.next(part)
-        begun_s = time.perf_counter()
-        batch = self._reader.read_on_host(part)
-        self._read_s += time.perf_counter() - begun_s
-        return batch
+        return self._reader.read_on_host(part)
 
     def _parts(self, batch: GlobalBatch) -> list[MicroBatch]:
         """This worker's micro-batches; of mixed samples each has some of all workers."""
@@ -194,20 +184,6 @@ class SampleFeed:
         count = -(-size // len(self.first_part(size)))
         return [MicroBatch(epoch=batch.epoch, indices=np.arange(part, size, count)) for part in range(count)]
 
-    def _start(self, shares: Sequence[int]) -> None:
-        self._ahead, self._followed = ReadAhead(self._reader.read_for_later, self._from_here(shares)), shares
-
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
         cursor = self.cursor.at(self.cursor.state())
         return upcoming(cursor, shares, self._cutting, self._rank)
-
-    def _look_at_reading(self, shares: Sequence[int]) -> None:
-        """Begin to read ahead as soon as reading turns out to be slow."""
-        if not self._reads_ahead or self._watch is None:
-            return
-        now_s = time.perf_counter()
-        if self._taken_s is not None:
-            self._watch = self._watch.after(self._read_s, now_s - self._taken_s)
-            if self._watch.is_slow:
-                self._start(shares)
-        self._taken_s, self._read_s = now_s, 0.0

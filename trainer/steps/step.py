@@ -15,7 +15,7 @@ Number formats of the forward and backward pass, and the loss scale that fp16 ne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,59 +30,6 @@ from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.steps.stopwatch import Mark
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NoiseSums:
-    """What one step tells about the noise of the gradient, as doubles on the device.
-
-    Attributes:
-        groups: how many groups this worker's samples were computed in.
-        weighted_square_norm: ``sum_j b_j |g_j|^2`` over these groups, ``g_j`` being the mean over ``b_j`` samples.
-        mean_square_norm: ``|g|^2`` of the mean gradient over the whole batch, the same on every rank.
-    """
-
-    groups: int
-    weighted_square_norm: Tensor
-    mean_square_norm: Tensor
-
-
-class MicroBatchGroups:
-    """Every micro-batch of a worker is a group: its gradient is what it adds to the flat buffer."""
-
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-        self._before = torch.zeros_like(flat)
-        self._factor = 1.0
-        self.begin(1.0)
-
-    def begin(self, factor: float) -> None:
-        """A step begins, whose micro-batches add ``factor * samples * mean gradient`` to the buffer, from zero."""
-        self._factor = factor
-        self._before.zero_()
-        self.count = 0
-        self.weighted_square_norm = torch.zeros((), dtype=torch.float64, device=self._flat.device)
-
-    def add(self, samples: float | Tensor) -> None:
-        """The gradient of a micro-batch of so many samples (or of what the loss counts) was added to the buffer."""
-        torch.sub(self._flat, self._before, out=self._before)
-        self.count += 1
-        self.weighted_square_norm += weighted_square_norm(square_norm([self._before]), self._factor, samples)
-        self._before.copy_(self._flat)
-
-
-def weighted_square_norm(square: Tensor, factor: float, samples: float | Tensor) -> Tensor:
-    """``b |g|^2`` of a group of ``b`` samples whose contribution ``factor * b * g`` has this squared norm."""
-    if isinstance(samples, Tensor):  # what a loss counts, which may be nothing
-        return torch.where(samples > 0, square / (factor**2 * samples), 0.0)
-    return square / (factor**2 * samples)
-
-
-def square_norm(pieces: Iterable[Tensor]) -> Tensor:
-    """``|x|^2`` of a vector in pieces, summed in double precision; one number on the device."""
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    return torch.stack(norms).square().sum()
-
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -148,19 +95,6 @@ class LossScale:
             return LossScale(value=self.value * 2, growth_interval=self.growth_interval)
         return LossScale(value=self.value, clean_steps=self.clean_steps + 1, growth_interval=self.growth_interval)
 
-    def to_dict(self) -> dict[str, float]:
-        """The scale as plain JSON."""
-        return {"value": self.value, "clean_steps": self.clean_steps, "growth_interval": self.growth_interval}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, float]) -> LossScale:
-        """The scale that `to_dict` gave."""
-        return cls(
-            value=float(data["value"]),
-            clean_steps=int(data["clean_steps"]),
-            growth_interval=int(data["growth_interval"]),
-        )
-
 
 def initial_loss_scale(precision: Precision) -> LossScale | None:
     """The scale to start from; only fp16 needs one."""
@@ -179,7 +113,6 @@ class StepTrace:
         micro_batches: how many the worker's samples were computed in.
         waited_s: of the time until then, spent waiting for other workers.
         finite: whether the summed gradient may be applied; always true without loss scaling.
-        noise: None: not measured.
         way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
         exchange: None: it was not, or everything was summed as it is under backward.
         under_backward: whether it was exchanged while backward still computed.
@@ -193,7 +126,6 @@ class StepTrace:
     micro_batches: int
     waited_s: float = 0.0
     finite: bool = True
-    noise: NoiseSums | None = None
     way: str = ""
     exchange: ExchangeStats | None = None
     under_backward: bool = False

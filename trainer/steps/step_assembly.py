@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.cost import BUCKETWISE
@@ -22,7 +21,15 @@ from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, is_steered, make_exchange
-from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep, LocalGradient, NoExchange, Switch, half_of
+from hetopt.trainer.steps.fused_step import (
+    DoesNotFit,
+    FusedStep,
+    LocalGradient,
+    NoExchange,
+    Switch,
+    half_of,
+    switch_between,
+)
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
@@ -99,20 +106,18 @@ def make_step(
             [tuple(parameter.shape) for parameter in parameters],
             device,
             store=context.store,
-            hosts=[worker.host for worker in spec.workers],
             clock=context.clock,
             buckets=len(parts) if overlaps else 1,
             bf16_in_buckets=in_thread and compression.memory == AUTO,  # buckets remember nothing
             tries_twins=True,
         )
     switch: Switch | None = None
-    if config.exchange is not None and config.steering is not None:
-        ways = {each.compression.name for each in config.steering.candidates.all if each.in_buckets}
+    steering = config.steering
+    if config.exchange is not None and steering is not None:
+        ways = {each.compression.name for each in steering.candidates.all if each.in_buckets}
         plain = (Compression(name=name, memory="none") for name in (IDENTITY, BF16) if name in ways)
         sums = {way.name: bucket_sum for way in plain if (bucket_sum := in_buckets(way)) is not None}
-        switch = Switch(config.exchange, sums, config.steering.candidate)
-        config = replace(config, use=switch.use)
-    by_noise = spec.learning_rate_rule == "adascale"
+        switch = switch_between(config.exchange, sums, lambda: steering.candidate)
     step = FusedStep(
         module=module,
         reader=feed,
@@ -121,7 +126,6 @@ def make_step(
         switch=switch,
         stopwatch=stopwatch,
         pace=pace,
-        noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
         norms=spec.sync.name == "selsync" if is_alone else steered and spec.ratio_policy == "accordion",
         way="" if is_alone else way_name(compression),
         counts="alone" if is_alone else "all",

@@ -103,8 +103,8 @@ def traffic_of(
         exchanges=len(own),
         step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
         compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in own),
-        compress_s=statistics.median(one.compress_s + one.inside_s for one in stats),
-        sync_s=statistics.median(one.sync_s - one.inside_s for one in stats),
+        compress_s=statistics.median(one.compress_s for one in stats),
+        sync_s=statistics.median(one.sync_s for one in stats),
         sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
         energy=statistics.fmean(one.energy or 0.0 for one in stats),
         kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
@@ -148,7 +148,7 @@ class GroupTraffic:
 
     @property
     def sent_bytes(self) -> int:
-        """Mean over the workers that send to others: where workers of a host send as one, over those who do."""
+        """Mean over the workers that send to others."""
         return round(statistics.fmean(row.sent_bytes for row in self._senders))
 
     @property

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,9 +21,7 @@ from hetopt.trainer.policies.sync.periodic import FedAvg, LocalSgd
 from hetopt.trainer.policies.sync.policy import SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync, votes_needed
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.sync.parameter_sync import ParameterSync
-from hetopt.trainer.sync.streaming_sync import StreamingSync
-from hetopt.trainer.sync.synchroniser import Own, Synchronizer
+from hetopt.trainer.sync.synchroniser import Synchronizer
 
 
 def choose_sync_policy(
@@ -42,7 +38,7 @@ def choose_sync_policy(
     """
     match sync.name:
         case "local-sgd":
-            return LocalSgd(every_steps=sync.every_steps, rate_power=sync.rate_power)
+            return LocalSgd(every_steps=sync.every_steps)
         case "fedavg":
             return FedAvg(
                 every_steps=steps_of_round(sync.every_epochs, dataset_size, global_batch_size),
@@ -92,11 +88,6 @@ def make_synchroniser(
     reason = why_not_local(spec)
     if reason is not None:
         raise BadInput(reason, hint="use sync bsp, or leave the other out")
-    channel = partial(Channel, clock=clock, on=device)
-    own = Own(model=model, optimizer=optimizer, channel=channel, stopwatch=stopwatch)
-    if spec.sync.fragments > 1:
-        beside = partial(channel, _group_beside(spec.exchange_timeout_s))
-        return StreamingSync(own, sync=spec.sync, compression=spec.compression, beside=beside, clock=clock)
     policy = choose_sync_policy(
         spec.sync,
         workers=len(spec.workers),
@@ -105,11 +96,12 @@ def make_synchroniser(
         global_batch_size=samples_of_step(spec),
     )
     assert policy is not None
-    return ParameterSync(own, sync=spec.sync, policy=policy, compression=spec.compression)
-
-
-def _group_beside(timeout_s: float) -> dist.ProcessGroup | None:
-    """The same workers once more, for collectives that run beside those of the default group."""
-    if not dist.is_initialized():
-        return None
-    return cast("dist.ProcessGroup", dist.new_group(timeout=timedelta(seconds=timeout_s)))  # torch: or 0
+    return Synchronizer(
+        model,
+        optimizer,
+        channel=partial(Channel, clock=clock, on=device),
+        stopwatch=stopwatch,
+        sync=spec.sync,
+        policy=policy,
+        compression=spec.compression,
+    )

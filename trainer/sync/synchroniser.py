@@ -1,4 +1,8 @@
-"""What a run whose workers train for themselves needs of whoever brings their models together, and what these share.
+"""Averages the parameters of workers that train for themselves, whenever the policy of the run says so.
+
+The published order: the local step first, then the vote, then the average. With ``vote_lag`` 1 the votes of a step
+travel while the next is computed, and what they ask for is done after that one: no step waits for a message of a few
+bytes, nor, by that, for the slowest worker of each single step.
 
 What becomes of an average: taken as it is, or stepped towards as an optimizer would (DiLoCo, arXiv 2311.08105).
 
@@ -16,8 +20,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,14 +29,19 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
+from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
-from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.agreement import Gathering
+from hetopt.trainer.comm.channel import Channel, Message
+from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
+from hetopt.trainer.policies.sync.selsync import GradientChange, SelSync
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
+
+VOTE_BYTES = 8
 
 
 class ModelVector:
@@ -43,39 +52,22 @@ class ModelVector:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
-        self._tensors = [*self._parameters, *self._buffers]
-        self.parameters = sum(p.numel() for p in self._parameters)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self._tensors = [*parameters, *(b for b in model.buffers() if b.is_floating_point() and b.numel())]
+        self.parameters = sum(p.numel() for p in parameters)
         """Elements that are parameters; the first ones."""
         self._own: Tensor | None = None
-        self.elements = sum(tensor.numel() for tensor in self._tensors)
 
-    def read(self, begin: int = 0, end: int | None = None) -> Tensor:
-        """A copy of the elements from ``begin`` to ``end``; absent: all, [elements]."""
+    def read(self) -> Tensor:
+        """A copy of all elements, [elements]."""
+        return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._tensors])
+
+    def write(self, flat: Tensor) -> None:
+        """Make the model what ``flat`` is, [elements]."""
         with torch.no_grad():
-            spans = self._spans(begin, self.elements if end is None else end)
-            return torch.cat([tensor.detach().reshape(-1)[span].float() for tensor, span in spans])
-
-    def write(self, flat: Tensor, *, begin: int = 0) -> None:
-        """Make the model what ``flat`` is, from its element ``begin`` on.
-
-        Args:
-            flat: 1-D, as long as what is to be changed.
-            begin: where in the model it begins.
-        """
-        spans = list(self._spans(begin, begin + flat.numel()))
-        with torch.no_grad():
-            parts = torch.split(flat, [span.stop - span.start for _, span in spans])
-            for (tensor, span), part in zip(spans, parts, strict=True):
-                if part.numel() == tensor.numel():
-                    tensor.copy_(part.view(tensor.shape))
-                elif tensor.is_contiguous():
-                    tensor.view(-1)[span].copy_(part)
-                else:
-                    whole = tensor.reshape(-1)
-                    whole[span] = part.to(whole)
-                    tensor.copy_(whole.view(tensor.shape))
+            parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
+            for tensor, part in zip(self._tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
     @contextmanager
     def replaced_by(self, flat: Tensor) -> Iterator[None]:
@@ -97,15 +89,6 @@ class ModelVector:
         """The model itself, whatever is in its place, [elements]."""
         return self.read() if self._own is None else self._own
 
-    def _spans(self, begin: int, end: int) -> Iterator[tuple[Tensor, slice]]:
-        """Tensors that have elements between two places, and which of theirs."""
-        start = 0
-        for tensor in self._tensors:
-            low, high = max(begin - start, 0), min(end - start, tensor.numel())
-            if low < high:
-                yield tensor, slice(low, high)
-            start += tensor.numel()
-
 
 class OuterStep:
     """Turns averaged updates into outer steps, and remembers its momentum.
@@ -122,18 +105,12 @@ class OuterStep:
         self._velocity = like.new_zeros(parameters if momentum else 0)
         self._parameters = parameters
 
-    def take(self, update: Tensor, begin: int = 0) -> None:
-        """Make of an averaged update, in place, what is added to the last common parameters.
-
-        Args:
-            update: 1-D, of the elements from ``begin`` on.
-            begin: where in the model it begins.
-        """
-        own = update[: max(0, self._parameters - begin)]
+    def take(self, update: Tensor) -> None:
+        """Make of an averaged update, in place, what is added to the last common parameters."""
+        own = update[: self._parameters]
         if self._momentum:
-            velocity = self._velocity[begin : begin + own.numel()]
-            velocity.mul_(self._momentum).add_(own)
-            own.add_(velocity, alpha=self._momentum)
+            self._velocity.mul_(self._momentum).add_(own)
+            own.add_(self._velocity, alpha=self._momentum)
         if self._rate != 1:
             own.mul_(self._rate)
 
@@ -155,54 +132,53 @@ class Told:
     divergence: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Own:
-    """What is averaged of one worker, and by what means.
-
-    Attributes:
-        model: this worker's; now the same on all of them.
-        optimizer: whose momentum is this worker's own.
-        channel: makes one, to the other workers.
-        stopwatch: of the device.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    channel: Callable[[], Channel]
-    stopwatch: Stopwatch
-
-
 class Synchronizer:
     """Brings the models together of workers that train for themselves: one worker's end of averages of parameters.
 
     Asked after every step, on every rank, in the same order as everything else that workers do together.
 
     Args:
-        own: of this worker.
-        name: in checkpoints, which are gone on from under the same one.
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        channel: makes one, to the other workers.
+        stopwatch: of the device.
         sync: what happens at an average.
         policy: says when.
+        compression: how updates are rounded.
     """
 
-    def __init__(self, own: Own, name: str, *, sync: Synchronization, policy: SyncPolicy[Any]) -> None:
-        self._name = name
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        channel: Callable[[], Channel],
+        stopwatch: Stopwatch,
+        sync: Synchronization,
+        policy: SyncPolicy[Any],
+        compression: Compression,
+    ) -> None:
         self._sync = sync
         self._policy = policy
-        self._state: Record = policy.initial()
-        self._optimizer = own.optimizer
-        self._vector = ModelVector(own.model)
+        self._state: Any = policy.initial()
+        self._optimizer = optimizer
+        self._vector = ModelVector(model)
         self._base = self._vector.read()
         self._outer = OuterStep(
             self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
         )
-        self._channel = own.channel
-        self._stopwatch = own.stopwatch
-        self._workers, self._rank = (c := own.channel()).workers, c.rank
+        self._rounded = RoundedSum.of(compression, self._vector.parameters, device=self._base.device)
+        self._channel = channel
+        self._stopwatch = stopwatch
+        self._workers, self._rank = (c := channel()).workers, c.rank
         self._samples: tuple[int, ...] = (0,) * self._workers
+        self._local_steps = 0
+        self._change = GradientChange(smoothing=sync.smoothing)
+        self._votes: Gathering | None = None
         self._told: deque[Told] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Bring the models together if it is time to, after this worker's optimizer has done a step.
+        """Vote, and average if it is time to, after this worker's optimizer has done a step.
 
         Args:
             step: its number, from 1.
@@ -212,21 +188,60 @@ class Synchronizer:
         Returns:
             The trace, with what was sent and how long that took.
         """
-        raise NotImplementedError
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Make the model the average of all workers' inside, and this worker's again afterwards. May be nested."""
-        raise NotImplementedError
-
-    def _count(self, samples: Sequence[int]) -> None:
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
-
-    def _decide(self, step: int, local_steps: int, changes: tuple[float, ...] | None = None) -> SyncDecision:
-        """Ask the policy, after so many steps without an average."""
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        seen = SyncObservation(step=step, local_steps=local_steps, changes=changes, learning_rate=rate)
+        self._local_steps += 1
+        seen = SyncObservation(step=step, local_steps=self._local_steps, changes=self._voted(trace))
         self._state, decision = self._policy.decide(self._state, seen)
-        return decision
+        sent_bytes = VOTE_BYTES if self._policy.votes else 0
+        messages: tuple[Message, ...] = ()
+        sync_s, work_s, divergence = 0.0, 0.0, None
+        if decision.synchronise:
+            channel = self._channel()
+            begun_s = channel.now()
+            divergence = self._synchronise(channel, decision)
+            messages = tuple(channel.messages)
+            sync_s = sum(message.time_s for message in messages)
+            work_s = channel.now() - begun_s - sync_s
+            sent_bytes += sum(message.payload_bytes for message in messages)
+        self._told.append(Told(step=step, sent_bytes=sent_bytes, divergence=divergence))
+        stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s, messages=messages)
+        return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
+
+    def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
+        """How much the workers' gradients changed, as far as that has arrived; this one's own is sent on its way."""
+        if not self._policy.votes:
+            return None
+        assert trace.gradient_energy is not None
+        self._change = self._change.after(trace.gradient_energy)
+        arrived, now = self._votes, Gathering([self._change.change], self._workers)
+        if self._sync.vote_lag == 0:
+            return tuple(row[0] for row in now.wait())
+        rows = None if arrived is None else arrived.wait()
+        self._votes = now
+        return None if rows is None else tuple(row[0] for row in rows)
+
+    def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
+        """Average; how far the workers had come apart."""
+        own, step = self._vector.read(), self._outer.take
+        weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
+        divergence = average_parameters(own, self._base, weight, channel, self._rounded, step=step)
+        self._vector.write(own)
+        self._samples, self._local_steps = (0,) * self._workers, 0
+        return divergence
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Make the model, running statistics included, the average of all workers' inside; may be nested."""
+        is_settled = self._local_steps == 0 and self._rounded is None
+        if self._vector.is_replaced or is_settled:
+            yield
+            return
+        samples = self._samples if self._local_steps else (1,) * self._workers
+        mean, base = self._vector.read(), self._base.clone()
+        weight = weights_by_samples(samples)[self._rank]
+        average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
+        with self._vector.replaced_by(mean):
+            yield
 
     def event(self, step: int) -> Event:
         """Return how many steps averaged, what was sent, and how far workers had come apart, since the last call."""
@@ -236,31 +251,34 @@ class Synchronizer:
         if not told:
             return {}
         divergences = [one.divergence for one in told if one.divergence is not None]
-        synchronised = self._averages(len(divergences))
         found: Event = {
             "policy": self._sync.name,
-            "synchronised": synchronised,
-            "local": len(told) - synchronised,
+            "synchronised": len(divergences),
+            "local": len(told) - len(divergences),
             "sent_bytes": sum(one.sent_bytes for one in told),
         }
         if divergences:
             found["divergence"] = round(sum(divergences) / len(divergences), 9)
+        if isinstance(self._policy, SelSync) and self._sync.delta == "auto":
+            threshold = self._policy.threshold(self._state)
+            found["delta"] = None if threshold is None else round(threshold, 9)
         return {"sync": found}
 
-    def _averages(self, steps: int) -> int:
-        """How many averages so many steps are that took one in."""
-        return steps
-
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: this worker's model and optimizer, and what everyone knows."""
+        """Return what a checkpoint keeps: this worker's model and optimizer, what it holds back, and its votes."""
         return {
-            "policy": self._name,
+            "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
             "own": self._vector.own(),
             "base": self._base,
             "outer": self._outer.state(),
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
+            "held_back": {} if self._rounded is None else self._rounded.residual.state(),
+            "local_steps": self._local_steps,
+            "mean": self._change.mean,
+            "change": self._change.change,
+            "votes": None if self._votes is None else self._votes.wait(),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -270,7 +288,7 @@ class Synchronizer:
             BadInput: it is damaged, or of another model.
         """
         self._base = self._vector.read()
-        if state.get("policy") != self._name:
+        if state.get("policy") != self._sync.name:
             return
         try:
             self._state = type(self._policy.initial()).model_validate(state["policy_state"])
@@ -279,12 +297,24 @@ class Synchronizer:
             self._outer.load_state(state["outer"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
-            self._go_on(state)
+            if self._rounded is not None:
+                self._rounded.residual.load_state(state["held_back"])
+            self._local_steps = int(state["local_steps"])
+            self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
+            self._votes = None if state["votes"] is None else _Arrived(state["votes"])
         except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
             raise BadInput(
                 "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
             ) from None
 
-    def _go_on(self, state: Mapping[str, Any]) -> None:
-        """Take over the rest of what `state` gave."""
-        raise NotImplementedError
+
+class _Arrived(Gathering):
+    """Rows that a checkpoint kept."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        super().__init__(rows[0], 1)
+        self._kept = rows
+
+    def wait(self) -> list[list[float]]:
+        """The rows that the checkpoint kept; there is nothing to wait for."""
+        return self._kept

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.host.objects import GoesOn, Objects, Versioned
+from hetopt.backends.host.protocol import GoesOn, Objects, Versioned
 from hetopt.backends.host.renewal import PriceChange
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
@@ -44,11 +44,8 @@ class S3Objects(Objects):
     @classmethod
     def connect(cls, *, region: str, bucket: str, prefix: str, account_id: str) -> S3Objects:
         """With the credentials of the machine's role."""
-        import boto3
-        from botocore.config import Config
-
-        config = Config(retries={"mode": "standard", "total_max_attempts": 4}, connect_timeout=5, read_timeout=30)
-        client = boto3.client("s3", region_name=region, config=config)
+        retries = {"mode": "standard", "total_max_attempts": 4}
+        client = _client("s3", region, retries=retries, connect_timeout=5, read_timeout=30)
         return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
 
     def _at(self, name: str) -> dict[str, str]:
@@ -131,6 +128,13 @@ class S3Objects(Objects):
         except failures():
             return []
         return sorted(found)
+
+
+def _client(service: str, region: str, **config: Any) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(service, region_name=region, config=Config(**config))
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -259,11 +263,8 @@ class PriceHistory:
     @classmethod
     def connect(cls, *, region: str) -> PriceHistory:
         """With the credentials of the machine's role."""
-        import boto3
-        from botocore.config import Config
-
-        config = Config(retries={"total_max_attempts": 1}, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
-        return cls(client=boto3.client("ec2", region_name=region, config=config))
+        once = {"total_max_attempts": 1}
+        return cls(client=_client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S))
 
     def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
         """See `hetopt.backends.host.renewal.AskPrices`."""

@@ -8,6 +8,8 @@ The death of a host ends the run, unless its workers go on without those that th
 itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.run_folder`). The workers of a
 script cannot: the hosts that are left start them again, and again with whoever returns, each time from the newest
 checkpoint, as rented machines do.
+
+Another process asks a running rehearsal to change a host by a line in a file (`ask_for_change`).
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests, starts_again
-from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
-from hetopt.backends.prediction.processor_sharing import rounded_up
-from hetopt.backends.processes import conduct
+from pydantic import ValidationError
+
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork, check_size, find_leftovers, remove, why_not
+from hetopt.backends.prediction import rounded_up
+from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program, conduct, run_status
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
@@ -36,6 +40,7 @@ from hetopt.core.events.records import ConditionChanged, LogEvent, StepsLogged
 from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import SECRET_VARIABLE, new_secret
 from hetopt.core.run_folder import (
+    CONDITIONS_FILE,
     INCARNATION_VARIABLE,
     PRESENCE_FILE,
     STOP_FILE,
@@ -74,8 +79,6 @@ class Conductor:
         miniature: that one.
         network: its hosts, without a process yet.
         stop_signal: the signal that asked this process to end, if any did.
-        clock: seconds, monotonic.
-        sleep: waits for so many seconds.
     """
 
     def __init__(
@@ -85,16 +88,12 @@ class Conductor:
         miniature: ScaledEmulation,
         network: EmulatedNetwork,
         stop_signal: Callable[[], int | None],
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run_dir = run_dir
         self._spec = spec
         self._miniature = miniature
         self._network = network
         self._stop_signal = stop_signal
-        self._clock = clock
-        self._sleep = sleep
         self._hosts = [HostNow.as_described(host) for host in miniature.hosts]
         self._reader = EventReader(path=run_dir / EVENTS_FILE)
         earlier = self._reader.read()
@@ -131,7 +130,7 @@ class Conductor:
                     self._agents[place] = self._start(place)
             while (self._agents or self._pauses or self._awaits_return) and self._stop_signal() is None:
                 self._look()
-                self._sleep(_LOOK_S)
+                time.sleep(_LOOK_S)
             return self._conclude()
         finally:
             self._end_agents()
@@ -169,7 +168,7 @@ class Conductor:
     def _look(self) -> None:
         """One turn of the loop."""
         self._collect()
-        now_s = self._clock()
+        now_s = time.monotonic()
         self._read(now_s)
         if self._pauses and not self._agents:
             self._end_pause()
@@ -192,7 +191,7 @@ class Conductor:
                     self._announce_presence()
                 elif (code != 0 or self._comes_and_goes) and self._failed_s is None:
                     # In a run that goes on without some, those that have only just come need not begin.
-                    self._failed_s = self._clock()
+                    self._failed_s = time.monotonic()
 
     def _read(self, now_s: float) -> None:
         for event in self._reader.read():
@@ -242,14 +241,14 @@ class Conductor:
     def _kill(self, places: Sequence[int], change: Change) -> None:
         names = ", ".join(self._hosts[place].name for place in places)
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
-        if not (self._comes_and_goes or self._starts_again):
+        goes_on = self._comes_and_goes or self._starts_again
+        if not goes_on:
             self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
-        goes_on = self._comes_and_goes or self._starts_again
         took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
         self._announce_presence()
-        self._sleep(_FAREWELL_S)
+        time.sleep(_FAREWELL_S)
         for place in places:
             self._network.take_down(place)
         if self._starts_again and took_part and self._agents and not self._run.has_ended:
@@ -350,7 +349,7 @@ class Conductor:
         number = self._stop_signal()
         if number is not None:
             return 128 + number
-        self._read(self._clock())
+        self._read(time.monotonic())
         codes = list(self._codes.values())
         if self._starts_again:
             code = exit_code(codes, host_died=not codes)
@@ -501,6 +500,118 @@ class FitWatch:
         self.since_s = now_s
         self._use.clear()
         return medians.index(max(medians))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalLauncher(ProcessLauncher):
+    """Starts, watches and stops rehearsals. The run's process is their conductor."""
+
+    def _check(self, spec: RunSpec) -> None:
+        if spec.miniature is None:
+            raise BadInput("the run describes no cluster to rehearse.", hint='choose `on="local"`')
+        check_size(len(spec.miniature.hosts))
+        for change in spec.miniature.changes:
+            check_change(spec, change)
+        reason = why_not()
+        if reason is not None:
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
+
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """See `ProcessLauncher.program`."""
+        (run_dir / CHANGES_FILE).unlink(missing_ok=True)  # wishes of an earlier attempt
+        if not (run_dir / EVENTS_FILE).exists():
+            (run_dir / CONDITIONS_FILE).unlink(missing_ok=True)
+        return Program(
+            module="hetopt.backends.emulation.conductor",
+            log_name="conductor.log",
+            # Workers share the cores, and many hosts share few: one thread each, unless the spec says otherwise.
+            defaults={"OMP_NUM_THREADS": "1", **QUIET_TORCH},
+        )
+
+    def stop(self, handle: RunHandle) -> None:
+        """End the run; when it returns nothing of it is left, its network included."""
+        super().stop(handle)
+        run_dir = str(handle.run_dir.resolve())
+        for network in find_leftovers():
+            if network.purpose and run_dir.endswith(network.purpose):
+                remove(network.id)
+
+
+CHANGES_FILE = "changes.jsonl"
+
+
+def ask_for_change(run_dir: Path, change: Change) -> None:
+    """Ask the rehearsal in ``run_dir`` for a change; it happens within a tenth of a second, or when it is due.
+
+    Raises:
+        BadInput: the run is no rehearsal, is over, has no such host, or the host cannot change so.
+    """
+    spec = read_spec(run_dir)
+    check_change(spec, change)
+    if run_status(run_dir).state.is_over:
+        raise BadInput(f"the run {run_dir.name} is over.", hint="start it again with `hetopt launch`")
+    # One write of one line to a file opened for appending: requests made at the same time do not mix.
+    descriptor = os.open(run_dir / CHANGES_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, change.model_dump_json().encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def check_change(spec: RunSpec, change: Change) -> None:
+    """Refuse what cannot be done to this run.
+
+    Raises:
+        BadInput: so it is.
+    """
+    if spec.miniature is None:
+        raise BadInput("the run is no rehearsal, so its hosts stay as they are.", hint='use `on="rehearsal"`')
+    hosts = {host.name: host for host in spec.miniature.hosts}
+    if change.host != EVERY_HOST and change.host not in hosts:
+        raise BadInput(
+            f"the rehearsal has no host called {change.host!r}.",
+            hint=f"its hosts are {', '.join(hosts)}, or '*' for all",
+        )
+    if change.cut and starts_again(spec):
+        raise BadInput(
+            "a host of a script's run cannot be cut off for a while: its workers would wait for it.",
+            hint="let it die and return",
+        )
+    if (change.returns or change.notice or change.cut) and not (comes_and_goes(spec) or starts_again(spec)):
+        what = "return" if change.returns else "be given notice" if change.notice else "be cut off for a while"
+        raise BadInput(
+            f"a host cannot {what}: this run ends with the first that dies.",
+            hint="rehearse on several hosts, with `restarts` of at least 1",
+        )
+    if change.speed is None:
+        return
+    declared = {worker.host for worker in spec.workers if worker.declared is not None}
+    for name in hosts if change.host == EVERY_HOST else [change.host]:
+        if name not in declared:
+            raise BadInput(
+                f"the speed of {name} cannot change: its workers compute as fast as they can.",
+                hint="rehearse with declared times",
+            )
+
+
+def comes_and_goes(spec: RunSpec) -> bool:
+    """Whether the workers that are left go on from memory when one of the run's hosts dies."""
+    return spec.is_elastic and spec.miniature is not None and len(spec.miniature.hosts) > 1
+
+
+def starts_again(spec: RunSpec) -> bool:
+    """Whether the hosts that are left start a script's workers again when one dies, who go on from a checkpoint."""
+    survives = bool(spec.script) and spec.max_restarts > 0
+    return survives and spec.miniature is not None and len(spec.miniature.hosts) > 1
+
+
+def parse_requests(lines: Iterable[str]) -> Iterator[Change]:
+    """The changes that were asked for; a line that is none is passed over."""
+    for line in lines:
+        try:
+            yield Change.model_validate_json(line)
+        except ValidationError:
+            continue
 
 
 if __name__ == "__main__":

@@ -14,23 +14,27 @@ Plans of jobs that cannot be trained here, with `hetopt.core.scaled_emulation` i
 A job whose gradient has ``G`` bytes is rehearsed with one of ``g``: over a link ``G / g`` times as slow, a step
 exchanges for as long as the job's does. What machines compute is waited for in any case. So everything about the time
 of the cluster is kept, and nothing about what is learned.
+
+People write hosts as ``speed=1, rate=100mbit x2; speed=0.25, rate=25mbit, workers=2``, and changes, one a line in a
+schedule, as ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
+``50s h2 notice``, ``20s h1 cut``, ``25s h1 heals``. Times and link rates there are the cluster's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
-from hetopt.backends.emulation.description import (
-    WantedHost,
-    best_shares,
-    check_batch,
-    described_hosts,
-    planned_hosts,
+from hetopt.backends.emulation.namespaces import (
+    BOX_BITS_PER_S,
+    IN_TRAINING,
+    STEERED,
+    STEERED_LOG_SD,
+    box_link,
+    check_size,
 )
-from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
-from hetopt.backends.prediction.hosting import (
+from hetopt.backends.prediction import (
     AGENT_S,
     ASSUMED_LOG_SD,
     HOST_LINK,
@@ -39,16 +43,19 @@ from hetopt.backends.prediction.hosting import (
     Mapped,
     Meeting,
     SmallWorkers,
-    ThisMachine,
     begun_shares,
     foresee,
+    least_factor,
     predict_run,
+    rounded_up,
 )
-from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up
 from hetopt.core import formatting
+from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import DURATION, NUMBER, RATE, Item, arguments, fields, record, repeated, split
+from hetopt.core.plain_text import known
 from hetopt.core.profile import LOCAL, Device, Profile, StepTime
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.scaled_emulation import (
@@ -79,8 +86,6 @@ BUILD_S = 1.0
 
 REHEARSED_LOG_SD = 0.03
 """Declared times are kept to the millisecond; what is left is how punctually a worker wakes up."""
-
-WORTH_SAYING = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +138,7 @@ class Rehearsal(Mapped):
 
 def rehearse(
     plan: Plan,
-    machine: ThisMachine,
+    processors: int,
     described: Sequence[EmulatedHost] | None = None,
     changes: Sequence[Change] = (),
     *,
@@ -145,6 +150,7 @@ def rehearse(
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
     relative to one worker of this machine; their rates, and those of the changes, are taken as they are. Where
     something ``stands_in`` for the job, so that it need not be trained here, only the plan's machines can be rehearsed.
+    ``processors`` are those that this machine's processes may use.
 
     Raises:
         BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, a
@@ -157,15 +163,15 @@ def rehearse(
         )
     wanted, slower = plan, links_slower(plan) if stands_in else 1.0
     if stands_in:
-        plan = in_its_place(plan, machine)
+        plan = in_its_place(plan, processors)
     model, batch = fit(plan.profile, plan.run.precision), plan.chosen.global_batch_size
     if described is None:
         hosts = planned_hosts(wanted)
-        here = SmallWorkers.of(model, machine, sum(host.host.workers for host in hosts))
+        here = SmallWorkers.of(model, processors, sum(host.host.workers for host in hosts))
         check_batch(batch, here.workers)
         best = tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
     else:
-        here = SmallWorkers.of(model, machine, sum(host.workers for host in described))
+        here = SmallWorkers.of(model, processors, sum(host.workers for host in described))
         check_batch(batch, here.workers)
         hosts = described_hosts(described, here.alone)
         # Equal shares are equal whatever the best ones are, of which a slow host may have none.
@@ -186,22 +192,9 @@ def rehearse(
     meeting = _meeting(run, here)
     exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and len(hosts) > 1:
-        exchange = exchange.taking(STEERED)
+        exchange = replace(exchange, exchange_s=STEERED * exchange.exchange_s, compress_s=STEERED * exchange.compress_s)
     notes += exchange.notes
     prediction = _predict(plan, run, here, updated_s, exchange)
-    overhead = here.update_s / prediction.compute_s
-    if overhead > WORTH_SAYING:
-        notes.append(
-            f"{100 * overhead:.0f} % of a step's computation is updating the model, which {here.workers} workers do "
-            f"at once "
-            "here; the cluster would not wait so long for that."
-        )
-    profiled = plan.profile.host
-    if not machine.is_profiled(profiled):
-        notes.append(
-            f"The profile comes from another machine ({profiled.logical_cpus} processors, "
-            f"{profiled.operating_system}): should the computation not fit here, the run slows down and says so."
-        )
     return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
 
 
@@ -368,7 +361,7 @@ def links_slower(plan: Plan) -> float:
     return plan.profile.job.gradient_bytes / GRADIENT_BYTES
 
 
-def in_its_place(plan: Plan, machine: ThisMachine) -> Plan:
+def in_its_place(plan: Plan, processors: int) -> Plan:
     """The plan with the stand-in as its job, as profiled on this machine, for as many steps on the same machines.
 
     Raises:
@@ -383,7 +376,7 @@ def in_its_place(plan: Plan, machine: ThisMachine) -> Plan:
     steps = math.ceil(plan.chosen.prediction.steps.value)
     if plan.run.stop.max_steps is not None:
         steps = plan.run.stop.max_steps
-    changed = {"profile": _profile(plan.profile, machine), "run": _run(plan.run)}
+    changed = {"profile": _profile(plan.profile, processors), "run": _run(plan.run)}
     return plan.model_copy(update=changed).adjusted(steps=steps)
 
 
@@ -406,12 +399,11 @@ def _run(run: RunSpec) -> RunSpec:
             "precision": "fp32",
             "micro_batch_size": None,
             "learning_rate_scale": 1.0,
-            "learning_rate_rule": "fixed",
         }
     )
 
 
-def _profile(described: Profile, machine: ThisMachine) -> Profile:
+def _profile(described: Profile, processors: int) -> Profile:
     """The job's, with what this machine computes of the stand-in as the only device."""
     job = described.job.model_copy(
         update={
@@ -424,9 +416,7 @@ def _profile(described: Profile, machine: ThisMachine) -> Profile:
             "learning_rate_rule": "none",
         }
     )
-    host = described.host.model_copy(
-        update={"logical_cpus": machine.processors, "operating_system": machine.operating_system}
-    )
+    host = described.host.model_copy(update={"logical_cpus": processors})
     steps = tuple(
         StepTime(
             local_batch_size=size,
@@ -442,7 +432,7 @@ def _profile(described: Profile, machine: ThisMachine) -> Profile:
     device = Device(
         type=LOCAL,
         kind="cpu",
-        workers_per_host=machine.processors,
+        workers_per_host=processors,
         threads_per_worker=1,
         step_times=steps,
         memory_limit_bytes=host.memory_bytes,
@@ -460,3 +450,196 @@ def _profile(described: Profile, machine: ThisMachine) -> Profile:
             "yardstick_s": None,
         }
     )
+
+
+_HOSTS_EXAMPLE = "for example 'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'"
+_CHANGE_EXAMPLE = "for example '30s h2 speed=0.25 rate=10mbit' or 'step 40 h3 dies'"
+_FATES = ("dies", "returns", "notice", "cut", "heals")
+_WORDS = ", \t\n"
+_CHANGED = {"speed": "speed", "rate": "rate_bits_per_s"}
+_CHANGE = {"at": "at_s", "step": "at_step", "host": "host", **_CHANGED, **{fate: fate for fate in _FATES}}
+_HOST = {**_CHANGED, "workers": "workers"}
+_MOMENT = replace(DURATION, example="30s or 1.5m", scales={unit: s for unit, s in DURATION.scales.items() if unit})
+_UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "at_s": _MOMENT}
+
+
+def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
+    """The hosts of a description, called h0, h1 and so on.
+
+    Raises:
+        BadInput: it cannot be read, a value is impossible, or there are more hosts than addresses.
+    """
+    hosts: list[EmulatedHost] = []
+    for one, copies in map(repeated, filter(None, split(text, ";", "a description of hosts"))):
+        if copies == 0:
+            raise BadInput(f"{one + ' x0'!r} asks for no host at all.", hint=_HOSTS_EXAMPLE)
+        check_size(len(hosts) + copies)
+        item = arguments(one, f"host {one!r}", separators=_WORDS)
+        host = record(EmulatedHost, item, _HOST, units=_UNITS, defaults={"name": "h0"})
+        hosts += [host.model_copy(update={"name": f"h{len(hosts) + n}"}) for n in range(copies)]
+    if not hosts:
+        raise BadInput("the description names no host.", hint=_HOSTS_EXAMPLE)
+    return tuple(hosts)
+
+
+def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
+    """The changes of a schedule, one a line; ``#`` begins a comment.
+
+    Args:
+        text: the schedule.
+        hosts: names of the hosts there are.
+
+    Raises:
+        BadInput: a line cannot be read, has no moment, or names a host that there is not.
+    """
+    changes: list[Change] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        where = f"line {number} ({line.strip()!r})"
+        change = _change(where, words, hosts)
+        if change.at_s is None and change.at_step is None:
+            raise BadInput(f"{where} does not say when.", hint=f"begin it with seconds or a step, {_CHANGE_EXAMPLE}")
+        changes.append(change)
+    return tuple(changes)
+
+
+def parse_change(text: str, hosts: Collection[str]) -> Change:
+    """One change, such as ``h2 speed=0.25``; without a moment it happens at once.
+
+    Raises:
+        BadInput: as for `parse_changes`.
+    """
+    return _change(repr(text.strip()), text, hosts)
+
+
+def _change(where: str, text: str, hosts: Collection[str]) -> Change:
+    item = arguments(text, where, separators=_WORDS)
+    words, moment = list(item.values), dict[str, str]()
+    if words[:1] == ["step"]:
+        moment["step"], words = "".join(words[1:2]), words[2:]
+        if not moment["step"].isdecimal():
+            raise BadInput(f"{where}: step must be a whole number, got {moment['step']!r}.", hint=_CHANGE_EXAMPLE)
+    elif words and words[0][0] in "+-.0123456789":
+        moment["at"], words = words[0], words[1:]
+    if not words:
+        raise BadInput(f"{where} names no host.", hint=_CHANGE_EXAMPLE)
+    host, *fates = words
+    if host != EVERY_HOST and host not in hosts:
+        raise BadInput(f"{where} names the host {host!r}; there is {_listed(hosts)}.", hint=_CHANGE_EXAMPLE)
+    if not fates and not item.pairs:
+        raise BadInput(f"{where} does not say what happens to {host}.", hint=_CHANGE_EXAMPLE)
+    happens = {known(fate, (*_FATES, "speed=", "rate="), f"change in {where}"): "true" for fate in fates}
+    fields(Item(where=where, pairs=item.pairs), _CHANGED)
+    said = {**moment, "host": host, **happens, **item.pairs}
+    return record(Change, Item(where=where, pairs=said), _CHANGE, units=_UNITS)
+
+
+def _listed(hosts: Collection[str]) -> str:
+    names = list(hosts)
+    return ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
+
+
+SPEED_DIGITS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedHost:
+    """One host of the cluster that is rehearsed.
+
+    Attributes:
+        host: its name, workers, relative speed and link.
+        type: what its workers stand for: a catalogue name, or 'local'.
+        time: computation of one of its workers in a step.
+    """
+
+    host: EmulatedHost
+    type: str
+    time: WorkerTime
+
+
+def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
+    """The machines of a plan, group by group: as fast, and as well connected, as the planner took them to be.
+
+    Speeds are relative to the fastest host, for steps of as many samples as each would have if all had as many.
+
+    Raises:
+        BadInput: the plan does not say how fast its machines were taken to be, or has more of them than there are
+            addresses.
+    """
+    known = [(group, group.assumed) for group in plan.chosen.groups if group.assumed is not None]
+    if len(known) < len(plan.chosen.groups):
+        raise BadInput(
+            "The plan does not say how fast its machines were taken to be: an older hetopt made it.",
+            hint="make it again with `hetopt recommend`, or describe the hosts in `hosts`",
+        )
+    check_size(sum(group.machines for group, _ in known))
+    workers = sum(len(group.local_batch_sizes) for group, _ in known)
+    samples = max(1, plan.chosen.global_batch_size // workers)
+    fastest_s = min(assumed.time_s(samples) for _, assumed in known)
+    several = sum(group.machines for group, _ in known) > 1
+    machines = [pair for pair in known for _ in range(pair[0].machines)]
+    return tuple(
+        WantedHost(
+            host=EmulatedHost(
+                name=f"h{number}",
+                workers=group.workers_per_machine,
+                speed=float(f"{fastest_s / assumed.time_s(samples):.{SPEED_DIGITS}g}"),
+                rate_bits_per_s=8 * assumed.link_bytes_per_s if several else None,
+            ),
+            type=group.instance_type,
+            time=assumed.time,
+        )
+        for number, (group, assumed) in enumerate(machines)
+    )
+
+
+def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
+    """Hosts as they were described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
+
+    Args:
+        described: the hosts, in order.
+        alone: computation of one worker of this machine with a processor to itself.
+    """
+    return tuple(
+        WantedHost(
+            host=host,
+            type=LOCAL,
+            time=replace(alone, fixed_s=alone.fixed_s / host.speed, per_sample_s=alone.per_sample_s / host.speed),
+        )
+        for host in described
+    )
+
+
+def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
+    """Samples of each worker with which the slowest ends earliest, host by host.
+
+    Raises:
+        BadInput: fewer samples than workers, or a host so slow that its best share is none.
+    """
+    workers = [host for host in hosts for _ in range(host.host.workers)]
+    check_batch(batch, len(workers))
+    # Allowed to take nothing, a worker that is too slow for the others does just that.
+    shares = solve_shares([replace(host.time, min_samples=0) for host in workers], batch).local_batch_sizes
+    for host, samples in zip(workers, shares, strict=True):
+        if samples < 1:
+            raise BadInput(
+                f"the local batch size of {host.host.name}, at speed {host.host.speed:g}, would be less than one "
+                f"sample of a global batch of {batch}.",
+                hint="leave it out, make it faster, or plan with a larger `batch_size`",
+            )
+    return shares
+
+
+def check_batch(batch: int, workers: int) -> None:
+    """Refuse a batch that does not give every worker a sample.
+
+    Raises:
+        BadInput: so it is.
+    """
+    if batch < workers:
+        raise BadInput(
+            f"the global batch size must be at least {workers}, one sample a worker, got {batch}.",
+            hint="use fewer workers, or plan with a larger `batch_size`",
+        )

@@ -7,6 +7,7 @@ told when it began: the latest end, and the run that was ordered.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.backend import is_finished
-from hetopt.backends.host.checkpoints import Checkpoints
-from hetopt.backends.host.objects import Objects, Progress
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
     Lease,
+    Objects,
     Placement,
     State,
     Terms,
@@ -30,7 +30,7 @@ from hetopt.backends.host.protocol import (
     placement_of,
 )
 from hetopt.backends.host.renewal import Allowance, AskPrices
-from hetopt.backends.host.uploads import Uploads
+from hetopt.backends.host.uploads import Checkpoints, Uploads
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import RunFailed
@@ -48,6 +48,7 @@ PLACE_WITHIN_S = 900.0
 """A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
 REPLACED_WITHIN_S = 600.0
 """Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
+DATA_TOLD_EVERY_S = 30.0
 LAST_UPLOADS_S = 60.0
 """A notice comes two minutes early, and training ends in the first of them."""
 
@@ -185,16 +186,15 @@ class Agent:
         """Bring the data set here; not where the machine is to end meanwhile. Its host log tells how far it is."""
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
-
-        def say(text: str) -> None:
-            with log.open("a", encoding="utf-8") as stream:
-                stream.write(f"hetopt: {text}\n")
-            uploads.logs()
-
-        progress = Progress(say=say, clock=self.clock)
+        told_s = -math.inf
 
         def goes_on(done: int, total: int) -> bool:
-            progress.told(done, total)
+            nonlocal told_s
+            if done == total or self.clock() >= told_s + DATA_TOLD_EVERY_S:
+                told_s = self.clock()
+                with log.open("a", encoding="utf-8") as stream:
+                    stream.write(f"hetopt: {done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here\n")
+                uploads.logs()
             self._turn(uploads.run_dir, due, "fetching data")
             return not (self._doomed or self._must_end() or self._time_is_up())
 

@@ -218,16 +218,14 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn",
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-_LAUNCHING = tuple(
-    f"ssh/{name}.py" for name in ("backend", "checking", "conductor", "conversation", "edge", "link", "receive")
-)
+_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("backend", "checking", "conductor", "link", "receive"))
 LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
     "host/look.py",
     "emulation",
     "on_this_machine.py",
-    "prediction",
+    "prediction.py",
     "probe_runs.py",
     "supervisor.py",
     *_LAUNCHING,

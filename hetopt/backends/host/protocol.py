@@ -12,6 +12,9 @@ runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is comple
 models/RUN/outputs/...       what a script wrote for its user, likewise                written by the first host
 models/RUN/model.safetensors the trained model, beside the runs, which the bucket     written by the first host
                              forgets after a while
+
+torchrun ranks nodes by the text of their addresses, and EC2 hands out addresses as it likes. So the run's workers are
+put into the order that their addresses will have, and a rank means the same to everybody.
 """
 
 from __future__ import annotations
@@ -19,15 +22,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Protocol
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
-from hetopt.core.errors import BadInput
+from hetopt.core.batch_partition import spec_of_living
+from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.listening import SECRET_PATTERN
-from hetopt.core.run_spec import Node, RunSpec
+from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 
 OUTCOME_OBJECT = "outcome.json"
 WANTED_OBJECT = "ckpt/WANTED"
@@ -246,3 +252,101 @@ def is_over(data: bytes | None, generation: int) -> bool:
 
 class _Outcome(Record):
     generation: Generation
+
+
+def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
+    """The run with its workers in the order of their machines' addresses, as torchrun will rank them."""
+    address = {place.host: place.address for place in places}
+    workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
+    return spec.model_copy(update={"workers": tuple(workers)})
+
+
+def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
+    """The run on the hosts that are left, with the same global batch: each local batch size grows in proportion.
+
+    Raises:
+        CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
+    """
+    places = [place for place, worker in enumerate(spec.workers) if worker.host not in lost]
+    if not places:
+        raise CloudRefused("all machines of the run are lost.", hint="launch the plan again")
+    left = spec_of_living(spec, places, {})
+    for worker in left.workers if spec.script else ():  # a task computes what does not fit at once in micro-batches
+        share, most = worker.local_batch_size, worker.max_local_batch_size
+        if most is not None and share > most:
+            raise CloudRefused(
+                f"{worker.host} has memory for {most} samples at once, and would get {share} of the batch, as other "
+                "machines are lost; a script has no micro-batches.",
+                hint="launch the plan again",
+            )
+    return left
+
+
+def placement_json(
+    spec: RunSpec,
+    places: Mapping[str, Place],
+    generation: int = 0,
+    resume_from: str | None = None,
+    *,
+    pauses: bool = False,
+) -> bytes:
+    """What the machines read to find themselves and each other, and whether to save a checkpoint and wait."""
+    placements = Placements(
+        generation=generation,
+        resume_from=resume_from,
+        pauses=pauses,
+        # A port of its own for each generation: what is left of the last must not be met.
+        meeting=f"{min(place.address for place in places.values())}:{MEETING_PORT + generation}",
+        hosts=dict(places),
+        spec=spec,
+    )
+    return placements.model_dump_json(indent=2).encode()
+
+
+GoesOn = Callable[[int, int], bool]
+"""Is told the bytes that are there, and all; says whether to go on."""
+
+
+class Objects(Protocol):
+    """Named bytes that all machines of a run see."""
+
+    def get(self, name: str) -> bytes | None:
+        """What is under a name; None where there is nothing, or where nobody can be reached."""
+        found = self.versioned(name)
+        return None if found is None else found.data
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Write; says whether that went well."""
+
+    def send(self, name: str, path: Path) -> bool:
+        """Write a file, in parts where it is large; says whether that went well.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Read into a file; says whether that went well. The file is whole, or not there."""
+
+    def versioned(self, name: str) -> Versioned | None:
+        """What is under a name, with its version; None where there is nothing, or where nobody can be reached."""
+
+    def put_over(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write where that version still is (None: where nothing is); says whether that went well, and was so."""
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """All names that begin so, sorted."""
+
+    def delete(self, name: str) -> None:
+        """Remove, if that goes well."""
+
+    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
+        """Fetch every object below a prefix into a folder; whether all of it is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versioned:
+    """What was under a name, and which version that was."""
+
+    data: bytes
+    version: str

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.host.bundle import Bundle, make_bundle
-from hetopt.backends.host.placement import ranked_spec
-from hetopt.backends.host.protocol import Place
+from hetopt.backends.host.protocol import Place, ranked_spec
 from hetopt.backends.on_this_machine import resumable
 from hetopt.backends.options import Ssh
-from hetopt.backends.prediction.hosting import Mapped
-from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction import Mapped, predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
 from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE

@@ -21,8 +21,8 @@ from pydantic import Field
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.host import look
 from hetopt.backends.on_this_machine import check_readers
-from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
+from hetopt.backends.ssh.link import Conversation
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
@@ -161,13 +161,12 @@ def check_hosts(
     for host, talk, answer in zip(hosts, talks, answers, strict=True):
         if isinstance(answer, HetoptError):
             said = answer.message.rstrip(".").removeprefix(f"{host.name} ")
-            trouble = Trouble(verdict="bad", said=said, hint=answer.hint or "")
-            found.append(HostFound(name=host.name, troubles=(trouble,), rates={}))
+            found.append(HostFound(name=host.name, troubles=(_bad(said, answer.hint or ""),), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
-        alone_ = alone(host, answer, asked_s=talk.asked_s)
-        needs = [] if spec is None else [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
-        troubles = [*alone_, *needs, *between[host.name]]
+        troubles = [*alone(host, answer, asked_s=talk.asked_s), *between[host.name]]
+        if spec is not None:
+            troubles += [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
         found.append(
             HostFound(
                 name=host.name,
@@ -203,13 +202,9 @@ def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
     host = talk.host
     question = {"address": host.private, "folder": host.folder, "token": token, "install": host.install}
     try:
-        return talk.begin(_line(question), Seen, FACTS_WITHIN_S)
+        return talk.begin(json.dumps(question).encode() + b"\n", Seen, FACTS_WITHIN_S)
     except HetoptError as error:
         return error
-
-
-def _line(question: object) -> bytes:
-    return json.dumps(question).encode() + b"\n"
 
 
 def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
@@ -228,7 +223,7 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     if wish is None or not wish["others"]:
         return None
     try:
-        told = talk.ask(_line(wish), Ways, WAYS_WITHIN_S)
+        told = talk.ask(json.dumps(wish).encode() + b"\n", Ways, WAYS_WITHIN_S)
     except HetoptError:
         return None
     asked = {name for name, _, _ in wish["others"]}
@@ -238,123 +233,112 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     )
 
 
-def alone(host: Host, seen: Seen, *, asked_s: float) -> list[Trouble]:
-    """What of one host would keep it from training, or is to be known.
+def _bad(said: str, hint: str) -> Trouble:
+    return Trouble(verdict="bad", said=said, hint=hint)
+
+
+def _unknown(said: str, hint: str) -> Trouble:
+    return Trouble(verdict="unknown", said=said, hint=hint)
+
+
+def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
+    """Yield what of one host would keep it from training, or is to be known.
 
     Args:
         host: as its owner describes it.
         seen: as it is.
         asked_s: when it was asked, by this machine's clock.
     """
-    found: list[Trouble] = []
-
-    def bad(said: str, hint: str) -> None:
-        found.append(Trouble(verdict="bad", said=said, hint=hint))
-
-    def known(said: str, hint: str) -> None:
-        found.append(Trouble(verdict="unknown", said=said, hint=hint))
-
-    missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
     if seen.installs is not None:
-        bad(f"nothing can be installed there: {seen.installs}", "name an interpreter that has torch, without `install`")
+        hint = "name an interpreter that has torch, without `install`"
+        yield _bad(f"nothing can be installed there: {seen.installs}", hint)
     locked = PYTHON.removeprefix("python")
     if host.install and CPU in host.devices and ".".join(map(str, seen.python)) != locked:
-        bad(
+        yield _bad(
             f"it has Python {'.'.join(map(str, seen.python))}, and the locked torch for CPUs is for {locked}",
             f'name another interpreter there: python = "{PYTHON}"',
         )
+    missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
     if missing and not host.install:
-        wanted = shlex.join(map(requirement, missing))
-        bad(
+        yield _bad(
             f"{seen.executable} has no {', '.join(missing)}",
             # Debian and others let pip install nothing beside the system's own packages (PEP 668).
-            f"`{typed(seen.executable)} -m venv ~/venv && ~/venv/bin/pip install {wanted}` "
+            f"`{typed(seen.executable)} -m venv ~/venv && ~/venv/bin/pip install "
+            f"{shlex.join(map(requirement, missing))}` "
             'there, and python = "~/venv/bin/python" in the inventory; or let each run install its own, install = true',
         )
     if not seen.writable:
-        bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
-    needed = LEAST_FREE_BYTES + (
-        0.0 if not host.install else CPU_PACKAGES_BYTES if CPU in host.devices else GPU_PACKAGES_BYTES
-    )
+        yield _bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
+    packages = CPU_PACKAGES_BYTES if CPU in host.devices else GPU_PACKAGES_BYTES
+    needed = LEAST_FREE_BYTES + host.install * packages
     if seen.free_bytes < needed:
-        bad(
+        yield _bad(
             f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(needed)}",
             'make room, or name another folder: folder = "/data/alice/hetopt"',
         )
     off_s = seen.time_s - asked_s
     if abs(off_s) > LARGEST_SKEW_S + FACTS_WITHIN_S * (off_s > 0):
-        known(
+        yield _unknown(
             f"its clock is {duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} this machine's",
             "set it: `timedatectl set-ntp true` there",
         )
     if seen.left:
-        known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {typed(*seen.left)}`")
-    found += _devices(host, seen)
-    return found
+        runs = f"{len(seen.left)} run{'s' * (len(seen.left) > 1)}"
+        yield _unknown(f"{runs} left files there", f"`rm -r {typed(*seen.left)}`")
+    yield from _devices(host, seen)
 
 
-def _devices(host: Host, seen: Seen) -> list[Trouble]:
-    wanted = [one for one in host.devices if one != CPU]
+def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
+    wanted = [device for device in host.devices if device != CPU]
+    judged = _bad if wanted else _unknown
     if isinstance(seen.gpus, str):
-        driver = f"the NVIDIA driver does not answer ({seen.gpus})"
         hint = "see `nvidia-smi` there; after an update it wants a reboot"
-        return [Trouble(verdict="bad" if wanted else "unknown", said=driver, hint=hint)]
+        yield judged(f"the NVIDIA driver does not answer ({seen.gpus})", hint)
+        return
     names = [gpu[0] for gpu in seen.gpus]
+    there, listed_ = ", ".join(names) or "none", f"devices = {list(names)}".replace("'", '"')
+    torch = seen.packages.get("torch") or ""
+    built, driver_runs = cuda_of(torch), _version(seen.cuda or "")
     if len(wanted) > len(names):
-        there = ", ".join(names) if names else "none"
-        return [
-            Trouble(
-                verdict="bad",
-                said=f"{len(wanted)} GPUs are wanted, and there {'is' if len(names) == 1 else 'are'} {there}",
-                hint="correct `devices`, or see `nvidia-smi` there",
-            )
-        ]
-    if places(wanted, names) is None:
-        listed = f"devices = {list(names)}".replace("'", '"')
-        said = f"its GPUs are {', '.join(names)}, and not {', '.join(wanted)}"
-        return [Trouble(verdict="bad", said=said, hint=f"correct it: {listed}")]
-    if not wanted:
-        unused = f"it has {', '.join(names)}, which nobody uses"
-        hint = f"devices = {list(names)}".replace("'", '"')
-        return [Trouble(verdict="unknown", said=unused, hint=hint)] if names else []
-    if host.install:
-        return []  # its torch will be that of the lock
-    built = cuda_of(seen.packages.get("torch") or "")
-    if built is None:
-        said = f"its torch {seen.packages.get('torch')} is built without CUDA"
-        return [Trouble(verdict="bad", said=said, hint="install torch with CUDA there, https://pytorch.org")]
-    driver_runs = _version(seen.cuda or "")
+        are = "is" if len(names) == 1 else "are"
+        yield _bad(
+            f"{len(wanted)} GPUs are wanted, and there {are} {there}", "correct `devices`, or see `nvidia-smi` there"
+        )
+    elif places(wanted, names) is None:
+        yield _bad(f"its GPUs are {there}, and not {', '.join(wanted)}", f"correct it: {listed_}")
+    elif not wanted and names:
+        yield _unknown(f"it has {there}, which nobody uses", listed_)
+    elif not wanted or host.install:
+        return  # a torch that is installed will be that of the lock
+    elif built is None:
+        yield _bad(f"its torch {torch} is built without CUDA", "install torch with CUDA there, https://pytorch.org")
     # Within a major version of CUDA a driver runs what is newer than itself (NVIDIA, CUDA compatibility).
-    if driver_runs and driver_runs[0] < built[0]:
-        said = f"its driver runs CUDA {seen.cuda} and its torch needs {built[0]}"
-        hint = "install a newer NVIDIA driver, or a torch that was built for it"
-        return [Trouble(verdict="bad", said=said, hint=hint)]
-    return []
+    elif driver_runs and driver_runs[0] < built[0]:
+        yield _bad(
+            f"its driver runs CUDA {seen.cuda} and its torch needs {built[0]}",
+            "install a newer NVIDIA driver, or a torch that was built for it",
+        )
 
 
-def _units(host: Host, seen: Seen, precision: Precision) -> list[Trouble]:
+def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
     """GPUs that would compute in a precision without units for it, as much slower as that is."""
     rows = [] if isinstance(seen.gpus, str) else seen.gpus
     taken = None if CPU in host.devices else places(host.devices, [row[0] for row in rows])
-    if precision not in ("bf16", "tf32") or not taken:
-        return []
-    lacking = [rows[at][0] for at in taken if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]
-    if not lacking:
-        return []
-    hint = 'plan without it: `precision="fp16"`, or `precision="fp32"`'
-    return [Trouble(verdict="bad", said=f"its {lacking[0]} has no units for {precision}", hint=hint)]
+    lacking = [rows[at][0] for at in taken or () if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]
+    if precision in ("bf16", "tf32") and lacking:
+        hint = 'plan without it: `precision="fp16"`, or `precision="fp32"`'
+        yield _bad(f"its {lacking[0]} has no units for {precision}", hint)
 
 
-def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> list[Trouble]:
-    """Return that the host's shared memory or its limit of open files cannot hold what its readers keep ready."""
+def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> Iterator[Trouble]:
+    """Yield that the host's shared memory or its limit of open files cannot hold what its readers keep ready."""
     samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
     try:
         check_readers(
             "it", reading if samples else None, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files
         )
     except RunFailed as refused:
-        return [Trouble(verdict="bad", said=refused.message.rstrip("."), hint=refused.hint or "")]
-    return []
+        yield _bad(refused.message.rstrip("."), refused.hint or "")
 
 
 def cuda_of(torch: str) -> tuple[int, int] | None:
@@ -391,46 +375,38 @@ def together(
     this = look.identity() if here is None else here
     first: dict[str, str] = {}
     own = {host.name for host in hosts if not host.install}
-    torches = {name: one.packages.get("torch") or "" for name, one in seen.items() if name in own}
+    torches = {name: told for name, one in seen.items() if name in own and (told := one.packages.get("torch"))}
+    newest = max(torches, key=lambda name: _version(torches[name]), default="")
     for name, one in seen.items():
         if one.identity in first:
-            said, hint = f"it is the same machine as {first[one.identity]}", "leave one of them out"
-            found[name].append(Trouble(verdict="bad", said=said, hint=hint))
+            found[name].append(_bad(f"it is the same machine as {first[one.identity]}", "leave one of them out"))
         first.setdefault(one.identity, name)
         if one.identity == this:
             said = "it is this machine: it trains beside whatever you do here"
-            found[name].append(Trouble(verdict="unknown", said=said, hint="leave it out, or give it `hours`"))
-    if len({_version(version) for version in torches.values()}) > 1:
-        newest = max(torches, key=lambda name: _version(torches[name]))
-        for name, version in torches.items():
-            if version and _version(version) != _version(torches[newest]):
-                said = f"it has torch {version}, and {newest} {torches[newest]}"
-                hint = "install the same there: results of two versions differ in their last digits"
-                found[name].append(Trouble(verdict="unknown", said=said, hint=hint))
-    if len(hosts) > 1:
-        _unreached(seen, ways, found)
+            found[name].append(_unknown(said, "leave it out, or give it `hours`"))
+        if name in torches and _version(torches[name]) != _version(torches[newest]):
+            said = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
+            hint = "install the same there: results of two versions differ in their last digits"
+            found[name].append(_unknown(said, hint))
+        found[name] += _unreached(name, seen, ways.get(name)) if len(hosts) > 1 else ()
     return found
 
 
-def _unreached(seen: Mapping[str, Seen], ways: Mapping[str, Ways], found: dict[str, list[Trouble]]) -> None:
-    for name, one in seen.items():
-        if one.port is None:
-            at = one.address or "any address"
-            said = f"its workers cannot listen on {at} ({one.listen_trouble})"
-            hint = 'say by which address the others reach it: private = "192.168.1.20"'
-            found[name].append(Trouble(verdict="bad", said=said, hint=hint))
-        failed: dict[str, list[str]] = {}
-        for other, how in (ways[name].reached if name in ways else {}).items():
-            if how != "yes":
-                failed.setdefault(how, []).append(other)
-        for how, others in failed.items():
+def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterator[Trouble]:
+    if seen[name].port is None:
+        said = f"its workers cannot listen on {seen[name].address or 'any address'} ({seen[name].listen_trouble})"
+        yield _bad(said, 'say by which address the others reach it: private = "192.168.1.20"')
+    failed: dict[str, list[str]] = {}
+    for other, how in way.reached.items() if way is not None else ():
+        failed.setdefault(how, []).append(other)
+    for how, others in failed.items():
+        if how != "yes":
             at = f" at {seen[others[0]].address}" if len(others) == 1 else ""
-            hint = (
+            yield _bad(
+                f"it cannot reach {listed(others)}{at} ({how.lower()})",
                 f"let {name} reach all ports of {listed(others)} (firewall), or have all of them in one VPN and "
-                "say their addresses there: `private`"
+                "say their addresses there: `private`",
             )
-            said = f"it cannot reach {listed(others)}{at} ({how.lower()})"
-            found[name].append(Trouble(verdict="bad", said=said, hint=hint))
 
 
 def in_words(found: HostFound) -> str:
@@ -444,9 +420,6 @@ def in_words(found: HostFound) -> str:
     names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
     parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
     parts.append(f"torch {seen.packages.get('torch') or 'none'}")
-    if seen.shared_bytes is not None and 2 * seen.shared_bytes < (seen.memory_bytes or 0):
-        # Somebody has set it, as docker does: otherwise it is half the memory (tmpfs(5), size).
-        parts.append(f"only {bytes_(seen.shared_bytes)} of shared memory in /dev/shm")
     rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
     return "; ".join([", ".join(parts), *rates])
 

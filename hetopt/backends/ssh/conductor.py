@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 from hetopt.backends.backend import MOST_IDLE, advances, back_off_s, is_given_up
-from hetopt.backends.host.placement import placement_json, without
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
     Latest,
@@ -29,7 +28,9 @@ from hetopt.backends.host.protocol import (
     Placements,
     State,
     is_over,
+    placement_json,
     spec_digest,
+    without,
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory

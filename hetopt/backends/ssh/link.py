@@ -1,18 +1,31 @@
-"""The launching machine's end of one host's part in a run: the connection, and what is asked over it."""
+"""The launching machine's end of a host: one connection, a program there, what it asks, and what goes wrong.
+
+OpenSSH is as the system has it: the user's own configuration, agent, known hosts and jump hosts hold. Nothing is ever
+asked (BatchMode), an unknown key is never accepted, no port, agent or display is forwarded. The program is Python, sent
+over the connection itself: on the host nothing needs to be there but a shell and an interpreter, and all that is said
+in either direction goes through that one connection.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
 import json
+import os
+import re
+import shlex
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import IO
 
 from hetopt.backends.ssh import receive
-from hetopt.backends.ssh.conversation import Conversation
-from hetopt.backends.ssh.edge import Program
 from hetopt.backends.ssh.objects import (
     OBJECTS,
     Answer,
@@ -23,9 +36,149 @@ from hetopt.backends.ssh.objects import (
     frame,
     read_frame,
 )
-from hetopt.core.artifact import Record, Told, read_words
-from hetopt.core.errors import HetoptError, RunFailed
-from hetopt.core.hosts import CPU
+from hetopt.core.artifact import AnyRecord, Record, Told, read_words
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.hosts import CPU, Host
+from hetopt.core.paths import expanded, shown
+from hetopt.core.plain_text import one_line
+from hetopt.core.search_path import INSTALLED_ONLY
+
+SSH_VARIABLE = "HETOPT_SSH"
+"""Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
+
+CONNECT_S = 6
+MARK = "HETOPT-SAYS "
+"""What a program says begins so; whatever a shell prints before is passed over."""
+NO_PYTHON = "no-python"
+READ_BY_SHELL = "what its shell runs first reads the standard input, which is the program's"
+
+UNREACHED = 255
+"""ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
+
+_OPTIONS = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "ConnectTimeout": str(CONNECT_S),
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "4",
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "RequestTTY": "no",
+    "RemoteCommand": "none",
+    "LogLevel": "ERROR",
+    "ControlMaster": "no",  # one that is there is used; ours ends with the run, and must not end others' sessions
+}
+
+
+def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the ssh command line that runs a command on a host.
+
+    It has the same options at each host on the way: of ssh's own ``-J`` they would hold for the last alone.
+
+    Args:
+        host: of whose fields none can be an option.
+        command: for the user's shell there.
+        environment: of this process.
+    """
+    way: list[str] = []
+    for hop in host.through:
+        # The nearest hop's command stands in the next one's: ssh expands each once (ssh_config(5), TOKENS), and a shell
+        # splits it once.
+        words = [word.replace("%", "%%") for word in [*_words(hop, way, environment), "--", hop.address]]
+        way = ["-o", f"ProxyCommand={shlex.join([*words[:-2], '-W', '[%h]:%p', *words[-2:]])}"]
+    return [*_words(host, way, environment), "--", host.address, command]
+
+
+def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return ssh and its options for a host that is reached so, as far as the host itself."""
+    words = shlex.split(environment.get(SSH_VARIABLE) or "ssh")
+    for name, value in _OPTIONS.items():
+        words += ["-o", f"{name}={value}"]
+    if host.port is not None:
+        words += ["-p", str(host.port)]
+    if host.user is not None:
+        words += ["-l", host.user]
+    if host.key is not None:
+        words += ["-i", str(expanded(host.key))]
+    return [*words, *way]
+
+
+def python_command(python: str, code: bytes) -> str:
+    """The command that runs Python from its standard input; what follows that is the program's own.
+
+    It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
+    starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
+
+    Args:
+        python: interpreter; a ``~/`` is the user's home there.
+        code: of the program; another than this is not run.
+    """
+    path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
+    first = (
+        "import sys,zlib;"
+        # Whatever a shell printed before may lack the end of its line.
+        f"sys.stdout.write('\\n{MARK}%d.%d\\n' % tuple(sys.version_info[:2]));sys.stdout.flush();"
+        f"code=sys.stdin.buffer.read({len(code)});"
+        f"zlib.crc32(code)=={zlib.crc32(code)} or sys.exit({READ_BY_SHELL!r});"
+        "exec(compile(code, 'hetopt', 'exec'), {'__name__': 'hetopt_host'})"
+    )
+    script = (
+        f"command -v {path} >/dev/null 2>&1 || {{ echo; echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
+        f"export {shlex.join(f'{name}={value}' for name, value in INSTALLED_ONLY.items())}; "
+        f"exec {path} -u -c {shlex.quote(first)}"
+    )
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+def why_unreached(host: Host, complaint: str) -> RunFailed:
+    """Return ssh's own words, of its complaint the line that tells most, and what to do.
+
+    Args:
+        host: that was to be reached.
+        complaint: what ssh wrote to its standard error.
+    """
+    who = f"{host.user}@{host.address}" if host.user else host.address
+    options = {"-p": host.port, "-i": host.key, "-J": host.jump}
+    typed = shlex.join(["ssh", *(str(w) for name, value in options.items() if value for w in (name, value)), who])
+    lines = [line.strip("@ ") for line in complaint.splitlines() if re.search("[A-Za-z]", line)]
+    through, hint = "", "see what `{typed}` says"
+    said = "; ".join(lines[-2:]) if lines else "ssh ended without saying why"
+    if _JUMP.search("\n".join(lines[1:])):  # what is said of the jump host must not be taken for the host's own
+        through, said, hint = " through its jump host", lines[0], "see that `{typed}` logs in by itself"
+    else:
+        worded = ((line, advice) for pattern, advice in _ADVICE for line in lines if re.search(pattern, line, _ANY))
+        said, hint = next(worded, (said, hint))
+    said = one_line(said)[:200].removeprefix("ssh: ").rstrip(".")
+    return RunFailed(f"{host.name} is not reached{through}: {said}.", hint=hint.format(typed=typed, who=who))
+
+
+_JUMP = re.compile(r"^(?:kex_exchange_identification|stdio forwarding failed)", re.MULTILINE)
+"""What the ssh that goes through another says after that one's own words, where it has ended (OpenSSH, `kex.c`)."""
+
+_ANY = re.IGNORECASE
+_ADVICE = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "it was installed anew, or is somebody else's; ask its owner, then `ssh-keygen -R` its name",
+    ),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        "log in once yourself, `{typed}`, and compare the fingerprint; hetopt accepts none by itself",
+    ),
+    (
+        r"Permission denied \((?:password|keyboard-interactive|,)+\)",
+        "copy a key once, `ssh-copy-id {who}`; hetopt types no password",
+    ),
+    (r"Permission denied", "see that `{typed}` logs in by itself: the user's name, the key, and `ssh-add -l`"),
+    (r"Could not resolve hostname", "correct its address"),
+    (r"Connection refused", "see that sshd runs there, and its port"),
+    (r"timed out|timeout", "see that it is on, and on the network"),
+    (r"No route to host|Network is unreachable", "join its network (VPN?)"),
+    (r"password has expired|password change required|change your password", "log in once yourself, `{typed}`"),
+)
+"""What to do, by what ssh says (OpenSSH, `sshconnect.c`, `ssh.c`, `auth-pam.c`); the first that fits."""
+
 
 BEGIN_WITHIN_S = 120.0
 """Connecting, and sending the code."""
@@ -38,6 +191,192 @@ class Begun(Record):
 
     ready: Told | None = None
     refused: Told | None = None
+
+
+OLDEST_PYTHON = (3, 11)
+"""That training runs with."""
+
+_MOST_BYTES = 4_000_000
+"""Of a program's words, of its shell's and of complaints: 64 GPUs and what earlier runs left take some thousands."""
+
+
+def check_version(said: str, host: Host) -> None:
+    """Refuse a host by the version of its interpreter, which is the first thing that it says.
+
+    Raises:
+        RunFailed: there is none, or it is too old.
+    """
+    hint = 'name another interpreter there: python = "~/venv/bin/python"'
+    if said == NO_PYTHON:
+        raise RunFailed(f"{host.name} has no {host.python}.", hint=f"install Python there, or {hint}")
+    version = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", said)
+    if version is None:
+        raise RunFailed(f"{host.name} calls its Python {shown(said)}, which is no version.", hint=hint)
+    if (int(version[1]), int(version[2])) < OLDEST_PYTHON:
+        least = ".".join(map(str, OLDEST_PYTHON))
+        raise RunFailed(
+            f"{host.name} has Python {said} as {host.python}, and training needs {least} or newer.", hint=hint
+        )
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """One program on one host.
+
+    Attributes:
+        host: which.
+        source: of the program.
+        errors: the file that gets what it complains of, as far as that is read; None: none.
+        asked_s: when the program was started here, seconds since the epoch.
+        end_s: how long the program may take to end once it is let go.
+    """
+
+    host: Host
+    source: str
+    errors: Path | None = None
+    asked_s: float = 0.0
+    end_s: float = 5.0
+    _complaints: bytearray = field(default_factory=bytearray)
+    _printed: list[str] = field(default_factory=list)
+    _silent: threading.Event = field(default_factory=threading.Event)
+    _ssh: subprocess.Popen[bytes] | None = None
+
+    @property
+    def ssh(self) -> subprocess.Popen[bytes]:
+        """The ssh that runs the program, once it was begun."""
+        assert self._ssh is not None
+        return self._ssh
+
+    @property
+    def incoming(self) -> io.BufferedReader:
+        """What the program and its shell write."""
+        assert isinstance(self.ssh.stdout, io.BufferedReader)
+        return self.ssh.stdout
+
+    def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
+        """Start the program, hand it what it asks for first, and hear its first answer.
+
+        Args:
+            question: for the program, as it reads it. The program must not wait for more before it has said something.
+            kind: of the answer.
+            patience_s: for each of both.
+
+        Raises:
+            BadInput: there is no ssh here.
+            HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
+        """
+        self.asked_s = time.time()
+        if self.errors is not None:
+            self.errors.parent.mkdir(parents=True, exist_ok=True)
+        code, pipe = self.source.encode(), subprocess.PIPE
+        argv = ssh_argv(self.host, python_command(self.host.python, code))
+        try:
+            self._ssh = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        except OSError as error:
+            raise BadInput(
+                f"{argv[0]} cannot be started here: {error.strerror}.",
+                hint=f"install OpenSSH's client, such as `apt install openssh-client`, or correct {SSH_VARIABLE}",
+            ) from None
+        self._words = self._said()
+        threading.Thread(target=self._hear_complaints, args=(self.ssh.stderr,), daemon=True).start()
+        self.say(code)
+        check_version(self._next(b"", patience_s), self.host)
+        return self.ask(question, kind, patience_s)
+
+    def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
+        """Hand the program a question, and hear what it says to that.
+
+        Raises:
+            HetoptError: it ended, says nothing in time, or says what cannot be.
+        """
+        return read_words(kind, self._next(question, patience_s), self.host.name)
+
+    def say(self, data: bytes) -> None:
+        """Hand the program its next bytes; where it has ended, its exit code and its complaints say why."""
+        assert self.ssh.stdin is not None
+        with suppress(OSError):
+            self.ssh.stdin.write(data)
+            self.ssh.stdin.flush()
+
+    def end(self) -> None:
+        """Let go of the host, of which nothing more is heard."""
+        if self._ssh is not None:
+            self._let_go()
+            self.incoming.close()
+
+    def cut(self) -> None:
+        """End the connection at once: the host does not answer any more."""
+        if self._ssh is not None:
+            self._ssh.kill()
+
+    def _let_go(self) -> int:
+        """Say to the program that nothing more comes, cut it off if it has not ended after a while; ssh's exit code."""
+        assert self.ssh.stdin is not None
+        with suppress(OSError):  # it may have gone already
+            self.ssh.stdin.close()
+        try:
+            return self.ssh.wait(self.end_s)
+        except subprocess.TimeoutExpired:
+            self.ssh.kill()
+            return self.ssh.wait()
+
+    def _said(self) -> Iterator[str]:
+        """Yield each line that the program says, up to some megabytes; what its shell prints beside is kept."""
+        left = _MOST_BYTES
+        while left > 0 and (data := self.incoming.readline(left)):
+            left -= len(data)
+            line = data.decode(errors="replace")
+            if line.startswith(MARK):
+                yield line.removeprefix(MARK).rstrip("\n")
+            elif line.strip():
+                self._printed.append(one_line(line))
+
+    def _next(self, question: bytes, patience_s: float) -> str:
+        """Return the next thing that the program says; one that says nothing in time is cut off."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.cut()
+
+        timer = threading.Timer(patience_s, give_up)
+        timer.start()
+        try:
+            self.say(question)
+            word = next(self._words, None)
+        finally:
+            timer.cancel()
+        if word is None:
+            raise self._why_ended(is_late=late.is_set())
+        self._printed.clear()
+        return word
+
+    def _why_ended(self, *, is_late: bool) -> HetoptError:
+        code = self._let_go()
+        self._silent.wait(self.end_s)
+        complaint = self._complaints.replace(b"\0", b"").decode(errors="replace")
+        if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
+            return why_unreached(self.host, complaint)
+        if is_late:
+            return RunFailed(
+                f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
+            )
+        # A shell that lets nobody in says so where others greet: nologin, for one.
+        said = complaint.strip().splitlines() or self._printed or [f"it ends with {code} and says nothing"]
+        return RunFailed(
+            f"{self.host.name} cannot run a program ({one_line(said[-1])[:200].rstrip('.')}).",
+            hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',
+        )
+
+    def _hear_complaints(self, stream: IO[bytes]) -> None:
+        with stream:
+            for data in iter(lambda: stream.readline(_MOST_BYTES), b""):
+                if len(self._complaints) < _MOST_BYTES:
+                    self._complaints += data
+                    if self.errors is not None:
+                        with suppress(OSError), self.errors.open("ab") as file:
+                            file.write(data)
+        self._silent.set()
 
 
 @dataclass(kw_only=True)
@@ -93,26 +432,25 @@ class Link(Conversation):
                 hint="look at it with `hetopt hosts check`",
             )
         self.heard_s = time.monotonic()
-        threading.Thread(target=self._serve, args=(self.program,), daemon=True).start()
+        threading.Thread(target=self._serve, daemon=True).start()
 
     @property
     def is_over(self) -> bool:
         """Whether the connection has ended."""
-        return self.gone.is_set() or self.program.ssh.poll() is not None
+        return self.gone.is_set() or self.ssh.poll() is not None
 
-    def _serve(self, program: Program) -> None:
+    def _serve(self) -> None:
         def read(count: int) -> bytes:
             """Return so many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
             data = bytearray()
-            while len(data) < count and (piece := program.stdout.read1(count - len(data))):
+            while len(data) < count and (piece := self.incoming.read1(count - len(data))):
                 data += piece
                 self.heard_s, self.speaks = time.monotonic(), True
             return bytes(data)
 
         try:
             while (asked := read_frame(read)) is not None:
-                program.stdin.write(frame(*self._answer(*asked)))
-                program.stdin.flush()
+                self.say(frame(*self._answer(*asked)))
         except (OSError, ValueError):
             self.cut()  # it is gone, or has a frame that is none
         finally:
@@ -125,7 +463,7 @@ class Link(Conversation):
             check_allowed(request)
             with self.lock:
                 answered = answer(objects, request, body)
-                if request.what == "put" and request.place == OBJECTS:
+                if request.what == "put_part" and request.last and request.place == OBJECTS:
                     self.wrote(request.name, body)
         except (HetoptError, OSError):
             return Answer(), b""

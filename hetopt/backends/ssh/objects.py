@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hetopt.backends.host.objects import GoesOn, Objects, Versioned
-from hetopt.backends.host.protocol import OUTCOME_OBJECT
+from hetopt.backends.host.protocol import OUTCOME_OBJECT, GoesOn, Objects, Versioned
 from hetopt.core.artifact import Record, read_words, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
@@ -49,7 +48,7 @@ class Cut(SystemExit):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects:
-    """Named bytes in a folder; see `hetopt.backends.host.objects.Objects`."""
+    """Named bytes in a folder; see `hetopt.backends.host.protocol.Objects`."""
 
     folder: Path
 
@@ -63,12 +62,7 @@ class FolderObjects:
 
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial(path)
-        partial.write_bytes(data)
-        os.replace(partial, path)
-        return True
+        return self.put_part(name, 0, data, last=True)
 
     def get(self, name: str) -> bytes | None:
         """See `Objects`."""
@@ -127,10 +121,10 @@ def _partial(path: Path) -> Path:
 
 
 _STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*")
-_WRITES = ("put", "put_over", "put_part", "delete")
+_WRITES = ("put_over", "put_part", "delete")
 
 
-What = Literal["get", "names", "part", "put", "put_over", "put_part", "delete"]
+What = Literal["get", "names", "part", "put_over", "put_part", "delete"]
 Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
 
 
@@ -180,8 +174,6 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
         case "get":
             found = objects.versioned(name)
             return (Answer(), b"") if found is None else (Answer(version=found.version), found.data)
-        case "put":
-            return Answer(done=objects.put(name, body)), b""
         case "put_over":
             return Answer(done=objects.put_over(name, body, request.version)), b""
         case "names":
@@ -266,7 +258,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteObjects(Objects):
-    """The objects as a host sees them; see `hetopt.backends.host.objects.Objects`.
+    """The objects as a host sees them; see `hetopt.backends.host.protocol.Objects`.
 
     Attributes:
         place: `OBJECTS` or `MODELS`.
@@ -285,7 +277,7 @@ class RemoteObjects(Objects):
 
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
-        return self._ask("put", name, data)[0].done
+        return self._ask("put_part", name, data, last=True)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """See `Objects`."""

@@ -131,8 +131,6 @@ _METHODS: dict[str, Method] = {
         collectives=(DENSE,),
         memories=(FEEDBACK, NONE),
         by_ratio=True,
-        nested=True,
-        options=_IN_LEVELS,
     ),
     "qsgd_maxnorm": replace(
         _ROUNDED,

@@ -158,14 +158,12 @@ class Operation:
         primitive: which one.
         payload_bytes: what one member contributes; of a broadcast, what its source sends.
         members: how many take part; a single one has nothing to exchange.
-        scope: whether the slowest link is between machines or inside one.
         sliced: of an all-reduce: each member sums a slice of everyone's payload, and hands the sum to all.
     """
 
     primitive: Primitive
     payload_bytes: float
     members: int
-    scope: Scope = "network"
     sliced: bool = False
 
     def terms(self, algorithms: Algorithms = GLOO) -> Terms:
@@ -193,7 +191,6 @@ def time_s(
     operations: Iterable[Operation],
     network: LinkSpeed,
     *,
-    host: LinkSpeed | None = None,
     algorithms: Algorithms = GLOO,
 ) -> float:
     """Return seconds of an exchange, its operations one after the other, when no member has to wait for another.
@@ -201,13 +198,9 @@ def time_s(
     Args:
         operations: the exchange.
         network: the slowest link between machines.
-        host: the slowest link inside a machine; absent: like ``network``.
         algorithms: behind the collectives.
     """
-    return sum(
-        (host if host is not None and operation.scope == "host" else network).time_s(operation.terms(algorithms))
-        for operation in operations
-    )
+    return sum(network.time_s(operation.terms(algorithms)) for operation in operations)
 
 
 def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
@@ -218,23 +211,6 @@ def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
 def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
     """Return every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
     return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)
-
-
-def hierarchical(
-    dense_bytes: float, between: Sequence[Operation], *, workers_per_host: int, result_bytes: float
-) -> tuple[Operation, ...]:
-    """Sum inside each machine, exchange between machines (one member each), and hand the result on inside.
-
-    Args:
-        dense_bytes: the whole gradient, which travels inside the machines only.
-        between: the exchange of one worker a machine.
-        workers_per_host: workers on the fullest machine.
-        result_bytes: what that worker passes on: the whole gradient after a dense sum, all payloads after a gather, the
-            common values and indices of a shared index.
-    """
-    inside = Operation(primitive="all_reduce", payload_bytes=dense_bytes, members=workers_per_host, scope="host")
-    onwards = Operation(primitive="broadcast", payload_bytes=result_bytes, members=workers_per_host, scope="host")
-    return (inside, *between, onwards)
 
 
 def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:

@@ -173,20 +173,6 @@ def operations(
     )
 
 
-def hierarchical_operations(
-    between: Sequence[Operation], numel: int, *, workers_per_host: int
-) -> tuple[Operation, ...]:
-    """The operations of an exchange between hosts with all that happens inside them (see `HierarchicalExchange`).
-
-    Args:
-        between: `operations` of one worker a host.
-        numel: elements of the gradient, which travels inside the hosts as it is: summed before, handed on after.
-        workers_per_host: on the fullest host.
-    """
-    dense_bytes = VALUE_BYTES * numel
-    return cost.hierarchical(dense_bytes, between, workers_per_host=workers_per_host, result_bytes=dense_bytes)
-
-
 def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
     """fp32 elements of PowerSGD's two sums: the left factors with all that stays dense, and the right factors."""
     left = right = 0

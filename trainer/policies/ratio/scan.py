@@ -26,9 +26,6 @@ from hetopt.core.run_spec import ScanSettings
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
-CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
-"""Ratios that a scan tries, as in the paper."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
-from hetopt.core.artifact import Record
 from hetopt.core.run_spec import ThresholdSettings
 from hetopt.trainer.comm.network import Network
+from hetopt.trainer.policies.policy import NothingToRemember
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 
 _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
-
-
-class ThresholdState(Record):
-    """Steps so far, and those of them that compressed: their ratio is the paper's CNC."""
-
-    steps: NonNegativeInt = 0
-    compressed_steps: NonNegativeInt = 0
 
 
 class ThresholdRatio(ThresholdSettings):
@@ -37,20 +30,18 @@ class ThresholdRatio(ThresholdSettings):
 
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
-    def initial(self) -> ThresholdState:
+    def initial(self) -> NothingToRemember:
         """The state before the first step: nothing was sent."""
-        return ThresholdState()
+        return NothingToRemember()
 
     def first(self, network: Network | None) -> RatioDecision:
         """Everything: nobody has voted yet."""
         return RatioDecision(ratio=DENSE, measure_gain=True)
 
-    def decide(self, state: ThresholdState, observation: RatioObservation) -> tuple[ThresholdState, RatioDecision]:
+    def decide(
+        self, state: NothingToRemember, observation: RatioObservation
+    ) -> tuple[NothingToRemember, RatioDecision]:
         """What the votes say; without a look at the gain nothing changes."""
-        compressed = observation.steps if observation.ratio < DENSE else 0
-        state = ThresholdState(
-            steps=state.steps + observation.steps, compressed_steps=state.compressed_steps + compressed
-        )
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)

@@ -9,51 +9,30 @@ from typing import ClassVar
 import numpy as np
 
 from hetopt.core.artifact import Record
+from hetopt.trainer.policies.policy import NothingToRemember
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation
-
-MOST_APART = 8
-"""How many times as far apart as at first averages get where the learning rate falls."""
-
-
-class LargestRate(Record):
-    """The largest learning rate so far."""
-
-    rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd:
     """Every H-th step (Stich 2018, 1805.09767). H = 1 is BSP for optimizers that are linear in the gradient.
 
-    Workers drift apart by what they learn in a step, and so by the learning rate. Where that falls, averages can be as
-    much rarer (Gu et al. 2024, 2310.14423, whose H grows by its square or its cube).
-
     Attributes:
         every_steps: H.
-        rate_power: of the largest rate so far over the present one, by which H grows, up to `MOST_APART` times; 0: it
-            stays.
     """
 
     every_steps: int
-    rate_power: float = 0.0
 
     votes: ClassVar[bool] = False
     """False: the averaging period is fixed, so workers need no vote."""
 
-    def initial(self) -> LargestRate:
-        """The state before the first step: no learning rate was observed."""
-        return LargestRate()
+    def initial(self) -> NothingToRemember:
+        """The empty state: this policy remembers nothing."""
+        return NothingToRemember()
 
-    def decide(self, state: LargestRate, observation: SyncObservation) -> tuple[LargestRate, SyncDecision]:
+    def decide(self, state: NothingToRemember, observation: SyncObservation) -> tuple[NothingToRemember, SyncDecision]:
         """Whether enough steps were local (see `SyncPolicy`)."""
-        state = LargestRate(rate=max(state.rate, observation.learning_rate))
-        return state, SyncDecision(synchronise=observation.local_steps >= self._gap(state, observation.learning_rate))
-
-    def _gap(self, state: LargestRate, rate: float) -> float:
-        if not self.rate_power or not state.rate:
-            return self.every_steps
-        least = state.rate / MOST_APART ** (1 / self.rate_power)
-        return self.every_steps * math.pow(state.rate / max(rate, least), self.rate_power)
+        return state, SyncDecision(synchronise=observation.local_steps >= self.every_steps)
 
 
 class Rounds(Record):

@@ -24,13 +24,11 @@ class SyncObservation:
         changes: relative change of the norm of each worker's gradient, in rank order, of this step or of the one
             before (`Synchronization.vote_lag`); None: nobody asked, or there is none yet. Not a number: taken as
             infinite, for whoever meets that had better say so.
-        learning_rate: of this step, of the first parameter group; the same on all workers.
     """
 
     step: int
     local_steps: int
     changes: tuple[float, ...] | None = None
-    learning_rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,32 +1,53 @@
-"""EC2 as a backend: the plan's machines are ordered, rented, and given back when the run ends."""
+"""EC2 as a backend: the plan's machines are ordered, rented, and given back when the run ends.
+
+A probe is a run like any other: it has a ledger, a lease and a hard stop, which is what is left of the budget of all
+probes. Each layout is rented once, at the share of the task's batch that its workers would have.
+
+Of a run from elsewhere the bucket holds the order, and EC2 its machines. A model arrives whole or not at all, and is
+checked by its size.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from hetopt.backends.backend import Prepared, RunHandle
+from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
 from hetopt.backends.ec2.renter.edge import connect
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
-from hetopt.backends.ec2.renter.ordering import Moved, Orders
-from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order, Role
+from hetopt.backends.ec2.renter.ordering import Moved, Orders, image_kind
+from hetopt.backends.ec2.renter.request import Edge, Request, if_there, instances_in, read
 from hetopt.backends.host.bundle import Bundle, make_bundle
+from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.options import Ec2
-from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
+from hetopt.core.budget_law import PLACEMENT_OBJECT
+from hetopt.core.errors import BadInput, CloudRefused, NoFeasiblePlan, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, read_log
+from hetopt.core.interruption import stopping
+from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
-from hetopt.core.run_folder import RunFolders, read_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.profile import Profile
+from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
+from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_status import RunState
+from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.cost import checkpoint_bytes
+from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.exploring import check_probed
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,3 +230,278 @@ def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> Run
             hint=f"copy it once, `aws s3 sync {typed(local)} s3://BUCKET/data/NAME`, then give `data=s3://BUCKET/data/NAME`",
         )
     return spec.model_copy(update={"task": bundle.task, "script": bundle.script, "data_dir": data})
+
+
+BOOT_S = 180.0
+"""From the request of a machine to its first step, where nothing was measured yet."""
+
+MOST_MACHINES = 2
+"""Of a layout: one tells how fast a type computes, two how it exchanges."""
+
+
+def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> tuple[ProbeRun, ...]:
+    """One and two machines of each type, and one of each of two types that boot the same image.
+
+    Raises:
+        BadInput: no type was named, or there is none of that name.
+    """
+    names = list(dict.fromkeys(types))
+    if not names:
+        raise BadInput("no machine type was named to probe.", hint='for example `types="c7i.large,g5.xlarge"`')
+    layouts = [(name,) * machines for name in names for machines in range(1, MOST_MACHINES + 1)]
+    kinds = {name: image_kind(catalog.instance_type(name)) for name in names}
+    layouts += [
+        (one, other) for place, one in enumerate(names) for other in names[place + 1 :] if kinds[one] == kinds[other]
+    ]
+    return tuple(_probe(profile, catalog, layout) for layout in layouts)
+
+
+def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> ProbeRun:
+    nodes = tuple(Node(type=name, workers=_workers_on(catalog, name)) for name in layout)
+    workers = sum(node.workers for node in nodes)
+    size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
+    specs = tuple(
+        WorkerSpec(host=f"{node.type}-{place}", type=node.type, local_batch_size=size)
+        for place, node in enumerate(nodes)
+        for _ in range(node.workers)
+    )
+    return probe(profile, nodes, size, specs)
+
+
+def _workers_on(catalog: Catalog, name: str) -> int:
+    return catalog.instance_type(name).cuda_devices or 1
+
+
+def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:
+    """What a probe costs: its machines while they boot, and while they train.
+
+    Args:
+        usd_per_hour: by type.
+        asked: its layout.
+        step_time_s: as far as it is known.
+    """
+    hourly = sum(usd_per_hour[node.type] for node in asked.nodes)
+    return hourly * (BOOT_S + PROBE_STEPS * (step_time_s or 0.0)) / 3600
+
+
+def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
+    """The machines of a probe, of the spot market, a role for each type."""
+    by_type: dict[str, list[str]] = {}
+    for host, name in dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers):
+        by_type.setdefault(name, []).append(host)
+    return tuple(
+        Role(
+            name=f"{number}-{name.replace('.', '-')}",
+            instance_types=(name,),
+            hosts=tuple(hosts),
+            workers_per_machine=_workers_on(catalog, name),
+            market="spot",
+            image_kind=image_kind(catalog.instance_type(name)),
+        )
+        for number, (name, hosts) in enumerate(by_type.items())
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prober(ordering.Orders):
+    """Rents for probes, by orders of its own.
+
+    Attributes:
+        launcher: rents, watches and gives back.
+        bundle: the code, with the task's own file where it has one.
+        data: where its data is, in S3.
+        clock: seconds since the epoch.
+        sleep: waits.
+    """
+
+    launcher: Ec2Launcher
+    bundle: Bundle
+    data: str | None
+    gradient_bytes: int
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
+        """Rent what a probe needs, run it, and give everything back: its step, and what that has cost.
+
+        Args:
+            probe: what to measure.
+            folder: the run's, empty.
+            budget_usd: what it may cost at most.
+
+        Raises:
+            CloudRefused: the machines cannot be had. Nothing is left.
+            BudgetStop: the budget does not last until they have booted.
+            RunFailed: it brought no step.
+        """
+        order = self.of_job(
+            ordering.Job(
+                roles=roles_for(probe, self.catalog),
+                budget_usd=budget_usd,
+                gradient_bytes=self.gradient_bytes,
+                disk_gb=self._disk_gb(probe),
+            ),
+            run_id=folder.name,
+            bundle_sha256=self.bundle.sha256,
+            now_s=self.clock(),
+        )
+        order.save(folder / ORDER_FILE)
+        (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
+        spec = probe.spec.model_copy(update={"task": self.bundle.task, "data_dir": self.data})
+        handle = self.launcher.start(spec, folder, {})
+        try:
+            while not (status := self.launcher.poll(handle)).state.is_over:
+                self.sleep(1.0)
+        except BaseException:
+            with stopping(f"the rented machines of {folder.name}", f"hetopt gc --on ec2 --run {folder.name} --remove"):
+                self.launcher.stop(handle)
+            raise
+        if status.state is not RunState.FINISHED:
+            raise RunFailed(
+                f"a probe failed: {status.reason or 'it was stopped from outside'}",
+                hint=status.next_step(f"read what its machines printed in {folder}"),
+            )
+        seen = last_seen(folder)
+        sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)
+        return sample, order.fixed_usd + seen.spent_usd(seen.time_s)
+
+    def _disk_gb(self, probe: ProbeRun) -> int:
+        """Of each machine: the largest need of any, as in a plan."""
+        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
+        types = {node.type for node in probe.configuration.nodes}
+        return max(disk_gb(self.catalog.instance_type(name), payload) for name in types)
+
+
+def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
+    """Fill a folder, named as the run, with what `status`, `logs` and `stop` need.
+
+    Raises:
+        BadInput: the bucket has no such run, or it was never given its machines.
+    """
+
+    def get(name: str) -> bytes:
+        key = f"runs/{run_dir.name}/{name}"
+        asked = read("s3", "get_object", "what was ordered", Bucket=bucket, Key=key, ExpectedBucketOwner=account_id)
+        answer = if_there(edge, asked)
+        if answer is None:
+            raise BadInput(
+                f"the bucket {bucket} has no {name} of a run {run_dir.name}.",
+                hint="give the run's full name, and the `region` and `bucket` that it was launched with",
+            )
+        return bytes(answer["Body"])
+
+    def text(name: str) -> str:
+        return get(name).decode("utf-8", errors="replace")
+
+    order = Order.from_json(text(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
+    plan = Plan.from_json(text(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
+    placements = Placements.of_json(get(PLACEMENT_OBJECT))
+    if placements is None or (order.run_id, order.bucket, order.account_id) != (run_dir.name, bucket, account_id):
+        what = PLACEMENT_OBJECT if placements is None else ORDER_FILE
+        raise BadInput(
+            f"{what} of {run_dir.name} in the bucket {bucket} is not what a launch of it writes.",
+            hint=f"end its machines with `hetopt gc --on ec2 --run {run_dir.name} --remove`",
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    order.save(run_dir / ORDER_FILE)
+    plan.save(run_dir / PLAN_OBJECT)
+    write_spec(run_dir, placements.spec)
+    loop = Loop(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
+    written = read_lease(edge, order)
+    ends_s = order.created_s + order.lifetime_s if written is None else written[0].end_s
+    loop.save(_seen(edge, loop, placements, ends_s))
+    record = Launch(
+        created=plan.created,
+        started_s=order.created_s,
+        run_id=run_dir.name,
+        on="ec2",
+        plan=plan,
+        spec=placements.spec,
+        prediction=plan.chosen.prediction,
+    )
+    record.save(run_dir / LAUNCH_FILE)
+    return record
+
+
+def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) -> ClusterState:
+    """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
+    order, hosts = loop.order, placements.hosts
+    known = instances_in(edge(calls.addresses_call(order)))
+    zone = order.zones[0]
+    for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
+        name = known[id_].get("Placement", {}).get("AvailabilityZone")
+        zone = next((other for other in order.zones if other.name == name), zone)
+    there = {place.host: known[id_] for id_, place in hosts.items() if id_ in known}
+    on_spot = {host: machine for host, machine in there.items() if machine.get("InstanceLifecycle") == "spot"}
+    held = {host: machine for host, machine in there.items() if host not in on_spot}
+    unseen = ClusterState(time_s=loop.clock())
+    return ClusterState(
+        time_s=loop.clock(),
+        zone=zone.name,
+        generation=placements.generation,
+        machines=(*loop.granted(on_spot, zone, unseen), *loop.granted(held, zone, unseen, on_demand=True)),
+        on_demand=order.has_spot and not on_spot,
+        lease_end_s=lease_end_s,
+    )
+
+
+def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
+    """Bring the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
+
+    Returns:
+        the file, whose name says whether it was trained to the end, and where the bucket keeps it.
+
+    Raises:
+        BadInput: the run has no model, or there is no room for it.
+        CloudRefused: it cannot be read.
+    """
+    objects = _models(order)
+    folder = f"s3://{order.bucket}/{objects.prefix}"
+    sizes = {name: size for name in MODEL_FILES if (size := objects.size_bytes(name)) is not None}
+    if not sizes:
+        raise BadInput(
+            f"there is no model in {folder} that these credentials may read.",
+            hint=f"a run has one when it has ended: look with `hetopt status {order.run_id}`, then `hetopt fetch "
+            f"{order.run_id}`",
+        )
+    name = next(iter(sizes))
+    _bring(objects, name, run_dir / name, sizes[name], order.run_id)
+    return run_dir / name, f"{folder}/{name}"
+
+
+def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
+    """Bring what the script wrote for its user into the run's folder; what is there already, as large, is left.
+
+    Raises:
+        BadInput: there is no room for it.
+        CloudRefused: something cannot be read.
+    """
+    objects, outputs = _models(order), Outputs()
+    for name in objects.names(f"{OUTPUT_FOLDER}/"):
+        if (size := objects.size_bytes(name)) is None:
+            continue
+        path = outputs.add(run_dir / OUTPUT_FOLDER, name.removeprefix(f"{OUTPUT_FOLDER}/"), size)
+        if path is not None:
+            _bring(objects, name, path, size, order.run_id)
+    return outputs
+
+
+def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
+    """Bring an object into a file, whole or not at all, where it is not there already in its size."""
+    if path.is_file() and path.stat().st_size == size_bytes:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    again, free = f"`hetopt fetch {run_id}`", shutil.disk_usage(path.parent).free
+    if free < size_bytes:
+        raise BadInput(
+            f"{shown(name)} has {size_bytes:,} bytes, and {path.parent} has room for {free:,}.",
+            hint=f"make room, then {again}",
+        )
+    if not objects.fetch(name, path) or path.stat().st_size != size_bytes:
+        path.unlink(missing_ok=True)
+        raise CloudRefused(f"{shown(name)} could not be read to its end.", hint=f"try again: {again}")
+
+
+def _models(order: Order) -> S3Objects:
+    prefix = f"{MODELS_FOLDER}/{order.run_id}"
+    return S3Objects.connect(region=order.region, bucket=order.bucket, prefix=prefix, account_id=order.account_id)

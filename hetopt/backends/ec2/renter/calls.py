@@ -264,12 +264,6 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
     )
 
 
-def find_group_call(order: Order) -> Request:
-    """Look the security group of a run up that goes on, by its tags."""
-    purpose = "the group that was made for the run"
-    return read("ec2", "describe_security_groups", purpose, Filters=filters(order.run_id))
-
-
 def template_calls(order: Order, group: str, *, generation: int = 0, end_s: float | None = None) -> dict[str, Request]:
     """A launch template for each kind of machine: types of one template share their image.
 

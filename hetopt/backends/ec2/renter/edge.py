@@ -11,9 +11,9 @@ names of everything that may exist are known: the line before says what was abou
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,26 +99,16 @@ class LedgerEdge:
         append_durably(self.path, json.dumps({key: value for key, value in line.items() if value is not None}))
 
 
+_ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
+
+
 def made_ids(request: Request, answer: Answer) -> list[str]:
     """The ids in the answer of a call that makes something; of one that removes, the ids that it named."""
-    match request.operation:
-        case "create_fleet":
-            return [answer["FleetId"], *(i for found in answer.get("Instances", ()) for i in found["InstanceIds"])]
-        case "create_security_group":
-            return [answer["GroupId"]]
-        case "create_launch_template":
-            return [answer["LaunchTemplate"]["LaunchTemplateId"]]
-        case "create_schedule_group" | "delete_schedule_group":
-            return [str(request.parameters["Name"])]
-        case "put_object":
-            return [f"s3://{request.parameters['Bucket']}/{request.parameters['Key']}"]
-        case "terminate_instances":
-            return list(request.parameters["InstanceIds"])
-        case "delete_fleets":
-            return list(request.parameters["FleetIds"])
-        case "delete_security_group" | "delete_launch_template" | "delete_volume":
-            return [str(value) for key, value in request.parameters.items() if key.endswith("Id")]
-    return []
+    if request.operation in ("create_schedule_group", "delete_schedule_group"):
+        return [str(request.parameters["Name"])]
+    removes = request.operation.startswith(("delete_", "terminate_"))
+    told = request.parameters if removes else answer if request.makes is not None else {}
+    return list(dict.fromkeys(_ID.findall(json.dumps(told, default=str))))
 
 
 def read_ledger(path: Path) -> list[Entry]:
@@ -146,7 +136,7 @@ class Made:
     """What a run has made and not removed, as far as its ledger knows.
 
     Attributes:
-        ids: of machines, fleets, templates and groups.
+        ids: of machines, templates and groups.
         settles_s: for so long EC2 may not know all of it: what it has just made is in no list.
         hanging: whether something may have been made by a call whose answer nobody has.
     """
@@ -167,7 +157,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
         entries: of the ledger.
         now_s: seconds since the epoch.
     """
-    ids = _there(entries)
+    ids = there(entries)
     open_ = [entry for entry in unresolved(entries) if entry.makes not in (None, "object")]
     newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
     return Made(
@@ -177,21 +167,16 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
     )
 
 
-def _there(entries: Iterable[Entry]) -> dict[str, float]:
+def there(entries: Iterable[Entry]) -> dict[str, float]:
     """What was made and not removed, with when that was."""
-    there: dict[str, float] = {}
+    made_s: dict[str, float] = {}
     for entry in entries:
         if entry.event == "done" and entry.makes not in (None, "object"):
-            there |= dict.fromkeys(entry.ids, entry.time_s)
+            made_s |= dict.fromkeys(entry.ids, entry.time_s)
         elif entry.event == "done":
             for id_ in entry.ids:
-                there.pop(id_, None)
-    return there
-
-
-def last_made_s(entries: Iterable[Entry]) -> float | None:
-    """When something was last made that is not known to be removed; None: nothing is."""
-    return max(_there(entries).values(), default=None)
+                made_s.pop(id_, None)
+    return made_s
 
 
 def remember_region(home: Path, region: str) -> None:
@@ -217,28 +202,16 @@ def append_durably(path: Path, line: str) -> None:
         BadInput: the file cannot be written. Nothing may be rented then.
     """
     try:
-        new = not path.exists()
         with path.open("ab+") as stream:
             if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
                 stream.write(b"\n")  # the process before died in the middle of its last line
             stream.write(line.encode() + b"\n")
             stream.flush()
-            os.fsync(stream.fileno())
-        if new:
-            _sync_folder(path.parent)
+            os.fsync(stream.fileno())  # of a new file this commits its name, too (ext4, xfs, btrfs)
     except OSError as error:
         raise BadInput(
             f"{path} cannot be written: {error.strerror}.", hint="nothing is rented without it; make room and try again"
         ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems do not know it, and need it not
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _entry(line: str) -> Entry | None:

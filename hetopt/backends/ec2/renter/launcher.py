@@ -62,8 +62,7 @@ from hetopt.backends.ec2.renter.reconcile import (
 from hetopt.backends.ec2.renter.removal import LOOK_S, Remover, until
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
-from hetopt.backends.host.placement import placement_json, ranked_spec
-from hetopt.backends.host.protocol import Latest, Lease, Renewal
+from hetopt.backends.host.protocol import Latest, Lease, Renewal, placement_json, ranked_spec
 from hetopt.backends.host.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
@@ -665,7 +664,7 @@ class Ec2Launcher:
         if not ids or state.stop_wished_s is not None:
             raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
         Remover(edge=loop.edge, sleep=self.sleep).end_machines(ids)
-        self._look_at_once(handle)
+        self._next_look_s[handle.run_dir] = self.clock()
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Have machines that nobody takes back in the place of those on spot. The next looks do it (`Loop`).
@@ -676,13 +675,10 @@ class Ec2Launcher:
         """
         loop = self._opened(handle)
         loop.save(moved(loop.order, last_seen(loop.run_dir), needed_s, self.clock()))
-        self._look_at_once(handle)
+        self._next_look_s[handle.run_dir] = self.clock()
 
     def _opened(self, handle: RunHandle) -> Loop:
         return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)
-
-    def _look_at_once(self, handle: RunHandle) -> None:
-        self._next_look_s[handle.run_dir] = self.clock()
 
     def _until_ended(self, loop: Loop, state: ClusterState) -> ClusterState:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""

@@ -21,7 +21,7 @@ from hetopt.backends.host.protocol import Place, spec_digest
 from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.errors import BudgetStop
 from hetopt.core.formatting import usd
 from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
@@ -50,14 +50,6 @@ def filters(run_id: str | None) -> list[dict[str, object]]:
 def iso(seconds: float) -> str:
     """A moment as it stands in a tag."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
-
-
-def from_iso(text: str) -> float | None:
-    """Seconds since the epoch; None where somebody wrote something else."""
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
 
 
 UNPLACED_S = 1500.0
@@ -118,11 +110,6 @@ class Guard:
     worst_usd_per_hour: float
     checkpoint_s: float
     heartbeat_s: float
-
-    def __post_init__(self) -> None:
-        """Refuse what guards nothing."""
-        if not 0 < self.budget_usd < math.inf or not 0 < self.worst_usd_per_hour < math.inf:
-            raise BadInput("a run needs a budget and prices above 0.", hint="give `budget_usd`")
 
     def left_usd(self, spent: float) -> float:
         """What of the budget may be spent on machines yet, where so much of it was."""

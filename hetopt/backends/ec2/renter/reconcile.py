@@ -30,8 +30,7 @@ from hetopt.backends.ec2.renter.cluster_state import (
     hopeless_hosts,
 )
 from hetopt.backends.ec2.renter.order import Guard, Order, Role
-from hetopt.backends.host.placement import without
-from hetopt.backends.host.protocol import PaidMachine, Renewal
+from hetopt.backends.host.protocol import PaidMachine, Renewal, without
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd

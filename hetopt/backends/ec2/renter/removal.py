@@ -1,14 +1,13 @@
 """Finds what carries hetopt's tags in a region, by tag and by recorded id, and removes it in the order that EC2 needs.
 
-A list that cannot be had hides nothing of the others, and is never taken for an empty one. What is asked for by its id
-may be forgotten: EC2 refuses a call that names an unknown fleet, so those are dropped one by one. What it takes is the
-same however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither
-where it is removed nor where it is asked for: removing is the same twice. Lists lag behind what was made, so that ids
-in hand go first.
+A list that cannot be had hides nothing of the others, and is never taken for an empty one. What it takes is the same
+however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither where it
+is removed nor where it is asked for: removing is the same twice. Lists lag behind what was made, so that ids in hand go
+first. An instant fleet is no more than the order of its machines, which carry its tags: it costs nothing, and EC2
+forgets it.
 
 A run that was launched here and is over is known by its folder. Of any other, its own bucket tells whether it goes on:
-tags are written once, and a lease is longer with each look of whoever follows the run. So the lease and the machines'
-heartbeats decide, and tags only where there is no lease.
+the lease, which is there before any machine is and grows while somebody follows the run, and the machines' heartbeats.
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
 from hetopt.backends.ec2.renter.edge import (
     LEDGER_FILE,
     SETTLES_S,
-    Entry,
     Made,
     known_regions,
-    last_made_s,
     read_ledger,
+    there,
     unresolved,
 )
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, instances_in, read
 from hetopt.backends.host.protocol import Lease
@@ -46,7 +43,6 @@ from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.paths import BUCKET_PATTERN, is_name
 
-FLEETS_A_CALL = facts.FLEETS_A_CALL
 DEAD = facts.DEAD_STATES
 
 _DELETED: tuple[tuple[Kind, str, str, str], ...] = (
@@ -69,7 +65,6 @@ class Found:
     kind: Kind
     id: str
     run_id: str
-    expires_at_s: float | None = None
     owner: str | None = None
     launched_by: str | None = None
     bucket: str | None = None
@@ -111,50 +106,6 @@ def _instances(edge: Edge, run_id: str | None) -> list[Found]:
     ]
 
 
-def _fleets(edge: Edge, run_id: str | None, made: Made) -> list[Found]:
-    listed = ask(
-        edge,
-        "describe_tags",
-        {"Filters": [{"Name": "resource-type", "Values": ["fleet"]}, {"Name": "key", "Values": [order.RUN_ID]}]},
-        "the fleets that are left",
-    )["Tags"]
-    named = [tag["ResourceId"] for tag in listed if run_id in (None, tag["Value"])]
-    ids = list(dict.fromkeys([*named, *made.of_kind("fleet-")]))
-    fleets: list[Answer] = []
-    for batch in batches(ids, FLEETS_A_CALL):  # EC2 forgets instant fleets after some days
-
-        def describe(some: Sequence[str]) -> None:
-            purpose = "whether the fleets still stand"
-            fleets.extend(ask(edge, "describe_fleets", {"FleetIds": list(some)}, purpose)["Fleets"])
-
-        without_unknown(batch, describe, facts.FLEET_GONE)
-    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS)]
-    return [_found("fleet", one["FleetId"], one) for one in alive]
-
-
-def without_unknown(ids: Sequence[str], call: Callable[[Sequence[str]], object], unknown: str) -> list[str]:
-    """Make a call for several ids. One that EC2 does not know spares all others of it: then each goes by itself.
-
-    Args:
-        ids: that the call names.
-        call: makes it for these ids.
-        unknown: with which the code begins by which EC2 says that it does not know one.
-
-    Returns:
-        the ids that EC2 does not know.
-
-    Raises:
-        CloudRefused: for another reason.
-    """
-    try:
-        call(ids)
-    except ApiRefused as refused:
-        if not refused.code.startswith(unknown):
-            raise
-        return list(ids) if len(ids) == 1 else [id_ for each in ids for id_ in without_unknown([each], call, unknown)]
-    return []
-
-
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
     """Ends outside the machines. Whoever may not list them has made none; they cost nothing, and go by themselves."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
@@ -179,7 +130,6 @@ def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
         kind=kind,
         id=id_,
         run_id=values.get(order.RUN_ID, "?"),
-        expires_at_s=order.from_iso(values.get(order.EXPIRES_AT, "")),
         owner=values.get(order.OWNER),
         launched_by=values.get(order.LAUNCHED_BY),
         bucket=values.get(order.BUCKET),
@@ -227,7 +177,6 @@ _ROUNDS = 4
 _KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "i-": "instance",
-        "fleet-": "fleet",
         "lt-": "launch-template",
         "sg-": "security-group",
         NAMED: "schedule-group",
@@ -243,7 +192,7 @@ class Remover:
     Attributes:
         edge: carries out calls; those that remove are in the ledger of the run.
         sleep: waits between looks at machines that end.
-        made: what a ledger knows. Ids in hand are surer than lists, which lag; and instant fleets are in no list.
+        made: what a ledger knows. Ids in hand are surer than lists, which lag.
     """
 
     edge: Edge
@@ -265,7 +214,6 @@ class Remover:
         lists: dict[Kind, Callable[[], list[Found]]] = {
             "instance": partial(_instances, self.edge, run_id),
             "schedule-group": partial(_schedule_groups, self.edge, run_id),
-            "fleet": partial(_fleets, self.edge, run_id, self.made),
             **{kind: partial(tagged, kind, operation, key, id_) for kind, operation, key, id_ in _LISTED},
         }
         for kind, list_ in lists.items():
@@ -289,9 +237,6 @@ class Remover:
         instances = by_kind.get("instance", [])
         attempt(partial(self.end_machines, instances))
         told = not refused
-        # A fleet takes machines with it that nobody has the ids of.
-        for batch in batches(by_kind.get("fleet", ()), FLEETS_A_CALL):
-            attempt(partial(self.delete_fleets, batch))
         if instances and told:
             attempt(partial(self._wait_for_end, instances))
         if by_kind.get("volume") and instances:
@@ -333,20 +278,8 @@ class Remover:
 
     def end_machines(self, ids: Sequence[str]) -> None:
         """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""
-        unknown = facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]
         for batch in batches(ids, INSTANCES_A_CALL):
-            self._until_known(batch, partial(without_unknown, call=self._terminate, unknown=unknown))
-
-    def give_back(self, ids: Sequence[str]) -> None:
-        """End machines, and delete fleets, by the ids that an answer has just named."""
-        self.end_machines([id_ for id_ in ids if id_.startswith("i-")])
-        # An empty one costs nothing, and is not waited for.
-        self.delete_fleets([id_ for id_ in ids if id_.startswith("fleet-")])
-
-    def delete_fleets(self, ids: Sequence[str]) -> None:
-        """Delete fleets, and end the machines in them; those that EC2 does not know are gone."""
-        for batch in batches(ids, FLEETS_A_CALL):
-            without_unknown(batch, self._delete_fleets, facts.FLEET_GONE)
+            self._until_known(batch, self._terminate)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
         """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
@@ -367,25 +300,11 @@ class Remover:
             ]
         return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
 
-    def _delete_fleets(self, ids: Sequence[str]) -> None:
-        request = Request(
-            step="delete-fleets",
-            service="ec2",
-            operation="delete_fleets",
-            # Of instant fleets nothing else is allowed.
-            parameters={"FleetIds": list(ids), "TerminateInstances": True},
-            purpose="the fleets, and the machines in them",
-        )
-        for failed in self.edge(request).get("UnsuccessfulFleetDeletions", ()):
-            code = failed.get("Error", {}).get("Code", "")
-            if code not in facts.FLEET_NOT_THERE:
-                raise CloudRefused(
-                    f"the fleet {failed.get('FleetId')} was not deleted: "
-                    f"{str(failed.get('Error', {}).get('Message', code)).rstrip('.')}.",
-                    hint="try again in a minute: `hetopt gc --on ec2 --remove`",
-                )
+    def _terminate(self, ids: Sequence[str]) -> list[str]:
+        """End machines, and return the ids that EC2 does not know.
 
-    def _terminate(self, ids: Sequence[str]) -> None:
+        One that it does not know spares all others of a call: then each goes by itself.
+        """
         request = Request(
             step="terminate",
             service="ec2",
@@ -393,7 +312,13 @@ class Remover:
             parameters={"InstanceIds": list(ids)},
             purpose="the machines",
         )
-        self.edge(request)
+        try:
+            self.edge(request)
+        except ApiRefused as refused:
+            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]):
+                raise
+            return list(ids) if len(ids) == 1 else [id_ for each in ids for id_ in self._terminate([each])]
+        return []
 
     def _wait_for_end(self, ids: Sequence[str]) -> None:
         """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
@@ -459,17 +384,15 @@ class LocalRun:
     """What this machine knows of a run.
 
     Attributes:
+        region: where it rented.
         over: it was stopped, or its machines were seen to end.
-        cleared: everything of it was removed.
-        hanging: calls that were begun and never heard of again.
-        made_s: when something was last made that is not known to be removed; None: nothing is.
+        made_s: when a call began of which nobody knows how it ended, or a run that is over made what is not known to be
+            removed, whichever was last; None: there is nothing of both.
     """
 
     folder: Path
-    region: str | None
+    region: str
     over: bool
-    cleared: bool
-    hanging: tuple[Entry, ...]
     made_s: float | None
 
 
@@ -478,43 +401,29 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
     runs = {}
     for folder in folders:
         entries = read_ledger(folder / LEDGER_FILE)
-        if not entries and not (folder / ORDER_FILE).exists():
-            continue
+        if not entries:
+            continue  # nothing was ever asked for
         seen: ClusterState | None = None
         with suppress(BadInput):
             seen = last_seen(folder)
-        runs[folder.name] = LocalRun(
-            folder=folder,
-            region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),
-            over=seen is None or seen.cleared or not seen.alive,
-            cleared=seen is not None and seen.cleared,
-            hanging=tuple(unresolved(entries)),
-            made_s=last_made_s(entries),
-        )
+        over = seen is None or seen.cleared or not seen.alive
+        moments = [entry.time_s for entry in unresolved(entries)] + list(there(entries).values() if over else ())
+        made_s = max(moments, default=None)
+        runs[folder.name] = LocalRun(folder=folder, region=entries[0].region, over=over, made_s=made_s)
     return runs
 
 
 def regions_to_look_in(home: Path, runs: Mapping[str, LocalRun], more: Iterable[str]) -> list[str]:
     """Every region that anything was ever rented in from here, and those that were named."""
-    known = {run.region for run in runs.values() if run.region is not None}
-    return sorted(known | set(known_regions(home)) | set(more))
+    return sorted({run.region for run in runs.values()} | set(known_regions(home)) | set(more))
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
     """Wait until lists show everything that a dead process has made, or may have. One whose clock was ahead of this
     counts as of now."""
-    begun = [entry.time_s for run in runs.values() for entry in run.hanging]
-    begun += [run.made_s for run in runs.values() if run.over and run.made_s is not None]
-    wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
-    if wait_s > 0:
-        sleep(min(wait_s, SETTLES_S))
-
-
-def _region(path: Path) -> str | None:
-    try:
-        return Order.load(path).region if path.exists() else None
-    except BadInput:
-        return None
+    made_s = max((run.made_s for run in runs.values() if run.made_s is not None), default=-math.inf)
+    if made_s + SETTLES_S > now_s:
+        sleep(min(made_s + SETTLES_S - now_s, SETTLES_S))
 
 
 SILENT_S = 5 * HEARTBEAT_S
@@ -563,8 +472,6 @@ def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found],
         )
         if silent_s < SILENT_S:
             return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"
-    if lease is not None:
-        goes_on = not lease.wishes_end and now_s < lease.end_s
-        return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h" if goes_on else None
-    expires_s = max((one.expires_at_s for one in things if one.expires_at_s is not None), default=0.0)
-    return "a run from elsewhere may be going on" if now_s < expires_s else None
+    if lease is None or lease.wishes_end or now_s >= lease.end_s:
+        return None
+    return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h"

@@ -12,10 +12,10 @@ from pathlib import Path
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, places_of
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters, places_of
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying, until
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of
-from hetopt.backends.host.placement import placement_json, ranked_spec, without
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, instances_in, meaning_of, read
+from hetopt.backends.host.protocol import placement_json, ranked_spec, without
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
 
@@ -66,7 +66,7 @@ class Renter:
     tell: Tell = lambda _: None
     accept: Accept | None = None
     _granted: list[str] = field(default_factory=list, repr=False, compare=False)
-    """Machines and fleets that answers have named, and that are not given back."""
+    """Machines that answers have named, and that are not given back."""
 
     @property
     def made(self) -> Made:
@@ -127,7 +127,9 @@ class Renter:
         """
         if self.order.network.security_group is not None:
             return self.order.network.security_group
-        groups = self.edge(calls.find_group_call(self.order))["SecurityGroups"]
+        purpose = "the group that was made for the run"
+        look = read("ec2", "describe_security_groups", purpose, Filters=filters(self.order.run_id))
+        groups = self.edge(look)["SecurityGroups"]
         if not groups:
             raise CloudRefused(
                 f"the security group of {self.order.run_id} is not listed, so nothing can be rented into it.",
@@ -255,15 +257,14 @@ class Renter:
                 raise NoCapacity(refused.message, hint=refused.hint) from None
             raise
         ids = [id_ for one in answer.get("Instances", ()) for id_ in one["InstanceIds"]]
-        fleets = [str(answer["FleetId"])] if "FleetId" in answer else []
-        self._granted.extend([*ids, *fleets])
+        self._granted.extend(ids)
         if len(ids) >= role.machines:
             self.give_back(ids[role.machines :])
             return ids[: role.machines]
         why = self._why_short(request, answer, len(ids), role)
         try:
             # All or none is what was asked for, but refusals have come with machines all the same.
-            self.give_back([*ids, *fleets] if ids else [])
+            self.give_back(ids)
         except CloudRefused as stayed:
             raise CloudRefused(
                 f"{why.message} {len(ids)} machines were granted all the same, and could not be ended: "
@@ -309,7 +310,7 @@ class Renter:
             CloudRefused: they cannot be ended.
         """
         ids = list(self._granted if ids is None else ids)
-        self._remover(ids).give_back(ids)
+        self._remover(ids).end_machines(ids)
         self._granted[:] = [id_ for id_ in self._granted if id_ not in ids]
 
     def _why_short(self, request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
@@ -362,13 +363,13 @@ class Renter:
         return found
 
     def _release(self) -> None:
-        """Give back machines and fleets, and keep what the next zone needs. Ids in hand go first: lists lag."""
+        """Give back machines, and keep what the next zone needs. Ids in hand go first: lists lag."""
         ids = list(self._granted)
         remover = self._remover(ids)
         self.give_back()
-        listed = [one for one in remover.look(self.order.run_id).found if one.kind in ("instance", "fleet")]
+        listed = [one for one in remover.look(self.order.run_id).found if one.kind == "instance"]
         # They count against the quota until they have ended.
-        named = [Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids if id_.startswith("i-")]
+        named = [Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids]
         remover.remove(list({one.id: one for one in (*named, *listed)}.values()))
 
     def _clear_after(self, error: BaseException) -> None:

@@ -1,8 +1,7 @@
-"""Averages in fragments that travel while their workers train on."""
+"""Averages of the parameters of workers that train for themselves."""
 
 from __future__ import annotations
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
+from hetopt.trainer.policies.sync.periodic import LocalSgd
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.streaming_sync import StreamingSync
-from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Own
+from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Synchronizer
 
 from .thread_group import ThreadGroup
 
@@ -31,21 +30,17 @@ def model():
 class Worker:
     """One of them: its model, which a test changes as it likes, and what brings it together with the others'."""
 
-    def __init__(self, sync, compression, groups, rank):
+    def __init__(self, sync, compression, group, rank):
         self.model = model()
         self.vector = ModelVector(self.model)
-        own = Own(
-            model=self.model,
-            optimizer=torch.optim.SGD(self.model.parameters(), lr=0.1),
-            channel=lambda: groups[0].channel(rank),
+        self.sync = Synchronizer(
+            self.model,
+            torch.optim.SGD(self.model.parameters(), lr=0.1),
+            channel=lambda: group.channel(rank),
             stopwatch=make_stopwatch(CPU),
-        )
-        self.sync = StreamingSync(
-            own,
             sync=sync,
+            policy=LocalSgd(every_steps=sync.every_steps),
             compression=Compression(name=compression),
-            beside=lambda *_: groups[1].channel(rank),
-            clock=lambda: 0.0,
         )
         self.random = torch.Generator().manual_seed(rank)
 
@@ -61,8 +56,8 @@ class Worker:
 
 
 def crew(sync, compression="identity"):
-    groups = (ThreadGroup(WORKERS), ThreadGroup(WORKERS))
-    return [Worker(sync, compression, groups, rank) for rank in range(WORKERS)]
+    group = ThreadGroup(WORKERS)
+    return [Worker(sync, compression, group, rank) for rank in range(WORKERS)]
 
 
 def together(workers, act):
@@ -89,14 +84,13 @@ def mean(workers):
 
 @settings(deadline=None)
 @given(
-    fragments=st.integers(1, 6),
     every=st.integers(1, 3),
     compression=st.sampled_from(["identity", "int8", "int4"]),
     learned=st.lists(st.sampled_from([0.0, 0.1, 1.0]), max_size=12),
 )
-def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(fragments, every, compression, learned):
+def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(every, compression, learned):
     """What an average gives to one worker it takes from the others; what rounding leaves is sent later."""
-    workers = crew(Synchronization(name="local-sgd", every_steps=every * fragments, fragments=fragments), compression)
+    workers = crew(Synchronization(name="local-sgd", every_steps=every), compression)
     number, expected = 0, mean(workers)
     for much in learned:
         expected += sum(
@@ -105,7 +99,7 @@ def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(fragm
         step(workers, number := number + 1, much)
         if compression == "identity":
             torch.testing.assert_close(mean(workers), expected, rtol=0, atol=1e-5)
-    for _ in range(8 * every * fragments + 1):
+    for _ in range(8 * every + 1):
         step(workers, number := number + 1, 0.0)
     flats = [worker.vector.read() for worker in workers]
     for flat in flats[1:]:
@@ -114,7 +108,7 @@ def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(fragm
 
 
 def test_all_are_judged_by_the_same_bits_and_train_on_as_they_were():
-    workers = crew(Synchronization(name="local-sgd", every_steps=4, fragments=4), "int8")
+    workers = crew(Synchronization(name="local-sgd", every_steps=4), "int8")
     for number in range(1, 8):
         step(workers, number, 1.0)
     before = [worker.vector.read() for worker in workers]
@@ -129,22 +123,6 @@ def test_all_are_judged_by_the_same_bits_and_train_on_as_they_were():
     torch.testing.assert_close(judged[0][: workers[0].vector.parameters].double(), mean(workers), rtol=0, atol=0.1)
     for worker, flat in zip(workers, before, strict=True):
         assert torch.equal(worker.vector.read(), flat)
-
-
-@given(begin=st.integers(0, 67), length=st.integers(0, 67))
-def test_a_part_of_a_model_is_read_and_written_alone(begin, length):
-    one = model()
-    one[0].weight.data = one[0].weight.data.t().contiguous().t()  # in another memory format
-    vector = ModelVector(one)
-    end = min(vector.elements, begin + length)
-    if end <= begin:
-        return
-    whole = vector.read()
-    assert torch.equal(vector.read(begin, end), whole[begin:end])
-    fresh = torch.arange(end - begin, dtype=torch.float32)
-    vector.write(fresh, begin=begin)
-    whole[begin:end] = fresh
-    assert torch.equal(vector.read(), whole)
 
 
 # --- Averaged updates as steps of an optimizer of their own: DiLoCo's, of which plain averages are one case
@@ -162,15 +140,13 @@ def updates(seed: int, count: int) -> list[Tensor]:
     return [torch.randn(ELEMENTS + STATISTICS, generator=generator) for _ in range(count)]
 
 
-def run(steps: list[Tensor], rate: float, momentum: float, cuts: tuple[int, ...] = ()) -> Tensor:
-    """The sum of all outer steps, taken in parts that are cut there."""
+def run(steps: list[Tensor], rate: float, momentum: float) -> Tensor:
+    """The sum of all outer steps."""
     outer = OuterStep(ELEMENTS, rate=rate, momentum=momentum, like=torch.zeros(1))
     found = torch.zeros(ELEMENTS + STATISTICS)
-    ends = (0, *cuts, ELEMENTS + STATISTICS)
     for update in steps:
         own = update.clone()
-        for begin, end in itertools.pairwise(ends):
-            outer.take(own[begin:end], begin=begin)
+        outer.take(own)
         found += own
     return found
 
@@ -190,12 +166,6 @@ def test_it_steps_as_nesterovs_momentum_of_torch(seed: int, rate: float, momentu
         parameter.grad = -update[:ELEMENTS]
         optimizer.step()
     torch.testing.assert_close(run(steps, rate, momentum)[:ELEMENTS], parameter.detach(), rtol=1e-4, atol=1e-5)
-
-
-@given(seeds, rates, momenta, st.sets(st.integers(1, ELEMENTS + STATISTICS - 1), max_size=4))
-def test_parts_step_as_the_whole(seed: int, rate: float, momentum: float, cuts: set[int]) -> None:
-    steps = updates(seed, 4)
-    torch.testing.assert_close(run(steps, rate, momentum, tuple(sorted(cuts))), run(steps, rate, momentum))
 
 
 @given(seeds, rates, momenta)

@@ -1,6 +1,4 @@
-"""What the profiled machine can host: how it divides among workers, and what a whole run of them takes there.
-
-What exchanging gradients takes where a plan is launched, and what a prediction of it has to assume.
+"""What a run takes on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
 
 A profile times Top-k and tells its gain; a run may use any compressor, and may change it on the way. Bytes and
 collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`); the rest is assumed, and said.
@@ -9,15 +7,13 @@ collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`);
 from __future__ import annotations
 
 import math
-import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from hetopt.core import formatting
-from hetopt.core.batch_partition import WorkerTime, first_shares, least_within
+from hetopt.core.batch_partition import WorkerTime, first_shares, least_within, solve_shares
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.comm.cost import Operation, Primitive, Terms
+from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.comm.options import (
     IDENTITY,
     LOSSLESS,
@@ -28,23 +24,30 @@ from hetopt.core.comm.options import (
     timed_as,
 )
 from hetopt.core.errors import BadInput
-from hetopt.core.interruption import usable_processors
 from hetopt.core.memory import memory_limit_bytes
-from hetopt.core.profile import LOCAL, Host
+from hetopt.core.profile import LOCAL
 from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST, step_inflation
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.convergence.precision_loss import precision_loss
-from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, CompressorLine, FittedDevice, FittedModel, LinkModel
+from hetopt.optimizer.fit import (
+    MEASURED_LINK_LOG_SD,
+    CompressorLine,
+    FittedDevice,
+    FittedModel,
+    LinkModel,
+    fit,
+    times_as_long,
+)
 from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.step_time.local_steps import communication, exposed_s
+from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.local_steps import spread as exchange_spread
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
-from hetopt.optimizer.step_time.profiled import contention_reach
+from hetopt.optimizer.step_time.profiled import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Breakdown, Overlap, step_time
 
 AGENT_S = 1.9
@@ -72,29 +75,6 @@ class Mapped:
     run: RunSpec
     prediction: Prediction
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThisMachine:
-    """Where a run takes place, as far as it may differ from where the profile was taken.
-
-    Attributes:
-        processors: logical CPUs that its processes may use.
-        operating_system: name and release, as profiles record it.
-    """
-
-    processors: int
-    operating_system: str
-
-    @classmethod
-    def seen(cls) -> Self:
-        """The machine that this process is on, and may use."""
-        system = f"{platform.system()} {platform.release()}"
-        return cls(processors=usable_processors(), operating_system=system)
-
-    def is_profiled(self, host: Host) -> bool:
-        """Whether a profile was taken here, as far as it says."""
-        return (host.logical_cpus, host.operating_system) == (self.processors, self.operating_system)
 
 
 def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:
@@ -145,13 +125,13 @@ class SmallWorkers:
     workers: int
 
     @classmethod
-    def of(cls, model: FittedModel, machine: ThisMachine, workers: int) -> SmallWorkers:
+    def of(cls, model: FittedModel, cpus: int, workers: int) -> SmallWorkers:
         """As many workers on a machine, judged by the part of the profiled host that had the fewest threads."""
         alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
         fitted = min(alike, key=lambda one: (one.device.threads_per_worker, -one.device.workers_per_host))
         # Workers that do not know of each other all see the first GPU, and take turns on it.
-        processors = 1 if fitted.device.kind == "cuda" else machine.processors
-        return cls(model=model, fitted=fitted, cpus=machine.processors, processors=processors, workers=workers)
+        processors = 1 if fitted.device.kind == "cuda" else cpus
+        return cls(model=model, fitted=fitted, cpus=cpus, processors=processors, workers=workers)
 
     @property
     def on_gpu(self) -> bool:
@@ -284,11 +264,6 @@ ASSUMED_LOG_SD = FORETOLD_LOG_SD
 """How well the time of an exchange is known where it changes on the way, or where compressing was not timed."""
 
 
-def no_overlap(compressor: str) -> Overlap:
-    """No overlap of communication with the backward pass, whatever the compressor."""
-    return NO_OVERLAP
-
-
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
     """The workers that exchange, and what is known of the place.
@@ -309,15 +284,10 @@ class Meeting:
     workers: int
     link: Callable[[Primitive], LinkModel]
     compressors: Mapping[str, CompressorLine]
-    overlap: Callable[[str], Overlap] = no_overlap
+    overlap: Callable[[str], Overlap] = lambda compressor: NO_OVERLAP
     crowding: float = 1.0
     together: float = 1.0
     steered_log_sd: float = ASSUMED_LOG_SD
-
-    @property
-    def numel(self) -> int:
-        """Number of elements of the gradient."""
-        return self.model.profile.job.parameters
 
     def operations(self, compression: Compression) -> tuple[Operation, ...]:
         """Of one exchange.
@@ -325,34 +295,29 @@ class Meeting:
         Raises:
             BadInput: so many workers cannot be served like that.
         """
-        shapes = self.model.profile.job.parameter_shapes or None
-        return operations_of(compression, self.numel, workers=self.workers, shapes=shapes)
+        job = self.model.profile.job
+        return operations_of(compression, job.parameters, workers=self.workers, shapes=job.parameter_shapes or None)
 
-    def exchange_s(self, compression: Compression) -> float:
-        """Seconds of the operations, when nobody has to be waited for."""
-        return sum(link.time_s(terms.messages, terms.traffic_bytes) for link, terms in self._hops(compression))
+    def exchange(self, compression: Compression) -> tuple[float, float]:
+        """Seconds of the operations when nobody has to be waited for, and the standard deviation of their log.
 
-    def exchange_log_sd(self, compression: Compression) -> float:
-        """Of the log of (true / foreseen) time: what all operations have in common is wrong for all of them."""
-        total_s = self.exchange_s(compression)
+        What all operations have in common is wrong for all of them.
+        """
+        hops = [(self.link(operation.primitive), operation.terms()) for operation in self.operations(compression)]
+        total_s = sum(link.time_s(terms.messages, terms.traffic_bytes) for link, terms in hops)
         if total_s <= 0:
-            return MEASURED_LINK_LOG_SD
-        return sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in self._hops(compression)) / total_s
-
-    def _hops(self, compression: Compression) -> Iterable[tuple[LinkModel, Terms]]:
-        """Of each operation of one exchange: what it finds a link to be, and what it sends over it."""
-        return ((self.link(operation.primitive), operation.terms()) for operation in self.operations(compression))
+            return total_s, MEASURED_LINK_LOG_SD
+        return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
         """Seconds of a worker's own work, as plans price it; else as long as Top-k's, or nothing."""
-        copied, name = self.model.reference.device.copy_bytes_per_s, compression.name
-        work = own_work(compression, self.compressors, numel=self.numel, copy_bytes_per_s=copied)
-        crowding = self.together if name in ROUNDED else self.crowding
+        device, numel = self.model.reference.device, self.model.profile.job.parameters
+        work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is not None:
-            return crowding * work.time_s(self.workers)
+            return (self.together if compression.name in ROUNDED else self.crowding) * work.time_s(self.workers)
         line = self.compressors.get(TIMED)
         gathers = any(operation.primitive == "all_gather" for operation in self.operations(compression))
-        return 0.0 if line is None else crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
+        return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
         """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
@@ -360,15 +325,18 @@ class Meeting:
         What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
         The smallest gain that was measured counts for ratios below.
         """
+        curve, known = self.model.gain, None
         if compression.name in RANDOM:
             return compression.ratio
-        curve = self.model.gain
+        if METHODS[compression.name].by_ratio and curve.log_ratios:
+            return curve.gain(max(compression.ratio, math.exp(curve.log_ratios[0])))
         if not METHODS[compression.name].by_ratio:
             known = self.model.losses.gain(compression)
-            return 1.0 if known is None else known
-        if not curve.log_ratios:
-            return 1.0
-        return curve.gain(max(compression.ratio, math.exp(curve.log_ratios[0])))
+        return 1.0 if known is None else known
+
+    def is_assumed(self, compression: Compression) -> bool:
+        """Whether what it costs a worker was not timed."""
+        return compression.name != IDENTITY and timed_as(compression) not in self.compressors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,10 +364,6 @@ class Foreseen:
     stretch: float = 1.0
     stretch_log_sd: float = 0.0
 
-    def taking(self, factor: float) -> Foreseen:
-        """The same if it took so many times as long."""
-        return replace(self, exchange_s=factor * self.exchange_s, compress_s=factor * self.compress_s)
-
 
 def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
     """The exchange of a run, or the one that its policies should come to use most.
@@ -414,35 +378,37 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         BadInput: so many workers cannot be served like that.
     """
 
-    if run.is_local:
-        return _foresee_local(run, meeting, compute_s=compute_s, to_target=to_target)
-
     def time_per_progress_s(compression: Compression) -> float:
         step = step_time(
             [compute_s],
-            exchange_s=meeting.exchange_s(compression),
+            exchange_s=meeting.exchange(compression)[0],
             compress_s=meeting.compress_s(compression),
             overlap=meeting.overlap(compression.name),
         )
         return step.step_time_s * _slowdown(run, meeting, compression)
 
-    chosen = min(_candidates(run, meeting), key=time_per_progress_s)
-    stretch, stretch_log_sd = meeting.model.losses.stretch(chosen, meeting.workers) if to_target else (1.0, 0.0)
-    changes = meeting.workers > 1 and (run.ratio_policy != "fixed" or run.collective_policy != "fixed")
-    return Foreseen(
+    chosen = run.compression if run.is_local else min(_candidates(run, meeting), key=time_per_progress_s)
+    exchange_s, log_sd = meeting.exchange(chosen)
+    if meeting.is_assumed(chosen):
+        log_sd = ASSUMED_LOG_SD
+    elif meeting.workers > 1 and not run.is_local and (run.ratio_policy, run.collective_policy) != ("fixed", "fixed"):
+        log_sd = max(log_sd, meeting.steered_log_sd)
+    every_step = Foreseen(
         compression=chosen,
-        exchange_s=meeting.exchange_s(chosen),
+        exchange_s=exchange_s,
         compress_s=meeting.compress_s(chosen),
         overlap=meeting.overlap(chosen.name),
         gain=meeting.gain(chosen),
-        log_sd=_log_sd(chosen, meeting, changes=changes),
+        log_sd=log_sd,
         notes=tuple(_notes(run, chosen, meeting, to_target=to_target)),
-        stretch=stretch,
-        stretch_log_sd=stretch_log_sd,
     )
+    if run.is_local:
+        return _now_and_then(run, meeting, every_step, to_target=to_target)
+    stretch, stretch_log_sd = meeting.model.losses.stretch(chosen, meeting.workers) if to_target else (1.0, 0.0)
+    return replace(every_step, stretch=stretch, stretch_log_sd=stretch_log_sd)
 
 
-def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
+def _now_and_then(run: RunSpec, meeting: Meeting, every_step: Foreseen, *, to_target: bool) -> Foreseen:
     """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
     gate = meeting.model.convergence.local
     told = communication(
@@ -452,20 +418,19 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
         measured=gate.measured_share(run.sync),
     )
     penalty, counts = gate.penalty(run.sync), to_target and told.share > 0
-    sent, notes = run.compression, (told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts))
-    exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(sent), compute_s=compute_s)
-    stretch, stretch_log_sd = meeting.model.losses.stretch(sent, meeting.workers) if counts else (1.0, 0.0)
+    stretch, stretch_log_sd = 1.0, 0.0
     if counts:
+        stretch, stretch_log_sd = meeting.model.losses.stretch(run.compression, meeting.workers)
         stretch *= float(penalty.inflation(told.share, meeting.workers))
         stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(told.share, meeting.workers)))
-    return Foreseen(
-        compression=sent,
-        exchange_s=exchange_s,
-        compress_s=told.share * meeting.compress_s(sent),
+    words = steps_in_words(penalty, told.share, meeting.workers, counts=counts)
+    return replace(
+        every_step,
+        exchange_s=told.share * every_step.exchange_s,
+        compress_s=told.share * every_step.compress_s,
         overlap=NO_OVERLAP,
-        gain=meeting.gain(sent),
-        log_sd=exchange_spread(told, _log_sd(sent, meeting, changes=False)),
-        notes=(*notes, *_notes_on_cost(sent, meeting)),
+        log_sd=exchange_spread(told, every_step.log_sd),
+        notes=(told.note, words, *every_step.notes),
         stretch=stretch,
         stretch_log_sd=stretch_log_sd,
     )
@@ -477,24 +442,19 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     candidates = Candidates(
         asked=asked,
         chooses_collective=run.collective_policy == "cheapest",
-        numel=meeting.numel,
+        numel=meeting.model.profile.job.parameters,
         workers=meeting.workers,
         rounded_s={name: meeting.compress_s(Compression(name=name)) for name in ROUNDED},
     )
-    if meeting.workers == 1:
-        return [asked]
-    if run.weighs_ways:
-        if run.ratio_policy == "auto":
-            # Thinner ones need a trial that shows them to be harmless, which nobody can foresee.
-            return [
-                each.compression
-                for each in candidates.all
-                if _slowdown(run, meeting, each.compression) <= 1 + MOST_LOST
-            ]
-        ungained = [each.compression for each in candidates.all if each.option.gain is None]
-        return [each for each in ungained if meeting.gain(each) >= LEAST_GAIN] or ungained
-    if run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
-        return [each.compression for each in candidates.at(asked.ratio)]
+    if meeting.workers > 1 and run.ratio_policy == "auto":
+        # Thinner ones need a trial that shows them to be harmless, which nobody can foresee.
+        ways = (option.compression for option in candidates.all)
+        return [way for way in ways if _slowdown(run, meeting, way) <= 1 + MOST_LOST]
+    if meeting.workers > 1 and run.weighs_ways:
+        ungained = [option.compression for option in candidates.all if option.option.gain is None]
+        return [way for way in ungained if meeting.gain(way) >= LEAST_GAIN] or ungained
+    if meeting.workers > 1 and run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
+        return [option.compression for option in candidates.at(asked.ratio)]
     return [asked]
 
 
@@ -504,43 +464,184 @@ def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float
     return more * meeting.model.losses.stretch(compression, meeting.workers)[0]
 
 
-def _log_sd(chosen: Compression, meeting: Meeting, *, changes: bool) -> float:
-    """Of the log of (true / foreseen) time of an exchange."""
-    if _is_assumed(chosen, meeting):
-        return ASSUMED_LOG_SD
-    known = meeting.exchange_log_sd(chosen)
-    return max(known, meeting.steered_log_sd) if changes else known
-
-
-def _is_assumed(chosen: Compression, meeting: Meeting) -> bool:
-    return chosen.name != IDENTITY and timed_as(chosen) not in meeting.compressors
-
-
-def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bool) -> Iterable[str]:
+def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bool) -> Iterator[str]:
     if meeting.workers == 1:
         return
-    method, told = METHODS[chosen.name], formatting.compression(chosen.name, chosen.ratio)
-    if chosen.name == IDENTITY:
-        told = "sending everything"
-    if run.ratio_policy != "fixed":
+    method = METHODS[chosen.name]
+    if run.ratio_policy != "fixed" and not run.is_local:
+        whole = chosen.name == IDENTITY
+        told = "sending everything" if whole else formatting.compression(chosen.name, chosen.ratio)
         yield (
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {told} in every step."
         )
-        if run.ratio_policy == "auto" and chosen.name != IDENTITY:
+        if run.ratio_policy == "auto" and not whole:
             yield "Should a trial show that sending less does this task no harm, steps become shorter than predicted."
-    elif run.collective_policy != "fixed":
+    elif run.collective_policy != "fixed" and not run.is_local:
         by = settled_collective(chosen)
         yield f"The collective follows the network; the prediction is for {by} in every step."
-    yield from _notes_on_cost(chosen, meeting)
+    if meeting.is_assumed(chosen):
+        like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
+        yield f"What {chosen.name} costs a worker was not profiled: {like}."
     by_ratio = method.by_ratio and bool(meeting.model.gain.log_ratios)
     known = by_ratio or chosen.name in (*RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
-    if to_target and not known:
+    if to_target and not known and not run.is_local:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
 
 
-def _notes_on_cost(chosen: Compression, meeting: Meeting) -> Iterable[str]:
-    """Say that a worker's own work is assumed, where it is."""
-    if _is_assumed(chosen, meeting):
-        like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
-        yield f"What {chosen.name} costs a worker was not profiled: {like}."
+UNMEASURED_DIVISION_LOG_SD = 0.2
+"""Added when the host was never measured divided among so many workers."""
+
+
+def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
+    """The plan's run as workers of the machine that was profiled, and what it should take there.
+
+    Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
+    slowed down by its factor.
+
+    Args:
+        plan: what to run.
+        slowdowns: one for each worker, 1 or more: its computation takes so many times as long. Absent: as many workers
+            at full speed as the plan has, but no more than the machine has logical CPUs.
+
+    Raises:
+        BadInput: more workers than samples in a batch, or a compression that cannot serve so many workers.
+    """
+    model = fit(plan.profile, plan.run.precision)
+    cpus = plan.profile.host.logical_cpus
+    if slowdowns is None:
+        slowdowns = (1.0,) * min(len(plan.run.workers), cpus)
+    count = len(slowdowns)
+    device, crowding = division(model, count)
+    workers = [_worker_time(device, crowding, slowdown) for slowdown in slowdowns]
+    best = solve_shares(workers, plan.chosen.global_batch_size).local_batch_sizes
+    shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
+    run = plan.run.model_copy(
+        update={
+            "workers": tuple(
+                WorkerSpec(
+                    host=f"{LOCAL}-{rank}",
+                    type=LOCAL,
+                    local_batch_size=samples,
+                    slowdown=slowdown,
+                    threads=max(1, cpus // count) if device.device.kind == "cpu" else None,
+                    max_local_batch_size=device.largest_batch or None,
+                )
+                for rank, (samples, slowdown) in enumerate(zip(shares, slowdowns, strict=True))
+            )
+        }
+    )
+    compute_s = [
+        _slowed_s(device, device.time_s(samples), crowding, slowdown)
+        for samples, slowdown in zip(shares, slowdowns, strict=True)
+    ]
+    meeting = Meeting(
+        model=model,
+        workers=count,
+        link=lambda primitive: model.host_links.get(primitive, HOST_LINK),
+        compressors={**model.reference.compressors, **device.compressors},
+        # On CPUs the exchange takes the cores that backward would hide it behind.
+        overlap=learned_shape(model).overlap if device.device.kind == "cuda" else lambda compressor: NO_OVERLAP,
+    )
+    exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    step = step_time(
+        compute_s,
+        exchange_s=exchange.exchange_s,
+        compress_s=exchange.compress_s,
+        jitter=device.step_time.jitter,
+        overlap=exchange.overlap,
+    )
+    prediction = _prediction(model, device, plan, step, exchange, shares, crowding)
+    return Mapped(run=run, prediction=prediction, notes=exchange.notes)
+
+
+def _worker_time(fitted: FittedDevice, crowding: float, slowdown: float) -> WorkerTime:
+    line = fitted.step_time
+    return WorkerTime(
+        fixed_s=_slowed_s(fitted, line.fixed_s, crowding, slowdown),
+        per_sample_s=line.per_sample_s * (crowding + slowdown - 1),
+        floor_s=_slowed_s(fitted, line.floor_s, crowding, slowdown),
+    )
+
+
+def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: float) -> float:
+    """``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait
+    for a core, and not the optimizer's update."""
+    return max(0.0, step_s * (crowding + slowdown - 1) - (slowdown - 1) * fitted.optimizer_s)
+
+
+def _prediction(
+    model: FittedModel,
+    fitted: FittedDevice,
+    plan: Plan,
+    step: Breakdown,
+    exchange: Foreseen,
+    shares: Sequence[int],
+    crowding: float,
+) -> Prediction:
+    # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
+    samples = min(fitted.largest_measured, model.whole_host.largest_measured)
+    divided = crowding * times_as_long(fitted.time_s, model.whole_host.time_s, samples)
+    evaluation_s = (plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size
+    compute_share = step.compute_s / step.step_time_s
+    step_log_sd = math.hypot(
+        RUN_TO_RUN_LOG_SD,
+        compute_share * math.hypot(fitted.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
+        (1 - compute_share) * exchange.log_sd,
+    )
+    return predict_run(
+        model,
+        plan,
+        step,
+        exchange,
+        step_log_sd=step_log_sd,
+        evaluation_s=evaluation_s,
+        startup_s=plan.profile.startup_s or STARTUP_S,
+        exchanges_on_processors=True,
+    )
+
+
+def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
+    """When each worker has computed, if all begin together and the processors are shared out equally.
+
+    Processor sharing: of ``n`` workers that still compute, each advances at ``min(1, processors / n)`` of the speed
+    that it has alone. Between two ends that speed is constant, and the least work ends first, so
+
+        f_k = f_(k-1) + (w_k - w_(k-1)) max(1, (n - k) / processors),    w ascending, k from 0
+
+    Args:
+        work_s: time of each worker with a processor to itself, seconds.
+        processors: how many there are; a worker uses one at a time.
+    """
+    if processors < 1 or any(not 0 <= work < math.inf for work in work_s):
+        raise ValueError(f"work must be finite and not negative on at least one processor, not {list(work_s)}")
+    order = sorted(range(len(work_s)), key=lambda i: work_s[i])
+    finish = [0.0] * len(work_s)
+    now_s = before_s = 0.0
+    for place, i in enumerate(order):
+        now_s += (work_s[i] - before_s) * max(1.0, (len(order) - place) / processors)
+        before_s = work_s[i]
+        finish[i] = now_s
+    return finish
+
+
+def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors: int, headroom: float) -> float:
+    """The smallest factor of at least 1 by which ``wanted_s`` must be stretched for all work to fit into it.
+
+    Each worker ends ``headroom`` times sooner than its stretched time. As nobody ends before its own work is done, and
+    the processors are busy until the last one ends, this also leaves ``1 - 1 / headroom`` of all processors free.
+
+    Args:
+        wanted_s: how long each worker's computation shall take, before stretching.
+        work_s: how long it takes alone on a processor.
+        processors: that the workers share.
+        headroom: at least 1.
+    """
+    finish = finish_times_s(work_s, processors)
+    return max(1.0, max(headroom * end / wanted for end, wanted in zip(finish, wanted_s, strict=True)))
+
+
+def rounded_up(factor: float) -> float:
+    """The next number of two digits, so that what is printed is what is used."""
+    unit = math.pow(10.0, math.floor(math.log10(factor)) - 1)
+    return float(f"{math.ceil(factor / unit - 1e-9) * unit:.2g}")

@@ -1,0 +1,57 @@
+"""`hetopt show` and `hetopt compare`: plans that were written, read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hetopt
+from hetopt.cli import render, terminal
+from hetopt.core.errors import BadInput
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="Plan made by `hetopt recommend`.")],
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also show machines, bill, alternatives, and why.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show a plan as it was shown when it was made.
+
+    \b
+      hetopt show plan.json
+      hetopt show plan.json --explain
+    """
+    from hetopt.reports.plan_document import answer, details
+
+    read = hetopt.Plan.load(plan)
+    if as_json:
+        terminal.write(read.to_json())
+        return
+    render.show(answer(read, height=render.height, plan_file=plan))
+    if explain:
+        render.show(details(read))
+        render.note(f"searched {read.searched}")
+
+
+def compare(
+    plans: Annotated[list[Path], typer.Argument(help="Two plans or more, made by `hetopt recommend`.")],
+) -> None:
+    """Compare plans: what differs, and what each gains or loses against the first.
+
+    \b
+      hetopt compare plan.json large.json
+    """
+    from hetopt.reports.comparison_document import comparison
+
+    if len(plans) < 2:
+        raise BadInput("compare takes two plans or more.", hint="hetopt compare a.json b.json")
+    names = [path.stem for path in plans]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in plans]
+    if len(set(names)) < len(names):
+        raise BadInput("a plan was named twice.", hint="name each plan once")
+    render.show(comparison({name: hetopt.Plan.load(path) for name, path in zip(names, plans, strict=True)}))

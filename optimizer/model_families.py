@@ -1,0 +1,399 @@
+"""Models by their configurations of Hugging Face's libraries: transformers of language and of pictures, convolutions.
+
+A configuration is a file of JSON from which numbers are read, and nothing else; parameter counts are within a hundredth
+of those that the libraries' models have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from hetopt.core.errors import BadInput
+from hetopt.core.paths import shown
+from hetopt.optimizer.diffusion_counts import dit, unet
+from hetopt.optimizer.model_counts import Fields, ModelCount, image, sequence
+
+
+def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = True) -> ModelCount:
+    """Count a model by its Hugging Face configuration.
+
+    Args:
+        config: the file's fields.
+        tokens: in a sample, of a model of language. Absent: as many as it has places for, at most 1,024.
+        whole: whether all weights are trained; an adapter's may stay quantised.
+
+    Raises:
+        BadInput: a kind of model that is not counted, or fields that are missing or impossible, all of them named.
+    """
+    _check_trainable(config, whole=whole)
+    name = config.get("model_type", config.get("_class_name"))
+    if not isinstance(name, str) or name not in FAMILIES:
+        said = shown(name) if isinstance(name, str) else "missing"
+        if any("expert" in field for field in config):
+            said += ", a mixture of experts that is not counted"
+        raise BadInput(
+            f"model_type is {said}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
+            hint="give the number of parameters with `params`",
+        )
+    fields = Fields(values=config, wrong=[])
+    counted = FAMILIES[name](fields, tokens)
+    fields.refuse()
+    return counted
+
+
+def _check_trainable(config: Mapping[str, Any], *, whole: bool) -> None:
+    """Refuse a file that does not say what model it is of, or whose weights cannot be trained so.
+
+    Raises:
+        BadInput: it is of an adapter, of quantised weights that are all trained, or of several models.
+    """
+    if "peft_type" in config or "base_model_name_or_path" in config:
+        base = config.get("base_model_name_or_path")
+        raise BadInput(
+            f"this configures an adapter ({shown(str(config.get('peft_type')))}), and no model.",
+            hint=f"give the config.json of its base_model_name_or_path, {shown(str(base))}, and `method='lora'`",
+        )
+    quantized = config.get("quantization_config")
+    if whole and isinstance(quantized, Mapping):
+        bits = f"{quantized['bits']} bits" if isinstance(quantized.get("bits"), int) else "few bits"
+        method = shown(str(quantized.get("quant_method")))
+        raise BadInput(
+            f"the weights are quantised ({method}, {bits}), and such weights are not trained whole.",
+            hint="`method='qlora'` trains an adapter beside them; or give the config.json of the model before",
+        )
+    if isinstance(config.get("text_config"), Mapping):
+        raise BadInput(
+            "this configures several models in one (text_config and others).",
+            hint="save `text_config` as a file of its own, or give the number of parameters with `params`",
+        )
+
+
+def _linear(rows: int, columns: int) -> int:
+    return (rows + 1) * columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """How one family of transformers differs from GPT-2; numbers have the names that the library gives them.
+
+    Attributes:
+        gated: three inner matrices, RMS norms and no biases, as Llama has.
+        tied: whether the output multiplies with the embedding, where the configuration does not say.
+        places: whether positions are learned.
+        encodes: types of tokens and a pooler, and no output over the vocabulary, as BERT has.
+        shares: whether all layers have the same parameters, unless the configuration names groups of them.
+        mixes: whether each layer chooses among experts, whose number has to be said.
+    """
+
+    gated: bool = False
+    tied: bool = True
+    places: bool = False
+    encodes: bool = False
+    shares: bool = False
+    mixes: bool = False
+
+    def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
+        """See `of_config`."""
+        vocabulary = fields.whole("vocab_size")
+        places = fields.whole("max_position_embeddings", "n_positions", "n_ctx", default=512 if self.encodes else 1024)
+        body = self.layers(fields)
+        copies = 1 if fields.flag("tie_word_embeddings", default=self.tied) else 2
+        embedded = copies * vocabulary + (places if self.places else 0)
+        if self.encodes:
+            embedded += fields.whole("type_vocab_size", default=2)
+        pooler = _linear(body.width, body.width) if self.encodes else 0
+        narrow = fields.whole("embedding_size", default=body.width)
+        widening = _linear(narrow, body.width) if narrow != body.width else 0
+        layers = fields.whole("num_hidden_groups", default=1) if self.shares else body.count
+        parameters = embedded * narrow + widening + layers * body.parameters + 2 * body.width + pooler
+        head = 0 if self.encodes else vocabulary * body.width
+        name = str(fields.values.get("model_type"))
+        return body.sample(
+            name, parameters, head, tokens or min(places, MOST_TOKENS), 0 if self.encodes else vocabulary
+        )
+
+    def layers(self, fields: Fields) -> Layers:
+        """The layers, all alike."""
+        width = fields.whole("hidden_size", "n_embd", "dim", "n_embed")
+        inner = fields.whole(
+            "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size", default=4 * width
+        )
+        heads = fields.whole("num_attention_heads", "n_head", "n_heads", default=max(1, width // HEAD_WIDTH))
+        each = fields.whole("head_dim", default=max(1, width // heads))
+        shared = 1 if fields.flag("multi_query", default=False) else heads
+        keys = fields.whole("num_key_value_heads", "num_kv_heads", default=shared)
+        if heads % keys:
+            fields.wrong.append(f"{heads} heads cannot share {keys} of keys and values")
+        query, key = heads * each, keys * each
+        experts = fields.whole("num_local_experts", "num_experts", default=None if self.mixes else 1)
+        chosen = min(experts, fields.whole("num_experts_per_tok", default=1))
+        inner = fields.whole("moe_intermediate_size", default=inner) if experts > 1 else inner
+        shared_inner = fields.whole("shared_expert_intermediate_size", default=0, least=0)
+        attention = 2 * width * (query + key) + (width * experts if experts > 1 else 0)
+        each_expert = (3 if self.gated else 2) * width * inner
+        always = 3 * width * shared_inner  # the expert of every token
+        beside = 2 * width if self.gated else 9 * width + inner  # norms and biases
+        return Layers(
+            count=fields.whole("num_hidden_layers", "n_layer", "n_layers"),
+            width=width,
+            heads=query,
+            inner=chosen * inner + shared_inner,
+            gated=self.gated,
+            parameters=attention + experts * each_expert + always + beside,
+            weights=attention + chosen * each_expert + always,
+        )
+
+
+HEAD_WIDTH = 64
+"""Of GPT-2 and most others, where nothing is said."""
+
+MOST_TOKENS = 1024
+"""Of a sample, where nobody says how many it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Layers of a transformer, all alike.
+
+    Attributes:
+        count: how many.
+        width: of a token between them.
+        heads: width of all heads together.
+        inner: width inside, of all that a token passes.
+        gated: whether what is inside is gated.
+        parameters: of a layer.
+        weights: of a layer, that each token is multiplied with.
+    """
+
+    count: int
+    width: int
+    heads: int
+    inner: int
+    gated: bool
+    parameters: int
+    weights: int
+
+    def sample(self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0) -> ModelCount:
+        """A sample of so many tokens, with the ``head`` weights of its output.
+
+        Of activations, by token and layer in 16 bits: 18 numbers of the width and four (gated: eight) of the inner one
+        (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores).
+        """
+        weights = self.count * self.weights + head
+        attention_flops = 4.0 * tokens**2 * self.heads * self.count
+        activations = self.count * (18 * self.width + (8 if self.gated else 4) * self.inner) + 6 * vocabulary
+        return ModelCount(
+            name=name,
+            kind="transformer",
+            parameters=parameters,
+            forward_flops=2.0 * tokens * weights + attention_flops,
+            attention_flops=attention_flops,
+            activation_bytes=float(tokens * activations),
+            layers=self.count,
+            sample=sequence(tokens),
+        )
+
+
+def _t5(fields: Fields, tokens: int | None) -> ModelCount:
+    """Raffel et al. 2020; its gated form, untied, is that of mT5 and FLAN-T5. As many tokens come out as go in.
+
+    A decoder's layer attends twice: to what came out before, and to what went in.
+    """
+    width, inner = fields.whole("d_model", default=512), fields.whole("d_ff", default=2048)
+    heads = fields.whole("num_heads", default=8)
+    all_heads, vocabulary = heads * fields.whole("d_kv", default=64), fields.whole("vocab_size")
+    encoder = fields.whole("num_layers", default=6)
+    decoder = fields.whole("num_decoder_layers", default=encoder)
+    gated = str(fields.values.get("feed_forward_proj", "relu")).startswith("gated")
+    attention, matrices = 4 * width * all_heads, (3 if gated else 2) * width * inner
+    weights = encoder * (attention + matrices) + decoder * (2 * attention + matrices)
+    biases = 2 * heads * fields.whole("relative_attention_num_buckets", default=32)
+    copies = 1 if fields.flag("tie_word_embeddings", default=True) else 2
+    each = tokens or fields.whole("n_positions", default=512)
+    attentions = encoder + 2 * decoder
+    attention_flops = 4.0 * each**2 * all_heads * attentions
+    kept = 10 * width + (8 if gated else 4) * inner
+    return ModelCount(
+        name="t5",
+        kind="transformer",
+        parameters=copies * vocabulary * width + weights + (2 * encoder + 3 * decoder + 2) * width + biases,
+        forward_flops=2.0 * each * (weights + vocabulary * width) + attention_flops,
+        attention_flops=attention_flops,
+        activation_bytes=float(
+            each * ((encoder + decoder) * kept + decoder * 5 * width + attentions * 8 * all_heads + 6 * vocabulary)
+        ),
+        layers=encoder + decoder,
+        sample=f"{each:,} tokens in and as many out",
+    )
+
+
+def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
+    """Radford et al. 2022: 30 seconds of sound are 1,500 places of an encoder, words come out of a decoder."""
+    width, vocabulary = fields.whole("d_model"), fields.whole("vocab_size", default=51865)
+    bins, places = fields.whole("num_mel_bins", default=80), fields.whole("max_source_positions", default=1500)
+    words = fields.whole("max_target_positions", default=448)
+    encoder, decoder = fields.whole("encoder_layers"), fields.whole("decoder_layers")
+    inner = [2 * width * fields.whole(f"{side}_ffn_dim", default=4 * width) for side in ("encoder", "decoder")]
+    attention, text = 4 * width * width, min(tokens or words, words)
+    listening = 3 * width * (bins + width)
+    reads, writes = encoder * (attention + inner[0]), decoder * (attention + inner[1])
+    hears = decoder * attention  # half of it reads what was heard, the other half writes
+    norms = (encoder * 13 + decoder * 22 + 6) * width
+    attention_flops = 4.0 * width * (encoder * places**2 + decoder * (text**2 + text * places))
+    matrices = (listening + reads + hears / 2) * places + (writes + hears / 2 + vocabulary * width) * text
+    kept = encoder * places * 34.0 * width + decoder * text * 52.0 * width + 6 * vocabulary * text
+    return ModelCount(
+        name="whisper",
+        kind="transformer",
+        parameters=listening + reads + writes + hears + norms + (places + words + vocabulary) * width,
+        forward_flops=2.0 * matrices + 2.0 * 3 * bins * width * places + attention_flops,
+        attention_flops=attention_flops,
+        activation_bytes=kept,
+        layers=encoder + decoder,
+        sample=f"30 s of sound and {text:,} tokens",
+    )
+
+
+def _vit(fields: Fields, _: int | None) -> ModelCount:
+    """Patches and one token for the class; with the head that tells classes apart."""
+    pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=16)
+    patches = max(1, pixels // patch) ** 2
+    body = Transformer().layers(fields)
+    embedding = _linear(fields.whole("num_channels", default=3) * patch * patch, body.width)
+    parameters = embedding + (patches + 4) * body.width + body.count * body.parameters
+    counted = body.sample("vit", parameters + _linear(body.width, fields.labels), embedding, patches + 1)
+    return replace(counted, sample=image(pixels))
+
+
+def _swin(fields: Fields, _: int | None) -> ModelCount:
+    """Liu et al. 2021: attention within windows, and stages of half the side and twice the width."""
+    pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
+    colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
+    depths, heads = fields.wholes("depths", (2, 2, 6, 2)), fields.wholes("num_heads", (3, 6, 12, 24))
+    window, ratio = fields.whole("window_size", default=7), fields.ratio("mlp_ratio", 4.0)
+    side, parameters = math.ceil(pixels / patch), _linear(colours * patch * patch, width)
+    flops, kept = 2.0 * parameters * side * side, 0.0
+    for stage, (depth, heads_here) in enumerate(zip(depths, heads, strict=False)):
+        if stage > 0:  # four neighbours become one of twice the width
+            side, width = math.ceil(side / 2), 2 * width
+            parameters += 2 * width * width + 4 * width
+            flops += 2.0 * 2 * width * width * side * side
+        inner = int(ratio * width)
+        weights = 4 * width * width + 2 * width * inner
+        parameters += depth * (weights + 9 * width + inner + (2 * window - 1) ** 2 * heads_here)
+        flops += depth * side * side * (2.0 * weights + 4.0 * window * window * width)
+        kept += depth * side * side * (18.0 * width + 4 * inner)
+    head = _linear(width, fields.labels)
+    return ModelCount(
+        name="swin",
+        kind="transformer",
+        parameters=parameters + head,
+        forward_flops=flops + 2.0 * head,
+        activation_bytes=kept,
+        layers=sum(depths),
+        sample=image(pixels),
+    )
+
+
+def _resnet(fields: Fields, _: int | None) -> ModelCount:
+    """He et al. 2016, with the stride in the convolution of three by three."""
+    pixels = side = fields.whole("image_size", default=224)
+    inputs = fields.whole("embedding_size", default=64)
+    sizes, depths = fields.wholes("hidden_sizes", (256, 512, 1024, 2048)), fields.wholes("depths", (3, 4, 6, 3))
+    bottleneck = fields.values.get("layer_type", "bottleneck") == "bottleneck"
+    convolutions = [(fields.whole("num_channels", default=3), inputs, 7, math.ceil(side / 2))]
+    side = math.ceil(side / 4)
+    for stage, (outputs, depth) in enumerate(zip(sizes, depths, strict=False)):
+        for layer in range(min(depth, 1000)):
+            before, side = side, math.ceil(side / 2) if stage > 0 and layer == 0 else side
+            if bottleneck:
+                narrow = max(1, outputs // 4)
+                convolutions += [
+                    (inputs, narrow, 1, before),
+                    (narrow, narrow, 3, side),
+                    (narrow, outputs, 1, side),
+                ]
+            else:
+                convolutions += [(inputs, outputs, 3, side), (outputs, outputs, 3, side)]
+            if inputs != outputs or before != side:  # the way round a block
+                convolutions.append((inputs, outputs, 1, side))
+            inputs = outputs
+    return _convolutional("resnet", pixels, convolutions, _linear(inputs, fields.labels))
+
+
+def _convnext(fields: Fields, _: int | None) -> ModelCount:
+    """Liu et al. 2022: each channel's own convolution of seven by seven, then inner ones of four times the width."""
+    pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
+    sizes, depths = fields.wholes("hidden_sizes", (96, 192, 384, 768)), fields.wholes("depths", (3, 3, 9, 3))
+    inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []
+    for width, depth in zip(sizes, depths, strict=False):
+        side = math.ceil(side / shrinks)
+        convolutions.append((inputs, width, shrinks, side))
+        block = [(1, width, 7, side), (width, 4 * width, 1, side), (4 * width, width, 1, side)]
+        convolutions += min(depth, 1000) * block
+        inputs, shrinks = width, 2
+    return _convolutional("convnext", pixels, convolutions, _linear(inputs, fields.labels))
+
+
+def _convolutional(name: str, pixels: int, convolutions: Sequence[tuple[int, int, int, int]], head: int) -> ModelCount:
+    """Count convolutions, each of so many channels in and out, a kernel's side, and its output's side in pixels.
+
+    Of each its output is kept twice, and two more parameters a channel are of its norm.
+    """
+    weights = [kernel * kernel * c_in * c_out for c_in, c_out, kernel, _ in convolutions]
+    return ModelCount(
+        name=name,
+        kind="convolution",
+        parameters=sum(weights) + sum(2 * c_out for _, c_out, _, _ in convolutions) + head,
+        forward_flops=2.0 * (sum(w * place[3] ** 2 for w, place in zip(weights, convolutions, strict=True)) + head),
+        activation_bytes=4.0 * sum(c_out * at * at for _, c_out, _, at in convolutions),
+        layers=len(convolutions) + 1,
+        sample=image(pixels),
+    )
+
+
+_LLAMA = Transformer(gated=True, tied=False)
+_MIXTRAL = replace(_LLAMA, mixes=True)
+_BERT = Transformer(places=True, encodes=True)
+
+FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProxyType(
+    {
+        "DiTTransformer2DModel": dit,
+        "UNet2DConditionModel": unet,
+        "albert": Transformer(places=True, encodes=True, shares=True),
+        "bert": _BERT,
+        "bloom": Transformer(),
+        "convnext": _convnext,
+        "distilbert": _BERT,
+        "electra": _BERT,
+        "falcon": Transformer(),
+        "gemma": Transformer(gated=True),
+        "gemma2": Transformer(gated=True),
+        "gemma3_text": Transformer(gated=True),
+        "gpt2": Transformer(places=True),
+        "gpt_neox": Transformer(tied=False),
+        "llama": _LLAMA,
+        "mistral": _LLAMA,
+        "mixtral": _MIXTRAL,
+        "mt5": _t5,
+        "opt": Transformer(places=True),
+        "phi": Transformer(tied=False),
+        "phi3": _LLAMA,
+        "qwen2": _LLAMA,
+        "qwen2_moe": _MIXTRAL,
+        "qwen3": _LLAMA,
+        "qwen3_moe": _MIXTRAL,
+        "resnet": _resnet,
+        "roberta": _BERT,
+        "swin": _swin,
+        "t5": _t5,
+        "vit": _vit,
+        "whisper": _whisper,
+        "xlm-roberta": _BERT,
+    }
+)
+"""By ``model_type`` or ``_class_name``, to a hundredth of what is published; of others the size says enough."""

@@ -1,0 +1,221 @@
+"""Times what an exchange is made of: collectives between all workers, and what compressing takes each of them.
+
+Collectives are timed as a training step meets them, right after computing: back to back they find their threads awake,
+their sockets hot and the payload in the cache, and on a small gradient they take half the time that they add to a step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetopt.core.comm.composition import GATHER, METHODS
+from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.comm.options import ROUNDED, SELECTOR, settled_collective
+from hetopt.core.comm.payload_bytes import Shapes
+from hetopt.core.profile import Collective
+from hetopt.core.run_spec import Compression, CompressorProbe, NetworkProbe
+from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
+from hetopt.profiler.records import CompressorPoint, LinkPoint
+from hetopt.trainer.comm.channel import Channel, Reduction, staging_device
+from hetopt.trainer.comm.methods import make_chain, make_residual
+
+ROUND = 5
+"""Steps that one timing averages. In a single one, a worker that was quick before seems to be slow now."""
+
+SHORTEST_S = 1e-6
+"""Even so a difference may come out at nothing."""
+
+LARGEST_BYTES = 1 << 26
+"""Of a gradient larger than this only so much is sent: the line through the payloads is straight long before."""
+
+
+def time_collectives(
+    crew: ProbeGroup, probe: NetworkProbe, *, compute: Callable[[], None], gradient_bytes: int, time_limit_s: float
+) -> None:
+    """Record every collective at every payload of the schedule, and at the size of the job's own gradient.
+
+    A timing is what the collective adds to the computation of the slowest worker, mean over the workers. Payloads are
+    fp32, as gradients are. When time runs short the largest payloads are left out, though never the two smallest.
+
+    Args:
+        crew: all workers of the probe.
+        probe: what to time, how often.
+        compute: a few milliseconds of the job's own computation.
+        gradient_bytes: the job's.
+        time_limit_s: for all of it.
+    """
+    context = crew.context
+    begun_s = crew.elapsed_s()
+    across_hosts = len({worker.host for worker in context.spec.workers}) > 1
+    wanted = (*probe.payload_bytes, min(gradient_bytes, LARGEST_BYTES))
+    payloads = sorted({size // 4 * 4 for size in wanted if size >= 4})
+    for count, payload_bytes in enumerate(payloads):
+        if count >= 2 and crew.elapsed_s() - begun_s > time_limit_s:
+            return
+        allowed_s = time_limit_s / (len(payloads) * len(probe.collectives))
+        for collective in probe.collectives:
+            run = _collective(collective, payload_bytes, context.device, context.rank, context.world_size)
+            crew.record(
+                LinkPoint(
+                    collective=collective,
+                    workers=context.world_size,
+                    across_hosts=across_hosts,
+                    payload_bytes=payload_bytes,
+                    samples_s=_samples(crew, probe, compute, run, allowed_s),
+                )
+            )
+
+
+def _samples(
+    crew: ProbeGroup, probe: NetworkProbe, compute: Callable[[], None], run: Callable[[], None], time_limit_s: float
+) -> tuple[float, ...]:
+    """As many timings as there is time for, each the mean of `ROUND` steps; the same on every rank."""
+    align(dist.group.WORLD)
+    warmup = [_step(crew, compute, run) for _ in range(probe.warmup)]
+    once_s = max(row[0] for row in crew.gather([warmup[-1][1]]))
+    rounds = min(probe.most_rounds, max(probe.least_rounds, int(time_limit_s / (ROUND * once_s))))
+    _step(crew, compute, run)
+    own = [_step(crew, compute, run) for _ in range(rounds * ROUND)]
+    rows = crew.gather([seconds for pair in own for seconds in pair])
+    added = [
+        sum(row[2 * step + 1] for row in rows) / len(rows) - max(row[2 * step] for row in rows)
+        for step in range(len(own))
+    ]
+    return tuple(
+        max(SHORTEST_S, statistics.fmean(added[first : first + ROUND])) for first in range(0, len(added), ROUND)
+    )
+
+
+def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]) -> tuple[float, float]:
+    """Seconds that this worker computed, and seconds until the collective behind it was over.
+
+    As in training nobody waits before the next step: a worker that is done computes while others still receive.
+    """
+    clock = crew.context.clock
+    begun = clock()
+    compute()
+    computed = clock()
+    run()
+    return computed - begun, clock() - begun
+
+
+def _collective(
+    name: Collective, payload_bytes: int, device: torch.device, rank: int, workers: int
+) -> Callable[[], None]:
+    """The collective as the trainer would run it: tensors of a GPU go through the host where the backend is gloo's."""
+    payload = torch.full((payload_bytes // 4,), float(rank), device=device)
+    staging = staging_device(payload, None)
+    gathered = [torch.empty_like(payload, device=staging) for _ in range(workers)] if name == "all_gather" else []
+
+    def run() -> None:
+        staged: Tensor = payload.to(staging)
+        if name == "all_reduce":
+            dist.all_reduce(staged)
+        elif name == "all_gather":
+            dist.all_gather(gathered, staged)
+        else:
+            dist.broadcast(staged, src=0)
+        if device.type == "cuda":
+            payload.copy_(staged)
+            torch.cuda.synchronize(device)
+
+    return run
+
+
+FEW, MANY = 2, 8
+"""Workers between which the own work of an exchange in slices is timed: calls grow with their number, bytes do not."""
+
+
+def time_compressors(
+    crew: ProbeGroup,
+    sweep: int,
+    probe: CompressorProbe,
+    gradient: Tensor | None,
+    group: Alignment,
+    shapes: Shapes | None = None,
+) -> None:
+    """Time every compressor at every ratio on ``gradient`` (None: this rank only listens) and record the medians.
+
+    As in training: ``compress_s`` holds adding the residual, selecting or rounding, and keeping what was not sent;
+    ``decompress_s`` is what each further worker adds, of what is gathered or summed by slices.
+
+    Args:
+        crew: of the workers.
+        sweep: whose division of the host it is.
+        probe: what to time.
+        gradient: as it was computed last.
+        group: those who compute at the same time.
+        shapes: of the parameters; None: not known, and what needs them is left out.
+    """
+
+    begun_s = crew.elapsed_s()
+    for name in probe.names:
+        way = parse_compression(name)
+        method = METHODS[way.name]
+        late = probe.time_limit_s is not None and crew.elapsed_s() - begun_s > probe.time_limit_s
+        if (late and way.name not in (SELECTOR, *ROUNDED)) or (shapes is None and method.by_shape):
+            continue
+        for ratio in probe.ratios if method.by_ratio else (1.0,):
+            told = (0.0, 0.0)
+            if gradient is not None:
+                told = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
+            rows = [row for row in crew.gather(told) if any(row)]
+            compress_s, decompress_s = (statistics.median(column) for column in zip(*rows, strict=True))
+            crew.record(
+                CompressorPoint(sweep=sweep, name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
+            )
+
+
+def _times(
+    way: Compression, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
+) -> tuple[float, float]:
+    """Return the seconds of compressing a gradient, and of what each further worker sends of one."""
+    if way.name not in ROUNDED and settled_collective(way) != GATHER:
+        return _own_work(way, FEW, shapes, repeats, group, gradient), 0.0  # one sum arrives, whatever the workers
+    few_s, many_s = (_own_work(way, workers, shapes, repeats, group, gradient) for workers in (FEW, MANY))
+    further_s = max(0.0, (many_s - few_s) / (MANY - FEW))
+    return max(0.0, few_s - FEW * further_s), further_s
+
+
+def _own_work(
+    way: Compression, workers: int, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
+) -> float:
+    """Own work of an exchange among so many workers, in the median."""
+    residual = make_residual(way, gradient.numel(), device=gradient.device)
+    links = make_chain(way, gradient.numel(), shapes=shapes, device=gradient.device)
+    times_s = []
+    for step in range(1 + repeats):
+        align(group)
+        channel, out = _Alike(workers, gradient.device), torch.empty_like(gradient)
+        begun = channel.now()
+        prepared = residual.prepare(gradient)
+        residual.commit(prepared, links.run(prepared, out, channel, step))
+        times_s.append(channel.now() - begun - sum(message.time_s for message in channel.messages))
+    return statistics.median(times_s[1:])
+
+
+class _Alike(Channel):
+    """To workers that are taken to send what this one sends: nothing travels."""
+
+    def __init__(self, workers: int, device: torch.device) -> None:
+        super().__init__(on=device, clock=time.perf_counter if device.type == "cuda" else time.thread_time)
+        self.workers, self.rank = workers, 0
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
+        if reduction == "sum":
+            tensor.mul_(self.workers)  # codes that were packed into words are spoilt, which takes no other time
+
+    def all_gather(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        return tensor.view(1, -1).expand(self.workers, -1)
+
+    def all_to_all(self, rows: Tensor, out: Tensor) -> None:
+        out.copy_(rows)
+
+    def gather_slices(self, own: Tensor, out: Tensor) -> None:
+        out.view(self.workers, -1).copy_(own.view(1, -1).expand(self.workers, -1))
