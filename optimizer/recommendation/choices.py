@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.formatting import duration, share
+from hetopt.core.profile import Job
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog_filter import has_accelerator
@@ -241,7 +242,7 @@ def _is_own(chosen: Candidate) -> bool:
     return all(group.is_own for group in chosen.groups)
 
 
-def reasons(chosen: Candidate) -> Iterator[str]:
+def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
     """Yield what decided this job's plan, a sentence each, most important first."""
     told = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
@@ -257,4 +258,6 @@ def reasons(chosen: Candidate) -> Iterator[str]:
     unlike = sorted({group.instance_type for group in chosen.groups if group.evidence == "extrapolated"})
     if unlike:
         who = "was not profiled: its" if len(unlike) == 1 else "were not profiled: their"
-        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter."
+        probe = f"`hetopt profile {job.task} --explore --on ec2 --types {','.join(unlike)}` measures it"
+        known = "" if job.script or _is_own(chosen) else f"; {probe}"
+        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter{known}."

@@ -146,7 +146,7 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen))[:MOST_REASONS],
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, request.profile.job))[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
