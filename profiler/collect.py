@@ -19,7 +19,6 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.memory import Precision, StepMemory, TrainingMemory, fit_memory
 from hetopt.core.profile import (
     Collective,
-    CompressorCost,
     Device,
     Evaluation,
     ExchangeTrial,
@@ -35,28 +34,27 @@ from hetopt.core.profile import (
     StepTime,
 )
 from hetopt.core.run_spec import ProbeSchedule
-from hetopt.core.training_laws import SmoothedNoise, pooled_noise
+from hetopt.core.training_laws import Moments, SmoothedNoise
 from hetopt.profiler import records as m
 from hetopt.profiler.records import (
+    EXCHANGE_TRIED,
     FINISHED,
     HOST_FACTS,
     JOB_FACTS,
+    NOISE,
     STARTED,
     CompressorPoint,
     DeviceFacts,
     EvaluationCost,
-    ExchangeTried,
     GainMeasured,
     LinkPoint,
     Measurement,
     MemoryCounted,
-    NoiseMeasured,
-    PilotEvaluation,
-    PilotFinished,
-    PilotStarted,
+    PilotSeen,
     PrecisionRefused,
     SweepEnded,
     SweepPoint,
+    Taken,
 )
 from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE
 
@@ -99,14 +97,15 @@ def collect(
             "the measurement ended before it was finished, so there is no profile.",
             hint="run `hetopt profile` again",
         )
-    started, ends = _all(events, PilotStarted), {end.pilot: end for end in _all(events, PilotFinished)}
-    broken = diverged(started, ends)
+    seen = _pilots_seen(events)
+    broken = diverged(seen)
     left_out = {index for index, sweep in enumerate(schedule.sweeps) if sweep.precision in broken}
     points = [point for point in _all(events, SweepPoint) if point.sweep not in left_out]
-    yardsticks_s = [reading_s for point in points for reading_s in point.yardsticks_s]
+    timed = [worker for point in points for worker in point.workers]
+    yardsticks_s = [worker.yardstick_s for worker in timed if worker.yardstick_s is not None]
     # How fast the machine was in the mean, while its steps were timed.
     usual_s = statistics.fmean(yardsticks_s) if yardsticks_s else None
-    contention_logs = [math.log(contention) for point in points for contention in point.contentions]
+    contention_logs = [math.log(worker.contention) for worker in timed if worker.contention is not None]
     return Profile(
         created=datetime.datetime.fromtimestamp(started_at_s, datetime.UTC).isoformat(timespec="seconds"),
         hetopt_version=hetopt_version,
@@ -114,15 +113,13 @@ def collect(
         data_dir=data_dir,
         host=_only(events, HOST_FACTS, Host),
         job=(job := _only(events, JOB_FACTS, Job)),
-        devices=_devices(events, [_at_usual_speed(point, usual_s) for point in points], schedule, device_type),
+        devices=_devices(events, points, usual_s, schedule, device_type),
         links=_links(_all(events, LinkPoint)),
-        noise=_noise(_all(events, NoiseMeasured)),
+        noise=_noise([_read(event, NoiseSample, NOISE) for event in _named(events, NOISE)]),
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
-        exchange_trials=_exchange_trials(_all(events, ExchangeTried)),
-        pilots=(pilots := _pilots([one for one in started if one.precision == USUAL], _evaluations(events), ends, job)),
-        precision_trials=_trials(
-            [one for one in started if one.precision not in (USUAL, *broken)], pilots, _evaluations(events), job
-        ),
+        exchange_trials=tuple(_read(event, ExchangeTrial, EXCHANGE_TRIED) for event in _named(events, EXCHANGE_TRIED)),
+        pilots=(pilots := _pilots([pilot for pilot in seen if pilot.precision == USUAL], job)),
+        precision_trials=_trials([pilot for pilot in seen if pilot.precision not in (USUAL, *broken)], pilots, job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
         yardstick_s=usual_s,
         yardstick_log_sd=statistics.stdev(map(math.log, yardsticks_s)) if len(yardsticks_s) > 1 else None,
@@ -134,9 +131,13 @@ def collect(
 
 
 def _devices(
-    events: Sequence[Event], points: Sequence[SweepPoint], schedule: ProbeSchedule, device_type: str
+    events: Sequence[Event],
+    points: Sequence[SweepPoint],
+    usual_s: float | None,
+    schedule: ProbeSchedule,
+    device_type: str,
 ) -> tuple[Device, ...]:
-    """One device for each sweep that measured anything."""
+    """Return a device for each sweep that measured anything; ``usual_s`` is what the yardstick took in the mean."""
     facts = {fact.sweep: fact for fact in _all(events, DeviceFacts)}
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)
@@ -159,18 +160,20 @@ def _devices(
                 threads_per_worker=sweep.threads_per_worker,
                 precision=fact.precision,
                 step_times=tuple(
-                    _step_time([point for point in own if point.local_batch_size == size])
+                    _step_time(
+                        size,
+                        [
+                            _at_usual_speed(worker, usual_s)
+                            for point in own
+                            for worker in point.workers
+                            if point.local_batch_size == size
+                        ],
+                    )
                     for size in sorted({point.local_batch_size for point in own})
                 ),
                 memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, own, ended.get(index)),
                 memory=joined(counts) if counts else None,
-                compressors=tuple(
-                    CompressorCost(
-                        name=cost.name, ratio=cost.ratio, compress_s=cost.compress_s, decompress_s=cost.decompress_s
-                    )
-                    for cost in compressors
-                    if cost.sweep == index
-                ),
+                compressors=tuple(point.cost for point in compressors if point.sweep == index),
                 matmul_flops_per_s=fact.matmul_flops_per_s,
                 copy_bytes_per_s=fact.copy_bytes_per_s,
             )
@@ -183,42 +186,32 @@ def _devices(
     return tuple(devices)
 
 
-def _at_usual_speed(point: SweepPoint, usual_s: float | None) -> SweepPoint:
-    """What would have been measured had every worker's processor been as fast as in the mean.
+def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
+    """Return what would have been measured had the worker's processor been as fast as in the mean.
 
     A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
     scatter by two thirds as much where it is divided out.
     """
-    if usual_s is None or len(point.yardsticks_s) != len(point.samples_s):
-        return point
-    factors = [usual_s / reading_s for reading_s in point.yardsticks_s]
-    phases = statistics.median(factors)
-    return point.model_copy(
-        update={
-            "samples_s": tuple(
-                tuple(factor * sample for sample in worker)
-                for factor, worker in zip(factors, point.samples_s, strict=True)
-            ),
-            "load_s": phases * point.load_s,
-            "forward_s": phases * point.forward_s,
-            "backward_s": phases * point.backward_s,
-            "optimizer_s": phases * point.optimizer_s,
-        }
+    factor = 1.0 if usual_s is None or worker.yardstick_s is None else usual_s / worker.yardstick_s
+    scaled = {name: tuple(factor * time_s for time_s in getattr(worker, name)) for name in ("samples_s", "phases_s")}
+    return worker.model_copy(update=scaled)
+
+
+def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
+    """Return all workers and passes pooled: what a worker needs for a step while the others compute as well."""
+    samples = tuple(sample for worker in timed for sample in worker.samples_s)
+    load_s, forward_s, backward_s, optimizer_s = (
+        statistics.median(column) for column in zip(*(worker.phases_s for worker in timed), strict=True)
     )
-
-
-def _step_time(passes: Sequence[SweepPoint]) -> StepTime:
-    """All workers and passes pooled: what one worker needs for a step while the others compute as well."""
-    samples = tuple(sample for one in passes for worker in one.samples_s for sample in worker)
     return StepTime(
-        local_batch_size=passes[0].local_batch_size,
+        local_batch_size=size,
         step_time_s=summarize(samples).median_s,
         samples_s=samples,
-        load_s=statistics.median(one.load_s for one in passes),
-        forward_s=statistics.median(one.forward_s for one in passes),
-        backward_s=statistics.median(one.backward_s for one in passes),
-        optimizer_s=statistics.median(one.optimizer_s for one in passes),
-        peak_memory_bytes=max((one.peak_memory_bytes or 0 for one in passes), default=0) or None,
+        load_s=load_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        optimizer_s=optimizer_s,
+        peak_memory_bytes=max(worker.peak_memory_bytes or 0 for worker in timed) or None,
     )
 
 
@@ -251,21 +244,15 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _noise(measured: Sequence[NoiseMeasured]) -> tuple[NoiseSample, ...]:
-    """Both moments, each smoothed over the samples before it."""
+def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
+    """Return both moments, each smoothed over the samples before it."""
     smoothed = SmoothedNoise()
     log = []
-    for one in measured:
-        smoothed = smoothed.add(pooled_noise(one.groups, one.samples, one.weighted_square_norms, one.mean_square_norm))
-        moments = smoothed.moments
-        log.append(
-            NoiseSample(
-                step=one.step,
-                samples_seen=one.samples_seen,
-                gradient_square=moments.gradient_square,
-                gradient_variance=moments.gradient_variance,
-            )
+    for sample in samples:
+        smoothed = smoothed.add(
+            Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
         )
+        log.append(sample.model_copy(update=vars(smoothed.moments)))
     return tuple(log)
 
 
@@ -283,63 +270,32 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
     )
 
 
-def _exchange_trials(tried: Sequence[ExchangeTried]) -> tuple[ExchangeTrial, ...]:
-    """Means over the trials of each way, those of the whole pilot."""
-
-    def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known else None
-
-    found = []
-    for way in dict.fromkeys(one.compression for one in tried):
-        own = [one for one in tried if one.compression == way]
-        gain, variance, signal = (mean([getattr(one, name) for one in own]) for name in ("gain", "variance", "signal"))
-        if all(value is None or value > 0 for value in (gain, signal)):  # else nothing of the gradient is left
-            found.append(
-                ExchangeTrial(
-                    compression=way,
-                    workers=own[0].workers,
-                    gain=gain,
-                    variance=variance,
-                    signal=1.0 if signal is None else min(1.0, signal),
-                )
-            )
-    return tuple(found)
+def _pilots_seen(events: Iterable[Event]) -> tuple[PilotSeen, ...]:
+    """Return each pilot as it was seen last."""
+    return tuple({pilot.pilot: pilot for pilot in _all(events, PilotSeen)}.values())
 
 
-def _evaluations(events: Iterable[Event]) -> Mapping[int, tuple[Evaluation, ...]]:
-    """Of each pilot."""
-    found: dict[int, tuple[Evaluation, ...]] = {}
-    for one in _all(events, PilotEvaluation):
-        found[one.pilot] = (*found.get(one.pilot, ()), Evaluation(step=one.step, metric=one.metric))
-    return found
-
-
-def diverged(started: Sequence[PilotStarted], ends: Mapping[int, PilotFinished]) -> frozenset[Precision]:
-    """Precisions in which a pilot diverged that did not in the usual one: nothing is trained in them."""
-    lost = [one for one in started if one.pilot in ends and ends[one.pilot].reason == "diverged"]
-    anyway = {(one.global_batch_size, one.seed) for one in lost if one.precision == USUAL}
+def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
+    """Return precisions in which a pilot diverged that did not in the usual one: nothing is trained in them."""
+    lost = [pilot for pilot in pilots if pilot.ended == "diverged"]
+    anyway = {(pilot.global_batch_size, pilot.seed) for pilot in lost if pilot.precision == USUAL}
     return frozenset(
-        one.precision for one in lost if one.precision != USUAL and (one.global_batch_size, one.seed) not in anyway
+        pilot.precision
+        for pilot in lost
+        if pilot.precision != USUAL and (pilot.global_batch_size, pilot.seed) not in anyway
     )
 
 
 def refusals(events: Sequence[Event]) -> tuple[str, ...]:
     """Which precisions were looked at and cannot be had, and why."""
-    ends = {end.pilot: end for end in _all(events, PilotFinished)}
-    lost = diverged(_all(events, PilotStarted), ends)
+    lost = diverged(_pilots_seen(events))
     return (
         *(f"{one.precision} is left out: {one.reason}" for one in _all(events, PrecisionRefused)),
         *(f"{one} is left out: a pilot diverged in it, and did not in {USUAL}" for one in sorted(lost)),
     )
 
 
-def _trials(
-    started: Sequence[PilotStarted],
-    pilots: Sequence[Pilot],
-    evaluated: Mapping[int, Sequence[Evaluation]],
-    job: Job,
-) -> tuple[PrecisionTrial, ...]:
+def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tuple[PrecisionTrial, ...]:
     """Each beside the pilot of the usual precision that began with the same weights and saw the same batches.
 
     They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
@@ -349,22 +305,23 @@ def _trials(
     better = max if job.target_higher_is_better else min
     worse = min if job.target_higher_is_better else max
     trials = []
-    for start in started:
-        other, own = usual.get((start.global_batch_size, start.seed)), evaluated.get(start.pilot, ())
-        if other is None or not own:
+    for pilot in seen:
+        other = usual.get((pilot.global_batch_size, pilot.seed))
+        if other is None or not pilot.evaluations:
             continue
-        level = worse(*(better(one.metric for one in evaluations) for evaluations in (own, other.evaluations)))
+        both = (pilot.evaluations, other.evaluations)
+        level = worse(*(better(evaluation.metric for evaluation in evaluations) for evaluations in both))
         level = worse(level, job.target_value)
         steps, usual_steps = (
             steps_to_target(evaluations, target=level, higher_is_better=job.target_higher_is_better)
-            for evaluations in (own, other.evaluations)
+            for evaluations in both
         )
         if steps is not None and usual_steps is not None:
             trials.append(
                 PrecisionTrial(
-                    precision=start.precision,
-                    global_batch_size=start.global_batch_size,
-                    seed=start.seed,
+                    precision=pilot.precision,
+                    global_batch_size=pilot.global_batch_size,
+                    seed=pilot.seed,
                     steps=steps,
                     usual_steps=usual_steps,
                 )
@@ -372,38 +329,29 @@ def _trials(
     return tuple(trials)
 
 
-def _pilots(
-    started: Sequence[PilotStarted],
-    evaluated: Mapping[int, tuple[Evaluation, ...]],
-    ends: Mapping[int, PilotFinished],
-    job: Job,
-) -> tuple[Pilot, ...]:
-    """Pilots that were evaluated at least once after they began; others say nothing about convergence."""
-    pilots = []
-    for start in started:
-        end = ends.get(start.pilot)
-        if start.sync is not None and (end is None or not end.synchronised):
-            continue  # its workers never met
-        evaluations = evaluated.get(start.pilot, ())
-        if not any(evaluation.step > 0 for evaluation in evaluations):
-            continue
-        pilots.append(
-            Pilot(
-                global_batch_size=start.global_batch_size,
-                learning_rate_scale=start.learning_rate_scale,
-                seed=start.seed,
-                evaluations=evaluations,
-                steps_to_target=steps_to_target(
-                    evaluations, target=job.target_value, higher_is_better=job.target_higher_is_better
-                ),
-                sync=None
-                if start.sync is None or end is None
-                else PilotSync(
-                    policy=start.sync, workers=start.workers, share=min(1.0, (end.synchronised or 0) / max(1, end.step))
-                ),
-            )
+def _pilots(seen: Sequence[PilotSeen], job: Job) -> tuple[Pilot, ...]:
+    """Return pilots that were evaluated at least once after they began; others say nothing about convergence."""
+    return tuple(
+        Pilot(
+            global_batch_size=pilot.global_batch_size,
+            learning_rate_scale=pilot.learning_rate_scale,
+            seed=pilot.seed,
+            evaluations=pilot.evaluations,
+            steps_to_target=steps_to_target(
+                pilot.evaluations, target=job.target_value, higher_is_better=job.target_higher_is_better
+            ),
+            sync=None
+            if pilot.sync is None
+            else PilotSync(
+                policy=pilot.sync,
+                workers=pilot.workers,
+                share=min(1.0, (pilot.synchronised or 0) / max(1, pilot.step)),
+            ),
         )
-    return tuple(pilots)
+        for pilot in seen
+        if any(evaluation.step > 0 for evaluation in pilot.evaluations)
+        and (pilot.sync is None or pilot.synchronised)  # else its workers never met
+    )
 
 
 def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_is_better: bool) -> float | None:
@@ -431,16 +379,20 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:
     """When the last event of this name was written."""
-    times = [event["time_s"] for event in events if event.get("event") == name]
+    times = [event["time_s"] for event in _named(events, name)]
     return float(times[-1]) if times and isinstance(times[-1], int | float) else None
 
 
+def _named(events: Iterable[Event], name: str) -> list[Event]:
+    return [event for event in events if event.get("event") == name]
+
+
 def _all(events: Iterable[Event], kind: type[M]) -> list[M]:
-    return [_read(event, kind, kind.EVENT) for event in events if event.get("event") == kind.EVENT]
+    return [_read(event, kind, kind.EVENT) for event in _named(events, kind.EVENT)]
 
 
 def _only(events: Iterable[Event], name: str, kind: type[R]) -> R:
-    found = [event for event in events if event.get("event") == name]
+    found = _named(events, name)
     if not found:
         raise _broken(name, "it is missing")
     return _read(found[-1], kind, name)
@@ -479,11 +431,10 @@ SHOWN: Mapping[object, tuple[str, float]] = MappingProxyType(
         m.STARTED: ("looking at the model and the host", 0.0),
         m.JOB_FACTS: ("", FACTS_SHARE),
         m.SweepPoint.EVENT: ("step time at batch {local_batch_size}", FACTS_SHARE),
-        m.CompressorPoint.EVENT: ("compressing with {name}", FACTS_SHARE),
+        m.CompressorPoint.EVENT: ("compressing with {cost[name]}", FACTS_SHARE),
         m.EvaluationCost.EVENT: ("evaluation", FACTS_SHARE),
         m.LinkPoint.EVENT: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
-        m.PilotStarted.EVENT: ("pilot at batch {global_batch_size}", 1 - PILOT_SHARE),
-        m.PilotEvaluation.EVENT: ("pilot: {metric:.4g} after {epoch:.3g} epochs", 1 - PILOT_SHARE),
+        m.PilotSeen.EVENT: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
         m.FINISHED: ("done", 1.0),
     }
 )
@@ -497,10 +448,11 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, flo
     sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)
     brings = {
         m.SweepPoint.EVENT: (SWEEP_SHARE - FACTS_SHARE) / max(1, sizes),
-        m.PilotFinished.EVENT: PILOT_SHARE / max(1, len(schedule.pilots)),
+        m.PilotSeen.EVENT: PILOT_SHARE / max(1, len(schedule.pilots)),
     }
     for event in events:
         shown, least = SHOWN.get(event.get("event"), ("", 0.0))
         text = shown.format_map(event) or text
-        done = max(done, least) + brings.get(str(event.get("event")), 0.0)
+        is_over = event.get("ended", "") is not None  # a pilot is seen several times
+        done = max(done, least) + is_over * brings.get(str(event.get("event")), 0.0)
     return text, min(done, 1.0)

@@ -1,24 +1,31 @@
 """The events of a probe: what each measurement writes into the log, and `hetopt.profiler.collect` reads.
 
-In the log every record has its `EVENT` name and a time beside its fields. Seconds, bytes and samples throughout. Host
-and job facts travel as the profile's own `Host` and `Job`, under the names ``host_facts`` and ``job_facts``;
-``probe_started`` (start-up is over) and ``probe_finished`` have no fields.
+In the log every record has its `EVENT` name and a time beside its fields. Seconds, bytes and samples throughout. Parts
+of the profile travel as its own records: `Host` and `Job` as ``host_facts`` and ``job_facts``, and what is sampled on
+pilots as `NoiseSample` and `ExchangeTrial`. ``probe_started`` (start-up is over) and ``probe_finished`` have no fields.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record, Told
 from hetopt.core.memory import Precision, TrainingMemory
-from hetopt.core.profile import Collective
+from hetopt.core.profile import Collective, CompressorCost, Evaluation
 
 STARTED = "probe_started"
 FINISHED = "probe_finished"
 HOST_FACTS = "host_facts"
 JOB_FACTS = "job_facts"
+NOISE = "noise_sample"
+EXCHANGE_TRIED = "exchange_tried"
+
+PHASES = 4
+"""Of a step: loading, forward, backward and the optimizer's update."""
 
 
 class Measurement(Record):
@@ -49,6 +56,38 @@ class PrecisionRefused(Measurement):
     reason: Told
 
 
+class Taken(Record):
+    """Timed steps of one worker; none: it ran out of memory, or kept still."""
+
+    samples_s: tuple[PositiveFloat, ...] = Field(default=(), description="every timed step, without contention")
+    phases_s: Annotated[tuple[NonNegativeFloat, ...], Field(min_length=PHASES, max_length=PHASES)] = (0.0,) * PHASES
+    peak_memory_bytes: PositiveInt | None = None
+    yardstick_s: PositiveFloat | None = Field(
+        default=None, description="of the processor meanwhile; absent: it computes elsewhere"
+    )
+    contention: float | None = Field(
+        default=None, ge=1, description="wall time of its steps over their time without contention"
+    )
+
+    def row(self, length: int) -> list[float]:
+        """Return it as numbers that can be gathered, padded to ``length`` steps."""
+        padding = [math.nan] * (length - len(self.samples_s))
+        first = (self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention or 0.0)
+        return [*first, *self.phases_s, *self.samples_s, *padding]
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> Self:
+        """Return what `row` wrote."""
+        peak_bytes, yardstick_s, contention, *seconds = row
+        return cls(
+            samples_s=tuple(sample for sample in seconds[PHASES:] if not math.isnan(sample)),
+            phases_s=tuple(seconds[:PHASES]),
+            peak_memory_bytes=int(peak_bytes) or None,
+            yardstick_s=yardstick_s or None,
+            contention=contention or None,
+        )
+
+
 class SweepPoint(Measurement):
     """Timed steps at one local batch size, by each of the workers that computed at the same time."""
 
@@ -56,20 +95,12 @@ class SweepPoint(Measurement):
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
-    samples_s: tuple[tuple[PositiveFloat, ...], ...] = Field(
-        min_length=1, description="every timed step of each worker, without contention"
-    )
-    load_s: NonNegativeFloat
-    forward_s: NonNegativeFloat
-    backward_s: NonNegativeFloat
-    optimizer_s: NonNegativeFloat
-    peak_memory_bytes: PositiveInt | None = Field(description="of the worker that used most")
-    yardsticks_s: tuple[PositiveFloat, ...] = Field(
-        default=(), description="of each worker's processor meanwhile; absent: it computes elsewhere"
-    )
-    contentions: tuple[Annotated[float, Field(ge=1)], ...] = Field(
-        default=(), description="of each worker: wall time of its steps over their time without contention"
-    )
+    workers: tuple[Taken, ...] = Field(min_length=1)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak of the worker that used most; None: not known."""
+        return max((worker.peak_memory_bytes or 0 for worker in self.workers), default=0) or None
 
 
 class MemoryCounted(Measurement):
@@ -97,10 +128,7 @@ class CompressorPoint(Measurement):
     EVENT: ClassVar[str] = "compressor_point"
 
     sweep: NonNegativeInt
-    name: str
-    ratio: float = Field(gt=0, le=1)
-    compress_s: NonNegativeFloat
-    decompress_s: NonNegativeFloat
+    cost: CompressorCost
 
 
 class LinkPoint(Measurement):
@@ -121,14 +149,24 @@ class EvaluationCost(Measurement):
     EVENT: ClassVar[str] = "evaluation_cost"
 
     evaluation_s: NonNegativeFloat
-    covered: float = Field(gt=0, le=1, description="part of the set that was evaluated; the time is scaled up by it")
     peak_bytes: NonNegativeInt = Field(default=0, description="that it took of the device's memory; 0: not counted")
 
 
-class PilotStarted(Measurement):
-    """A pilot run begins; ``pilot`` counts the pilots of the schedule from 0."""
+class GainMeasured(Measurement):
+    """Retained energy at every ratio of the schedule's ``gain_ratios``, in their order."""
 
-    EVENT: ClassVar[str] = "pilot_started"
+    EVENT: ClassVar[str] = "gain_sample"
+
+    gains: tuple[float, ...]
+
+
+class PilotSeen(Measurement):
+    """A pilot as far as it has come: written as it begins, after each evaluation and at its end.
+
+    ``pilot`` counts the pilots of the schedule from 0.
+    """
+
+    EVENT: ClassVar[str] = "pilot"
 
     pilot: NonNegativeInt
     global_batch_size: PositiveInt
@@ -137,65 +175,8 @@ class PilotStarted(Measurement):
     sync: str | None = Field(default=None, description="as written; absent: gradients are summed in every step")
     workers: PositiveInt = 1
     precision: Precision = "fp32"
-
-
-class NoiseMeasured(Measurement):
-    """Sums from which both moments of the gradient are estimated (see `hetopt.core.training_laws.pooled_noise`)."""
-
-    EVENT: ClassVar[str] = "noise_sample"
-
-    pilot: NonNegativeInt
-    step: NonNegativeInt
-    samples_seen: NonNegativeInt
-    groups: int = Field(ge=2)
-    samples: PositiveInt
-    weighted_square_norms: NonNegativeFloat
-    mean_square_norm: NonNegativeFloat
-
-
-class GainMeasured(Measurement):
-    """Retained energy at every ratio of the schedule's ``gain_ratios``, in their order."""
-
-    EVENT: ClassVar[str] = "gain_sample"
-
-    pilot: NonNegativeInt
-    step: NonNegativeInt
-    gains: tuple[float, ...]
-
-
-class ExchangeTried(Measurement):
-    """What one way to exchange made of gradients of some steps, beside a pilot that summed them whole."""
-
-    EVENT: ClassVar[str] = "exchange_tried"
-
-    pilot: NonNegativeInt
-    step: NonNegativeInt
-    compression: Told = Field(description="as `parse_compression` reads it")
-    workers: PositiveInt
-    gain: float | None = Field(default=None, description="retained energy of gradient and residual; absent without one")
-    variance: NonNegativeFloat | None = Field(
-        default=None, description="energy of the error of the sum over that of all gradients; absent with a residual"
-    )
-    signal: float | None = Field(default=None, description="part of the sum that is left in its own direction")
-
-
-class PilotEvaluation(Measurement):
-    """The task's target metric after ``step`` steps of a pilot."""
-
-    EVENT: ClassVar[str] = "pilot_evaluation"
-
-    pilot: NonNegativeInt
-    step: NonNegativeInt
-    epoch: NonNegativeFloat
-    metric: float
-
-
-class PilotFinished(Measurement):
-    """A pilot run ended, and why."""
-
-    EVENT: ClassVar[str] = "pilot_finished"
-
-    pilot: NonNegativeInt
-    step: NonNegativeInt
-    reason: Literal["target", "time", "epochs", "diverged"]
+    step: NonNegativeInt = 0
+    epoch: NonNegativeFloat = 0.0
+    evaluations: tuple[Evaluation, ...] = ()
+    ended: Literal["target", "time", "epochs", "diverged"] | None = Field(default=None, description="why")
     synchronised: NonNegativeInt | None = Field(default=None, description="steps that ended in an average")

@@ -18,7 +18,7 @@ from hetopt.core.comm.composition import GATHER, METHODS
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import ROUNDED, SELECTOR, settled_collective
 from hetopt.core.comm.payload_bytes import Shapes
-from hetopt.core.profile import Collective
+from hetopt.core.profile import Collective, CompressorCost
 from hetopt.core.run_spec import Compression, CompressorProbe, NetworkProbe
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.records import CompressorPoint, LinkPoint
@@ -167,9 +167,8 @@ def time_compressors(
                 told = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
             rows = [row for row in crew.gather(told) if any(row)]
             compress_s, decompress_s = (statistics.median(column) for column in zip(*rows, strict=True))
-            crew.record(
-                CompressorPoint(sweep=sweep, name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
-            )
+            cost = CompressorCost(name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
+            crew.record(CompressorPoint(sweep=sweep, cost=cost))
 
 
 def _times(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
+from hetopt.core.profile import ExchangeTrial
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.records import ExchangeTried
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import ErrorFeedback, State, Turn
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
@@ -149,7 +149,7 @@ class ExchangeTrials:
         self._pilot = 0
         self._open: list[_Trial] = []
 
-    def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int, step: int) -> tuple[ExchangeTried, ...]:
+    def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int) -> tuple[ExchangeTrial, ...]:
         """Exchange this worker's weighted gradient of one step; what was found by the trials that this ends."""
         if pilot != self._pilot:  # other weights
             self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]
@@ -162,9 +162,9 @@ class ExchangeTrials:
         found = [(trial.way, trial.found(crew)) for trial in ended]
         workers = crew.context.world_size
         return tuple(
-            ExchangeTried(pilot=pilot, step=step, compression=way, workers=workers, **told)
-            for way, told in found
-            if told
+            ExchangeTrial(compression=way, workers=workers, **measured)
+            for way, measured in found
+            if all(measured.get(name, 1) > 0 for name in ("gain", "signal")) and measured  # else nothing of it is left
         )
 
     def _trial(self, way: str) -> _Trial:
@@ -212,7 +212,9 @@ class _Trial:
         if self._holds_back:
             return {"gain": min(1.0, kept / own)}
         # All workers hold the same sums.
-        return {"variance": error / crew.context.world_size / own, "signal": along / exact} if exact > 0 else {}
+        return (
+            {"variance": error / crew.context.world_size / own, "signal": min(1.0, along / exact)} if exact > 0 else {}
+        )
 
     def _add(self, *values: float) -> None:
         for place, value in enumerate(values):

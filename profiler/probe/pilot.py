@@ -18,11 +18,13 @@ from torch.optim import Optimizer
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.profile import Evaluation, NoiseSample
 from hetopt.core.run_spec import Compression, ProbeSchedule
 from hetopt.core.synchronization import Synchronization, parse_sync
+from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.gradient import ExchangeTrials, HeldExchange, ResidualGains
-from hetopt.profiler.records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
+from hetopt.profiler.records import EXCHANGE_TRIED, NOISE, GainMeasured, PilotSeen
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
@@ -72,7 +74,15 @@ class PilotRun:
         self._model = build_model(task, context.device, self._seed)
         torch.manual_seed(self._seed + 7919 * (context.rank + 1))  # dropout differs between workers
         self._optimizer = make_optimizer(task, self._model)
-        self._scale = task.learning_rate_scale(pilot.global_batch_size)
+        self._seen = PilotSeen(
+            pilot=index,
+            global_batch_size=pilot.global_batch_size,
+            learning_rate_scale=task.learning_rate_scale(pilot.global_batch_size),
+            seed=self._seed,
+            sync=pilot.sync,
+            workers=context.world_size,
+            precision=pilot.precision,
+        )
         sync = None if pilot.sync is None else parse_sync(pilot.sync)
         self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
@@ -120,36 +130,25 @@ class PilotRun:
             time_limit_s: seconds that the pilot may take.
             evaluated: False where an evaluation costs too much; the pilot then serves noise and gain alone.
         """
-        crew, pilot, index = self._ground.crew, self._pilot, self._index
-        crew.record(
-            PilotStarted(
-                pilot=index,
-                global_batch_size=pilot.global_batch_size,
-                learning_rate_scale=self._scale,
-                seed=self._seed,
-                sync=pilot.sync,
-                workers=crew.context.world_size,
-                precision=pilot.precision,
-            )
-        )
-        with matrices_in(pilot.precision):
+        self._note()
+        with matrices_in(self._pilot.precision):
             self._train(time_limit_s, evaluated=evaluated)
 
     def _train(self, time_limit_s: float, *, evaluated: bool) -> None:
-        crew, pilot, index = self._ground.crew, self._pilot, self._index
-        fewest_steps = FEWEST_STEPS if index == 0 else 1
+        crew, pilot = self._ground.crew, self._pilot
+        fewest_steps = FEWEST_STEPS if self._index == 0 else 1
         next_sample, plain_s = 0, 0.0
         begun_s = now_s = evaluated_s = crew.elapsed_s()
         step, evaluated_epochs = 0, 0
         ending: Ending | None = None
         while ending is None:
             batch = self._cursor.take(self._shares)
-            self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
+            self._learning_rate.apply(
+                self._optimizer, batch.position / self._cursor.dataset_size, self._seen.learning_rate_scale
+            )
             sampled = self._gains is not None and step >= next_sample
             tries = self._trials is not None and self._tried_s <= SAMPLING_SHARE * time_limit_s
-            finite = (
-                self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=step if tries else None)
-            )
+            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=tries)
             before_s, now_s = now_s, crew.elapsed_s()
             if sampled:  # the next comes later where a sample costs much more than a step
                 pause = (now_s - before_s - plain_s) / (SAMPLING_SHARE * plain_s) if plain_s else 0.0
@@ -171,15 +170,19 @@ class PilotRun:
                 ending = "epochs"
             if ending is None and late:
                 ending = "time"
-        synchronised = None if self._local is None else self._local.synchronised()
-        crew.record(PilotFinished(pilot=index, step=step, reason=ending, synchronised=synchronised))
+        self._note(step=step, ended=ending, synchronised=None if self._local is None else self._local.synchronised())
 
-    def _plain_step(self, batch: GlobalBatch, *, tries: int | None) -> bool:
+    def _note(self, **fields: object) -> None:
+        """Write how far the pilot has come."""
+        self._seen = self._seen.model_copy(update=fields)
+        self._ground.crew.record(self._seen)
+
+    def _plain_step(self, batch: GlobalBatch, *, tries: bool) -> bool:
         """One step; False when the loss of any worker is not finite (then nothing is learnt).
 
         Args:
             batch: to learn from.
-            tries: number of a step whose gradient a way to exchange is tried on; None: of none.
+            tries: whether ways to exchange are tried on its gradient.
         """
         context = self._ground.crew.context
         if self._local is not None:
@@ -206,22 +209,13 @@ class PilotRun:
         finite = self._apply(loss_sum)
         count, weighted_square_norms = crew.total([float(len(groups)), weighted_square_norms])
         if finite and count >= 2:
-            crew.record(
-                NoiseMeasured(
-                    pilot=self._index,
-                    step=step,
-                    samples_seen=batch.position,
-                    groups=int(count),
-                    samples=total,
-                    weighted_square_norms=weighted_square_norms,
-                    mean_square_norm=square_norm(self._held.local),
-                )
-            )
+            moments = pooled_noise(int(count), total, weighted_square_norms, square_norm(self._held.local))
+            crew.note(NOISE, NoiseSample(step=step, samples_seen=batch.position, **vars(moments)))
         if finite and measured:
-            crew.record(GainMeasured(pilot=self._index, step=step, gains=measured))
+            crew.record(GainMeasured(gains=measured))
         return finite
 
-    def _apply(self, loss_sum: float, *, learns: bool = True, tries: int | None = None) -> bool:
+    def _apply(self, loss_sum: float, *, learns: bool = True, tries: bool = False) -> bool:
         """Let the residuals follow, exchange and learn, unless the loss of some worker says that it is over.
 
         Args:
@@ -235,18 +229,18 @@ class PilotRun:
             return True
         if self._gains is not None:
             self._gains.follow(self._held.local)
-        if self._trials is not None and tries is not None:
-            self._try_exchange(self._trials, tries)
+        if self._trials is not None and tries:
+            self._try_exchange(self._trials)
         self._held.release()
         self._optimizer.step()
         return True
 
-    def _try_exchange(self, trials: ExchangeTrials, step: int) -> None:
+    def _try_exchange(self, trials: ExchangeTrials) -> None:
         """Beside the step, on the time that trials may take."""
         crew = self._ground.crew
         begun_s = crew.elapsed_s()
-        for tried in trials.follow(self._held.local, crew, pilot=self._index, step=step):
-            crew.record(tried)
+        for tried in trials.follow(self._held.local, crew, pilot=self._index):
+            crew.note(EXCHANGE_TRIED, tried)
         self._tried_s += crew.elapsed_s() - begun_s
 
     def _groups(self, batch: GlobalBatch) -> list[MicroBatch]:
@@ -283,9 +277,8 @@ class PilotRun:
         except RunFailed:  # a metric that is not finite, the same on all ranks
             return "diverged"
         reached = ground.task.target.reached(metrics)
-        ground.crew.record(
-            PilotEvaluation(pilot=self._index, step=step, epoch=epoch, metric=metrics[ground.task.target.metric])
-        )
+        evaluation = Evaluation(step=step, metric=metrics[ground.task.target.metric])
+        self._note(step=step, epoch=epoch, evaluations=(*self._seen.evaluations, evaluation))
         return "target" if reached else None
 
 

@@ -206,7 +206,7 @@ def _evaluation_cost(
 ) -> float:
     """Time one evaluation by the leader alone; over a part of the evaluation data where all of it takes too long."""
     context = crew.context
-    evaluation_s, covered, peak_bytes = 0.0, 1.0, 0
+    evaluation_s, peak_bytes = 0.0, 0
     if context.is_leader:
         with threads(schedule.sweeps[0].threads_per_worker if schedule.sweeps else 1):
             size, count = task.evaluation_batch_size, len(data.evaluation)
@@ -230,8 +230,7 @@ def _evaluation_cost(
             while done < count and spent_s <= time_limit_s:
                 spent_s += evaluate(done)
                 done = min(done + size, count)
-            covered = done / count
-            evaluation_s = spent_s / covered
-    evaluation_s, covered = crew.gather([evaluation_s, covered])[0]
-    crew.record(EvaluationCost(evaluation_s=evaluation_s, covered=covered, peak_bytes=peak_bytes))
+            evaluation_s = spent_s * count / done
+    (evaluation_s,) = crew.gather([evaluation_s])[0]
+    crew.record(EvaluationCost(evaluation_s=evaluation_s, peak_bytes=peak_bytes))
     return evaluation_s

@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -25,8 +24,7 @@ from hetopt.profiler.probe.exchange_costs import time_compressors
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
-from hetopt.profiler.records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
-from hetopt.trainer.context import WorkerContext
+from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, SweepEnded, SweepPoint, Taken
 from hetopt.trainer.data.cursor import Indices, MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
@@ -37,56 +35,23 @@ FEWEST_TIMED = 3
 FEWEST_SIZES = 2
 """Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
 
-_PHASES = 4
 
+def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
+    """Return what timed steps come to.
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """What one worker measured at one batch size: whole steps without contention, the medians of their four phases,
-    and wall over processor time meanwhile."""
-
-    exhausted: bool = False
-    peak_memory_bytes: int | None = None
-    yardstick_s: float | None = None
-    contention: float = 1.0
-    phases_s: tuple[float, ...] = (0.0,) * _PHASES
-    samples_s: tuple[float, ...] = ()
-
-    def row(self, length: int) -> list[float]:
-        """As numbers that can be gathered, padded to ``length`` samples."""
-        padding = [math.nan] * (length - len(self.samples_s))
-        first = (float(self.exhausted), self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention)
-        return [*first, *self.phases_s, *self.samples_s, *padding]
-
-    @classmethod
-    def of(cls, row: Sequence[float]) -> Taken:
-        """What `row` wrote."""
-        return cls(
-            exhausted=bool(row[0]),
-            peak_memory_bytes=int(row[1]) or None,
-            yardstick_s=row[2] or None,
-            contention=row[3],
-            phases_s=tuple(row[4 : 4 + _PHASES]),
-            samples_s=tuple(sample for sample in row[4 + _PHASES :] if not math.isnan(sample)),
-        )
-
-    @classmethod
-    def measured(cls, steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
-        """Return what these steps come to.
-
-        Args:
-            steps: that are over just now.
-            device: that computed them.
-            before_s: reading of the yardstick before them; None: the processor does not compute.
-        """
-        after_s = yardstick_s(device)
-        return cls(
-            peak_memory_bytes=peak_memory_bytes(device),
-            yardstick_s=None if before_s is None or after_s is None else (before_s + after_s) / 2,
-            contention=max(1.0, math.fsum(step.wall_s for step in steps) / math.fsum(step.alone_s for step in steps)),
-            phases_s=tuple(statistics.median(step.phases_s[phase] for step in steps) for phase in range(_PHASES)),
-            samples_s=tuple(step.alone_s for step in steps),
-        )
+    Args:
+        steps: that are over just now.
+        device: that computed them.
+        before_s: reading of the yardstick before them; None: the processor does not compute.
+    """
+    after_s = yardstick_s(device)
+    return Taken(
+        peak_memory_bytes=peak_memory_bytes(device),
+        yardstick_s=None if before_s is None or after_s is None else (before_s + after_s) / 2,
+        contention=max(1.0, math.fsum(step.wall_s for step in steps) / math.fsum(step.alone_s for step in steps)),
+        phases_s=tuple(statistics.median(step.phases_s[phase] for step in steps) for phase in range(PHASES)),
+        samples_s=tuple(step.alone_s for step in steps),
+    )
 
 
 class _Stepper:
@@ -138,14 +103,10 @@ def run_sweep(
 ) -> tuple[int, ...]:
     """Run one sweep of the schedule; called by every rank. Returns the batch sizes that were measured."""
     context = crew.context
-    group = crew.first(sweep.concurrent_workers)
-    active = context.rank < sweep.concurrent_workers
     begun_s = crew.elapsed_s()
     points: list[SweepPoint] = []
-    replica = replica.computing_in(sweep.precision)
-    with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
-        stepper = _stepper(replica, reader, context) if active else None
-        limit_bytes = record_facts(crew, index, sweep, group, active, memory_fraction)
+    with _ready(crew, replica, reader, sweep) as (stepper, group):
+        limit_bytes = record_facts(crew, index, sweep, group, stepper is not None, memory_fraction)
         for position, size in enumerate(sweep.local_batch_sizes):
             left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
             if (reason := why_not(points, size, left_s, limit_bytes)) is not None:
@@ -153,16 +114,16 @@ def run_sweep(
                 break
             allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
             workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
-            if any(worker.exhausted for worker in workers):
+            if not all(worker.samples_s for worker in workers):
                 crew.record(SweepEnded(sweep=index, local_batch_size=size, reason="memory-exhausted"))
                 break
-            points.append(point_of(index, size, workers))
+            points.append(SweepPoint(sweep=index, local_batch_size=size, workers=workers))
             crew.record(points[-1])
             if stepper is not None and context.is_leader and counts_memory:
                 crew.record(MemoryCounted(sweep=index, memory=stepper.count(size)))
         if compressors is not None and points:
             # The gradient of the last step is still there: real values to compress.
-            gradient = replica.gradient if active else None
+            gradient = None if stepper is None else replica.gradient
             time_compressors(crew, index, compressors, gradient, group, replica.shapes)
     return tuple(point.local_batch_size for point in points)
 
@@ -178,38 +139,45 @@ def come_back(
     share: float,
 ) -> None:
     """Time steps at batch sizes that were measured before, at a later moment, within a share of the sweep's time."""
-    context = crew.context
-    group = crew.first(sweep.concurrent_workers)
-    active = context.rank < sweep.concurrent_workers
     time_limit_s, begun_s = share * sweep.time_limit_s, crew.elapsed_s()
-    replica = replica.computing_in(sweep.precision)
-    with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
-        stepper = _stepper(replica, reader, context) if active else None
+    with _ready(crew, replica, reader, sweep) as (stepper, group):
         for position, size in enumerate(sizes):
             left_s = time_limit_s - (crew.elapsed_s() - begun_s)
             if left_s <= 0:
                 return
-            allowed_s = left_s / (len(sizes) - position)
-            workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
-            if any(worker.exhausted for worker in workers):
+            workers = _measure_together(crew, stepper, sweep, size, left_s / (len(sizes) - position), group)
+            if not all(worker.samples_s for worker in workers):
                 return
             # The memory of a process that has trained since says nothing about the batch size.
-            crew.record(point_of(index, size, workers).model_copy(update={"peak_memory_bytes": None}))
+            workers = tuple(worker.model_copy(update={"peak_memory_bytes": None}) for worker in workers)
+            crew.record(SweepPoint(sweep=index, local_batch_size=size, workers=workers))
 
 
-def _stepper(replica: Replica, reader: BatchReader, context: WorkerContext) -> _Stepper:
-    """Steps over the data in an order of this worker's own."""
-    order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
-    return _Stepper(replica, reader, make_stopwatch(context.device), order)
+@contextmanager
+def _ready(
+    crew: ProbeGroup, replica: Replica, reader: BatchReader, sweep: Sweep
+) -> Iterator[tuple[_Stepper | None, Alignment]]:
+    """Compute as a sweep does; yields what steps over the data in this worker's own order, and the active workers.
+
+    None in place of the first: this worker keeps still.
+    """
+    context, group = crew.context, crew.first(sweep.concurrent_workers)
+    with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
+        if context.rank < sweep.concurrent_workers:
+            order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
+            stopwatch = make_stopwatch(context.device)
+            yield _Stepper(replica.computing_in(sweep.precision), reader, stopwatch, order), group
+        else:
+            yield None, group
 
 
 def _measure_together(
     crew: ProbeGroup, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
-) -> list[Taken]:
+) -> tuple[Taken, ...]:
     """What every active worker measured at one batch size, the same on every rank; a worker without stepper listens."""
     own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else Taken()
     rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
-    return [Taken.of(row) for row in rows]
+    return tuple(Taken.of(row) for row in rows)
 
 
 def _measure(
@@ -235,12 +203,12 @@ def _measure(
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            return Taken(exhausted=True)
+            return Taken()
         if len(timed) <= 2:
             # The first step also sets up its kernels, so the second knows better how many steps there is time for.
             warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
             steps = min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
-    return Taken.measured(timed[warmups:], device, before_s)
+    return taken(timed[warmups:], device, before_s)
 
 
 def yardstick_s(device: torch.device) -> float | None:
@@ -263,29 +231,10 @@ def why_not(
     if len(points) >= FEWEST_SIZES:
         last = points[-1]
         # In proportion to the samples: never too short, since a step has a fixed part as well.
-        step_s = max(statistics.median(worker) for worker in last.samples_s) * size / last.local_batch_size
+        step_s = max(statistics.median(worker.samples_s) for worker in last.workers) * size / last.local_batch_size
         if left_s < (1 + FEWEST_TIMED) * step_s:
             return "time"
     return None
-
-
-def point_of(index: int, size: int, workers: Sequence[Taken]) -> SweepPoint:
-    """The medians over all workers, and every step of each."""
-    load_s, forward_s, backward_s, optimizer_s = (
-        statistics.median(worker.phases_s[phase] for worker in workers) for phase in range(_PHASES)
-    )
-    return SweepPoint(
-        sweep=index,
-        local_batch_size=size,
-        samples_s=tuple(worker.samples_s for worker in workers),
-        load_s=load_s,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        optimizer_s=optimizer_s,
-        peak_memory_bytes=max((worker.peak_memory_bytes or 0 for worker in workers), default=0) or None,
-        yardsticks_s=tuple(worker.yardstick_s for worker in workers if worker.yardstick_s is not None),
-        contentions=tuple(worker.contention for worker in workers),
-    )
 
 
 def record_facts(

@@ -31,8 +31,18 @@ from hetopt.core.search_path import run_script
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.exchange_costs import time_collectives, time_compressors
 from hetopt.profiler.probe.facts import host_facts, model_kind
-from hetopt.profiler.probe.sweep import FEWEST_TIMED, Taken, point_of, record_facts, yardstick_s
-from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
+from hetopt.profiler.probe.sweep import FEWEST_TIMED, record_facts, taken, yardstick_s
+from hetopt.profiler.records import (
+    FINISHED,
+    HOST_FACTS,
+    JOB_FACTS,
+    NOISE,
+    STARTED,
+    MemoryCounted,
+    SweepEnded,
+    SweepPoint,
+    Taken,
+)
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
 from hetopt.profiler.script.observer import (
     Course,
@@ -153,8 +163,8 @@ class ScriptProbe:
         steps = clock.steps
         if len(steps) < FEWEST_TIMED or not clock.batch_size:
             return
-        taken = Taken.measured(steps, clock.device, yardstick_s(clock.device))
-        self._measured.sizes.append(Sized(samples=clock.batch_size, taken=taken))
+        timed = taken(steps, clock.device, yardstick_s(clock.device))
+        self._measured.sizes.append(Sized(samples=clock.batch_size, taken=timed))
         self._measured.gradient = clock.gradient()
 
     def _course(self) -> Course:
@@ -221,15 +231,17 @@ class ScriptProbe:
             crew.note(JOB_FACTS, self._job())
         record_facts(crew, order.sweep, sweep, crew.first(order.workers), True, order.memory_fraction)
         for sized in self._common(crew):
-            rows = crew.gather(sized.taken.row(order.timed_steps))
-            crew.record(point_of(order.sweep, sized.samples, [Taken.of(row) for row in rows]))
+            workers = tuple(map(Taken.of, crew.gather(sized.taken.row(order.timed_steps))))
+            crew.record(SweepPoint(sweep=order.sweep, local_batch_size=sized.samples, workers=workers))
         for memory in measured.memory:
             crew.record(MemoryCounted(sweep=order.sweep, memory=memory))
         if measured.ended is not None:
             size, reason = measured.ended
             crew.record(SweepEnded(sweep=order.sweep, local_batch_size=size, reason=reason))
-        for one in (*measured.noise, *measured.gains):
-            crew.record(one)
+        for sample in measured.noise:
+            crew.note(NOISE, sample)
+        for gains in measured.gains:
+            crew.record(gains)
         if order.compressors is not None and measured.gradient is not None:
             time_compressors(crew, order.sweep, order.compressors, measured.gradient, None)
         if order.network is not None and order.workers > 1:

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.memory import TrainingMemory
+from hetopt.core.profile import NoiseSample
+from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import OperatorCount, flop_count, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
 from hetopt.profiler.probe.step_memory import StepCount
-from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
-from hetopt.profiler.records import GainMeasured, NoiseMeasured
+from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, taken, yardstick_s
+from hetopt.profiler.records import GainMeasured, Taken
 from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
@@ -67,7 +69,7 @@ class Measured:
     flops_samples: int = 0
     sizes: list[Sized] = field(default_factory=list)
     memory: list[TrainingMemory] = field(default_factory=list)
-    noise: list[NoiseMeasured] = field(default_factory=list)
+    noise: list[NoiseSample] = field(default_factory=list)
     gains: list[GainMeasured] = field(default_factory=list)
     gradient: Tensor | None = None
     trying: int = 0
@@ -152,9 +154,9 @@ class ScriptCourse:
                     self.measured.ended = (size, "time")
                     return
             self.measured.trying = size
-            taken = yield from self._time(size, max(0.0, left_s) / (len(sizes) - position))
-            if taken is not None:
-                self.measured.sizes.append(Sized(samples=size, taken=taken))
+            timed = yield from self._time(size, max(0.0, left_s) / (len(sizes) - position))
+            if timed is not None:
+                self.measured.sizes.append(Sized(samples=size, taken=timed))
                 if self.order.sweep == 0:  # it is the same beside others
                     yield from self._count_memory(size)
             self.measured.trying = 0
@@ -181,9 +183,9 @@ class ScriptCourse:
         except GeneratorExit:  # the script has come to its end
             late = [step.timed for step in steps[min(warmups, len(steps) - FEWEST_TIMED) :]]
             if len(steps) > FEWEST_TIMED:
-                self.measured.sizes.append(Sized(samples=size, taken=Taken.measured(late, device, before_s)))
+                self.measured.sizes.append(Sized(samples=size, taken=taken(late, device, before_s)))
             raise
-        return Taken.measured([step.timed for step in steps[warmups:]], device, before_s)
+        return taken([step.timed for step in steps[warmups:]], device, before_s)
 
     def _count_memory(self, size: int) -> Course:
         """Over two steps: what the script still holds of the first one is there in the second."""
@@ -213,14 +215,11 @@ class ScriptCourse:
                     )
                 if gains is not None:
                     if due:
-                        self._add_gains(gains, step.gradient, count)
+                        self.measured.gains.append(GainMeasured(gains=gains.measure(step.gradient, self.crew)))
                     gains.follow(step.gradient)
             if due:
                 tried += 1
                 yield from self._sample_noise(count)
-
-    def _add_gains(self, gains: ResidualGains, gradient: Tensor, step: int) -> None:
-        self.measured.gains.append(GainMeasured(pilot=0, step=step, gains=gains.measure(gradient, self.crew)))
 
     def _sample_noise(self, step: int) -> Course:
         """``E|g_b|^2 = |G|^2 + V / b`` at two sizes gives both moments (McCandlish et al. 2018, appendix A.1)."""
@@ -234,18 +233,10 @@ class ScriptCourse:
         if large_square is None or small_square is None:
             return
         parts = round(large / small)
-        self.measured.noise.append(
-            NoiseMeasured(
-                pilot=0,
-                step=step,
-                samples_seen=step * large,
-                groups=parts,
-                samples=large,
-                # The parts are of other batches: a mean of few may come out shorter than the whole.
-                weighted_square_norms=max(large * small_square, large * large_square),
-                mean_square_norm=large_square,
-            )
-        )
+        # The parts are of other batches: a mean of few may come out shorter than the whole.
+        weighted_square_norms = max(large * small_square, large * large_square)
+        moments = pooled_noise(parts, large, weighted_square_norms, large_square)
+        self.measured.noise.append(NoiseSample(step=step, samples_seen=step * large, **vars(moments)))
 
     def _mean_square(self, factor: float, size: int, count: int) -> Generator[Wish, Step, float | None]:
         squares: list[float] = []

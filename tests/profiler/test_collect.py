@@ -66,15 +66,13 @@ def test_a_machine_that_changes_its_speed_is_profiled_as_it_is_in_the_mean(
     steady, changing, slower = json.loads(json.dumps(recorded)), json.loads(json.dumps(recorded)), []
     for place, event in enumerate(recorded):
         if event["event"] == "sweep_point":
-            factors = [speeds[(place + worker) % len(speeds)] for worker, _ in enumerate(event["samples_s"])]
-            slower += factors
-            steady[place]["yardsticks_s"] = [0.002 for _ in factors]
-            changing[place]["contentions"] = [1 + factor for factor in factors]
-            changing[place]["yardsticks_s"] = [0.002 * factor for factor in factors]
-            changing[place]["samples_s"] = [
-                [factor * sample for sample in worker]
-                for factor, worker in zip(factors, event["samples_s"], strict=True)
-            ]
+            for rank, worker in enumerate(event["workers"]):
+                slower.append(factor := speeds[(place + rank) % len(speeds)])
+                steady[place]["workers"][rank]["yardstick_s"] = 0.002
+                changed = {"contention": 1 + factor, "yardstick_s": 0.002 * factor}
+                changing[place]["workers"][rank] |= changed | {
+                    name: [factor * time_s for time_s in worker[name]] for name in ("samples_s", "phases_s")
+                }
     mean = sum(slower) / len(slower)
     before, now = profile_of(steady, schedule), profile_of(changing, schedule)
     assert before.devices == profile_of(recorded, schedule).devices
@@ -89,19 +87,18 @@ def test_a_machine_that_changes_its_speed_is_profiled_as_it_is_in_the_mean(
     for device, usual in zip(now.devices, before.devices, strict=True):
         for point, same in zip(device.step_times, usual.step_times, strict=True):
             assert point.step_time_s == pytest.approx(mean * same.step_time_s)
+            assert point.forward_s == pytest.approx(mean * same.forward_s)
 
 
 def test_a_pilot_that_averaged_parameters_says_how(events: list[Event], schedule: ProbeSchedule) -> None:
-    first = next(place for place, event in enumerate(events) if event["event"] == "pilot_finished")
-    begun = next(of_kind(events, "pilot_started"))
-    begun |= {"sync": "local-sgd(4)", "workers": 2}
+    last = next(place for place, event in enumerate(events) if event["event"] == "pilot" and event["ended"])
 
     def pilots(synchronised: int | None) -> list[tuple[str, int, float]]:
-        ended = {**events[first], "synchronised": synchronised}
-        made = profile_of([*events[:first], ended, *events[first + 1 :]], schedule).pilots
-        return [(one.sync.policy, one.sync.workers, one.sync.share) for one in made if one.sync is not None]
+        ended = {**events[last], "sync": "local-sgd(4)", "workers": 2, "synchronised": synchronised}
+        profiled = profile_of([*events[:last], ended, *events[last + 1 :]], schedule).pilots
+        return [(pilot.sync.policy, pilot.sync.workers, pilot.sync.share) for pilot in profiled if pilot.sync]
 
-    steps = events[first]["step"]
+    steps = events[last]["step"]
     assert isinstance(steps, int)
     assert pilots(steps // 4) == [("local-sgd(4)", 2, pytest.approx(1 / 4, rel=0.1))]
     assert pilots(None) == [], "its workers never met"
@@ -127,9 +124,9 @@ def test_a_log_without_any_step_says_that_nothing_fits(events: list[Event], sche
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("sweep_point", "samples_s", [[-1.0]]),
+        ("sweep_point", "workers", [{"samples_s": [-1.0]}]),
         ("link_point", "payload_bytes", 0),
-        ("pilot_evaluation", "metric", "good"),
+        ("pilot", "epoch", "all"),
         ("gain_sample", "gains", [0.5]),
         ("job_facts", "parameters", None),
     ],
@@ -206,11 +203,8 @@ class TestSchedule:
 
 
 def test_a_precision_in_which_a_pilot_diverges_is_left_out(events: list[Event], schedule: ProbeSchedule) -> None:
-    first, number = next(of_kind(events, "pilot_started")), len(schedule.pilots)
-    lost: list[Event] = [
-        {**first, "pilot": number, "precision": "bf16"},
-        {"event": "pilot_finished", "pilot": number, "step": 99, "reason": "diverged", "time_s": events[-1]["time_s"]},
-    ]
+    number = len(schedule.pilots)
+    lost: list[Event] = [{**next(of_kind(events, "pilot")), "pilot": number, "precision": "bf16", "ended": "diverged"}]
     pilot = schedule.pilots[0].model_copy(update={"precision": "bf16"})
     grown = schedule.model_copy(update={"pilots": (*schedule.pilots, pilot)})
     profile = profile_of([*events[:-1], *lost, events[-1]], grown)

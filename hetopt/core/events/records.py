@@ -66,12 +66,10 @@ ProbeKind = Literal[
     "compressor_point",
     "link_point",
     "evaluation_cost",
-    "pilot_started",
+    "pilot",
     "noise_sample",
     "gain_sample",
     "exchange_tried",
-    "pilot_evaluation",
-    "pilot_finished",
     "precision_refused",
 ]
 """What a probe writes, as `hetopt.core.events.records` describes it."""
