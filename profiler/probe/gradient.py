@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -14,42 +14,10 @@ from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.profile import ExchangeTrial
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import ErrorFeedback, State, Turn
-from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
+from hetopt.trainer.comm.compressor import ErrorFeedback, Turn
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.comm.vectors import energy
-
-NOTHING_SENT = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-
-
-class HeldExchange:
-    """Keeps the local gradient back until it is released, so that it can be looked at, or be made of several groups.
-
-    Between the step and `release`, ``local`` is the step's own flat buffer: what is written to it is what will be
-    exchanged.
-    """
-
-    def __init__(self, exchange: Exchange, elements: int, device: torch.device) -> None:
-        self._exchange = exchange
-        self.local = torch.zeros(elements, device=device)
-
-    def state(self) -> State:
-        """The inner exchange's."""
-        return self._exchange.state()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inner exchange's."""
-        self._exchange.load_state(state)
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Keep the gradient; nobody looks at gains here."""
-        self.local = flat
-        return NOTHING_SENT
-
-    def release(self) -> Tensor:
-        """Exchange the gradient that was kept; the sum over all workers."""
-        self._exchange.run(self.local)
-        return self.local
 
 
 class ResidualGains:

@@ -6,31 +6,29 @@ They sum gradients in every step, but for those that are there to see what anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.profile import Evaluation, NoiseSample
 from hetopt.core.run_spec import Compression, ProbeSchedule
-from hetopt.core.synchronization import Synchronization, parse_sync
+from hetopt.core.synchronization import parse_sync
 from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.probe.gradient import ExchangeTrials, HeldExchange, ResidualGains
+from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains
 from hetopt.profiler.records import EXCHANGE_TRIED, NOISE, GainMeasured, PilotSeen
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
+from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
@@ -86,33 +84,40 @@ class PilotRun:
         sync = None if pilot.sync is None else parse_sync(pilot.sync)
         self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
-        self._held = HeldExchange(Exchange(Compression(), elements, device=context.device), elements, context.device)
+        self._exchange = Exchange(Compression(), elements, device=context.device)
         autocast = Autocast(device_type=context.device.type, precision=pilot.precision)
         self._loss_scale = initial_loss_scale(pilot.precision)
         loss = LossModule(self._model, task.loss, autocast)
-        self._step = FusedStep(
+        stopwatch = make_stopwatch(context.device)
+        self._step = FusedStep(  # of this worker's gradient, which is looked at before it is exchanged
             module=loss,
             reader=ground.reader,
-            exchange=self._held,
-            stopwatch=make_stopwatch(context.device),
+            stopwatch=stopwatch,
             pace=Slowdown(),
-            counts="unused",  # workers take samples in groups of their own, so that they cannot add them up in between
+            norms=sync is not None and sync.name == "selsync",
+            # Workers take samples in groups of their own, so that they cannot add them up in between.
+            counts="unused" if sync is None else "alone",
         )
         self._cursor = SampleCursor(len(ground.reader.dataset), self._seed)
         workers = context.world_size
         self._shares = largest_remainder(
             [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
         )
-        self._local: LocalPilot | None = None
+        self._synchroniser = None
         if sync is not None:
-            self._local = LocalPilot(
-                ground.crew,
-                sync,
-                loss=loss,
-                optimizer=self._optimizer,
-                reader=ground.reader,
-                shares=self._shares,
+            self._synchroniser = make_synchroniser(
+                context.spec.model_copy(update={"sync": sync}),
+                self._model,
+                self._optimizer,
+                device=context.device,
+                clock=context.clock,
+                stopwatch=stopwatch,
+                dataset_size=len(ground.reader.dataset),
             )
+            if self._synchroniser is None:
+                raise BadInput(
+                    f"a pilot with {sync.name} needs at least 2 workers, got 1.", hint="profile with `workers=2`"
+                )
         self._gains: ResidualGains | None = None
         first = ground.schedule.pilots[0]
         usual = (pilot.global_batch_size, pilot.precision) == (first.global_batch_size, first.precision)
@@ -148,7 +153,7 @@ class PilotRun:
             )
             sampled = self._gains is not None and step >= next_sample
             tries = self._trials is not None and self._tried_s <= SAMPLING_SHARE * time_limit_s
-            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=tries)
+            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch, step, tries=tries)
             before_s, now_s = now_s, crew.elapsed_s()
             if sampled:  # the next comes later where a sample costs much more than a step
                 pause = (now_s - before_s - plain_s) / (SAMPLING_SHARE * plain_s) if plain_s else 0.0
@@ -170,46 +175,50 @@ class PilotRun:
                 ending = "epochs"
             if ending is None and late:
                 ending = "time"
-        self._note(step=step, ended=ending, synchronised=None if self._local is None else self._local.synchronised())
+        synchronised = None
+        if self._synchroniser is not None:
+            synchronised = int(self._synchroniser.event(step).get("sync", {}).get("synchronised", 0))
+        self._note(step=step, ended=ending, synchronised=synchronised)
 
     def _note(self, **fields: object) -> None:
         """Write how far the pilot has come."""
         self._seen = self._seen.model_copy(update=fields)
         self._ground.crew.record(self._seen)
 
-    def _plain_step(self, batch: GlobalBatch, *, tries: bool) -> bool:
+    def _plain_step(self, batch: GlobalBatch, step: int, *, tries: bool) -> bool:
         """One step; False when the loss of any worker is not finite (then nothing is learnt).
 
         Args:
             batch: to learn from.
+            step: steps before.
             tries: whether ways to exchange are tried on its gradient.
         """
-        context = self._ground.crew.context
-        if self._local is not None:
-            return self._local.step(self._ground.reader.cut(batch, context.rank))
-        scale, parts = self._loss_scale, self._ground.reader.cut(batch, context.rank)
+        scale, parts = self._loss_scale, self._ground.reader.cut(batch, self._ground.crew.context.rank)
         trace = self._step.run(parts, len(batch), None if scale is None else scale.value)
         if scale is not None:
             self._loss_scale = scale.after(finite=trace.finite)
-        return self._apply(float(trace.loss_sum), learns=trace.finite, tries=tries)
+        goes_on = self._apply(float(trace.loss_sum), learns=trace.finite, tries=tries)
+        if goes_on and self._synchroniser is not None:
+            self._synchroniser.after(step + 1, trace, self._shares)
+        return goes_on
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
         """The same step computed in groups, whose gradients also tell signal from noise."""
         crew, total = self._ground.crew, len(batch)
         loss_sum, weighted_square_norms = 0.0, 0.0
         groups = self._groups(batch)
-        gradient = torch.zeros_like(self._held.local)
+        gradient = torch.zeros_like(self._step.flat)
         for group in groups:
             loss_sum += float(self._step.run([group], total, None).loss_sum)
-            # What is held is g_j * b_j / B, and b_j |g_j|^2 is wanted.
-            weighted_square_norms += square_norm(self._held.local) * total**2 / len(group)
-            gradient += self._held.local
-        self._held.local.copy_(gradient)
+            # What is there is g_j * b_j / B, and b_j |g_j|^2 is wanted.
+            weighted_square_norms += square_norm(self._step.flat) * total**2 / len(group)
+            gradient += self._step.flat
+        self._step.flat.copy_(gradient)
         measured = self._gains.measure(gradient, crew) if self._gains is not None else ()
         finite = self._apply(loss_sum)
         count, weighted_square_norms = crew.total([float(len(groups)), weighted_square_norms])
         if finite and count >= 2:
-            moments = pooled_noise(int(count), total, weighted_square_norms, square_norm(self._held.local))
+            moments = pooled_noise(int(count), total, weighted_square_norms, square_norm(self._step.flat))
             crew.note(NOISE, NoiseSample(step=step, samples_seen=batch.position, **vars(moments)))
         if finite and measured:
             crew.record(GainMeasured(gains=measured))
@@ -228,10 +237,11 @@ class PilotRun:
         if not learns:
             return True
         if self._gains is not None:
-            self._gains.follow(self._held.local)
+            self._gains.follow(self._step.flat)
         if self._trials is not None and tries:
             self._try_exchange(self._trials)
-        self._held.release()
+        if self._synchroniser is None:
+            self._exchange.run(self._step.flat)
         self._optimizer.step()
         return True
 
@@ -239,7 +249,7 @@ class PilotRun:
         """Beside the step, on the time that trials may take."""
         crew = self._ground.crew
         begun_s = crew.elapsed_s()
-        for tried in trials.follow(self._held.local, crew, pilot=self._index):
+        for tried in trials.follow(self._step.flat, crew, pilot=self._index):
             crew.note(EXCHANGE_TRIED, tried)
         self._tried_s += crew.elapsed_s() - begun_s
 
@@ -262,10 +272,10 @@ class PilotRun:
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
         """Judge the model; how that ends the pilot, if it does."""
         ground, context = self._ground, self._ground.crew.context
-        if self._local is None:
+        if self._synchroniser is None:
             average_buffers(self._model, 1 / context.world_size, context.world_size)
         try:
-            with nullcontext() if self._local is None else self._local.averaged():
+            with nullcontext() if self._synchroniser is None else self._synchroniser.averaged():
                 metrics = evaluate(
                     ground.task,
                     self._model,
@@ -285,75 +295,3 @@ class PilotRun:
 def square_norm(flat: Tensor) -> float:
     """``|flat|^2``, summed in double precision."""
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
-
-
-class LocalPilot:
-    """Steps of one such pilot. Built and called by all ranks together.
-
-    Args:
-        crew: the workers.
-        sync: how they put together what they learn.
-        loss: the model with its loss; now the same on all of them.
-        optimizer: this worker's own.
-        reader: of the samples.
-        shares: samples of each worker in a step.
-    """
-
-    def __init__(
-        self,
-        crew: ProbeGroup,
-        sync: Synchronization,
-        *,
-        loss: LossModule,
-        optimizer: Optimizer,
-        reader: BatchReader,
-        shares: Sequence[int],
-    ) -> None:
-        context = crew.context
-        stopwatch = make_stopwatch(context.device)
-        step = FusedStep(
-            module=loss,
-            reader=reader,
-            exchange=NoExchange(),
-            stopwatch=stopwatch,
-            pace=Slowdown(),
-            norms=sync.name == "selsync",
-            counts="alone",
-        )
-        model: nn.Module = loss.model
-        synchroniser = make_synchroniser(
-            context.spec.model_copy(update={"sync": sync}),
-            model,
-            optimizer,
-            device=context.device,
-            clock=context.clock,
-            stopwatch=stopwatch,
-            dataset_size=len(reader.dataset),
-        )
-        if synchroniser is None:
-            raise BadInput(
-                f"a pilot with {sync.name} needs at least 2 workers, got 1.",
-                hint="profile with `workers=2`",
-            )
-        self._crew, self._step, self._optimizer, self._shares = crew, step, optimizer, tuple(shares)
-        self._synchroniser = synchroniser
-        self._steps = 0
-
-    def step(self, parts: Sequence[MicroBatch]) -> bool:
-        """Compute, learn, and average if it is time to; False where the loss of any worker is not finite."""
-        trace = self._step.run(parts, sum(self._shares), None)
-        if not math.isfinite(self._crew.total([float(trace.loss_sum)])[0]):
-            return False
-        self._optimizer.step()
-        self._steps += 1
-        self._synchroniser.after(self._steps, trace, self._shares)
-        return True
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """The model is the average of all workers' inside."""
-        return self._synchroniser.averaged()
-
-    def synchronised(self) -> int:
-        """Steps that ended in an average, since this was asked last."""
-        told = self._synchroniser.event(self._steps).get("sync", {})
-        return int(told.get("synchronised", 0))
