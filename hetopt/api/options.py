@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, quantity
+from hetopt.core.grammar import DURATION, FRACTION, NUMBER, SIZE, arguments, fields, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, within
 
 if TYPE_CHECKING:
@@ -101,8 +101,6 @@ def time_weight(given: float | str, name: str) -> float:
     Raises:
         BadInput: the text is not of that form.
     """
-    from hetopt.core.grammar import arguments, fields
-
     if not isinstance(given, str):
         return float(within(given, name, 0.0, 1.0, example="0.67"))
     parts = fields(arguments(given, f"`{name}`"), {"time": "time", "cost": "cost"})

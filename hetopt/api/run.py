@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.api.backends import backend_of, read_launch
-from hetopt.backends.backend import POLL_S, RunHandle
+from hetopt.backends.backend import POLL_S, Renting, RunHandle
 from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, HetoptError
@@ -20,6 +21,7 @@ from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Unread, read_wit
 from hetopt.core.events.records import RunStarted
 from hetopt.core.interruption import PIECES, Reporter, stopping
 from hetopt.core.run_folder import (
+    LOG_FOLDER,
     OUTPUT_FOLDER,
     Outputs,
     RunFolders,
@@ -29,6 +31,7 @@ from hetopt.core.run_folder import (
     runs_home,
     written_in,
 )
+from hetopt.core.run_spec import first_rank
 from hetopt.core.run_status import RunState, RunStatus
 
 if TYPE_CHECKING:
@@ -39,10 +42,6 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.live_run import LiveRun
     from hetopt.reports.report import Report
-import re
-
-from hetopt.core.run_folder import LOG_FOLDER
-from hetopt.core.run_spec import first_rank
 
 LOOK_S = 10.0
 """Between looks of the supervisor."""
@@ -383,7 +382,6 @@ def _leader_output(folder: Path) -> Callable[[], Iterator[str]]:
 
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
-    from hetopt.backends.backend import Renting
     from hetopt.backends.processes import ProcessLauncher, saved_bytes
     from hetopt.backends.supervisor import Supervision
     from hetopt.reports.timeline import figures, pause

@@ -43,11 +43,10 @@ def doctor(
       hetopt doctor plan.json
     """
 
-    from hetopt.api.account import checks as look
-    from hetopt.api.account import worst
+    from hetopt.api import account as accounts
 
     checks: list[Check] = []
-    for check in look(plan, region=region, options=Ec2(**typed)):
+    for check in accounts.checks(plan, region=region, options=Ec2(**typed)):
         checks.append(check)
         if not json_:
             hint = f" → {check.hint}" if check.hint else ""
@@ -57,7 +56,7 @@ def doctor(
     wrong = [check.name for check in checks if check.verdict == "bad"]
     if wrong and not json_:
         render.line(f"{len(wrong)} of {len(checks)} would stop a launch: {'; '.join(wrong)}")
-    if worst(checks) == "bad":
+    if accounts.worst(checks) == "bad":
         raise typer.Exit(4)
 
 

@@ -14,8 +14,6 @@ from hetopt.cli.options import CatalogFolder, Json, Region, every_region, with_o
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
-
-if TYPE_CHECKING:
     from hetopt.api.catalogs import RentableGpu
 
 TABLE_ROWS = 20

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetopt.api.account import of_rehearsals
+from hetopt.api.account import of_rehearsals, search
 from hetopt.cli import render
 from hetopt.cli.flags import in_flags
 from hetopt.cli.options import one_of
@@ -47,8 +47,6 @@ def gc(
     """
 
     if on == "ec2":
-        from hetopt.api.account import search
-
         found = search(
             more_regions=region,
             run_id=run,
@@ -124,8 +122,7 @@ def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
     """
     found = of_rehearsals(remove=not dry_run)
     if as_json:
-        facts = [{"id": one.id, "purpose": one.purpose or None, "removed": not dry_run} for one in found]
-        render.print_json(facts)
+        render.print_json([{"id": one.id, "purpose": one.purpose or None, "removed": not dry_run} for one in found])
         return
     for network in found:
         purpose = f" of {network.purpose}" if network.purpose else ""

@@ -10,17 +10,16 @@ import typer
 
 import hetopt
 from hetopt.api.options import Described, Search
-from hetopt.cli import parse, render, terminal
+from hetopt.cli import parse, render
 from hetopt.cli.options import Json, with_options
+from hetopt.cli.show import show_plan
 from hetopt.core import plain_text
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.interruption import Reporter
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.plan import Plan
-
-if TYPE_CHECKING:
     from hetopt.api.planning import Estimate
+    from hetopt.optimizer.plan import Plan
 
 
 @with_options(Search)
@@ -56,7 +55,7 @@ def recommend(
     success: exit code 3, unless --accept-risk is given.
     """
     from hetopt.reports import html
-    from hetopt.reports.plan_document import answer, details, page
+    from hetopt.reports.plan_document import page
 
     parse.ready_to_write(output, force=force, replaces="plan")
     parse.ready_to_write(report, force=force, replaces="hetopt plan")
@@ -66,13 +65,7 @@ def recommend(
         parse.save(report, html.page(page(plan)))
     if output is not None:
         parse.save(output, plan.to_json())
-    if as_json:
-        terminal.write(plan.to_json())
-    else:
-        render.show(answer(plan, height=render.height, plan_file=output, inventory=typed.get("inventory")))
-        if explain:
-            render.show(details(plan))
-            render.note(f"searched {plan.searched}")
+    show_plan(plan, output, as_json=as_json, explain=explain, inventory=typed.get("inventory"))
     _refuse_a_risk(plan)
 
 

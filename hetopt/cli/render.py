@@ -78,14 +78,9 @@ def whole(document: Document) -> None:
     show((Line(document.title, "strong"), *document.about, *document.blocks))
 
 
-def plain(blocks: Iterable[Block]) -> list[str]:
-    """Return the lines of a document."""
-    return [text for text, _ in lines(blocks, console().width, _shown)]
-
-
 def height(blocks: Iterable[Block]) -> int:
     """Return the number of lines that a document takes."""
-    return len(plain(blocks))
+    return len(lines(blocks, console().width, _shown))
 
 
 def line(text: str = "", *, style: Style = "") -> None:

@@ -103,23 +103,22 @@ def _texts(
     plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
 ) -> dict[Path, str | bytes]:
     """Return what to write where; everything is made before anything is written."""
-    from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
-    from hetopt.reports.exports import schemas as all_schemas
+    from hetopt.reports import exports
 
     texts: dict[Path, str | bytes] = {}
     if plan is not None:
         made = hetopt.Plan.load(plan)
         made.refuse_if_estimated()
-        name, wheel = own_wheel()
+        name, wheel = exports.own_wheel()
         if torchrun is not None:
             texts[torchrun / name] = wheel
-            texts[torchrun / SPEC_FILE] = made.run.model_dump_json(indent=2) + "\n"
-            texts[torchrun / SCRIPT_FILE] = torchrun_script(made, name, new_secret())
+            texts[torchrun / exports.SPEC_FILE] = made.run.model_dump_json(indent=2) + "\n"
+            texts[torchrun / exports.SCRIPT_FILE] = exports.torchrun_script(made, name, new_secret())
         if skypilot is not None:
             texts[skypilot.parent / name] = wheel
-            texts[skypilot] = skypilot_task(made, name, new_secret())
+            texts[skypilot] = exports.skypilot_task(made, name, new_secret())
     if schemas is not None:
-        texts |= {schemas / name: text for name, text in all_schemas().items()}
+        texts |= {schemas / name: text for name, text in exports.schemas().items()}
     return texts
 
 

@@ -17,7 +17,6 @@ from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.run_folder import OUTPUT_FOLDER, is_unfinished
 
 if TYPE_CHECKING:
-    from hetopt.api.run import Run
     from hetopt.core.run_folder import Outputs
 
 

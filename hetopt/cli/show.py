@@ -25,16 +25,30 @@ def show(
       hetopt show plan.json
       hetopt show plan.json --explain
     """
+    show_plan(hetopt.Plan.load(plan), plan, as_json=as_json, explain=explain)
+
+
+def show_plan(
+    plan: hetopt.Plan, path: Path | None, *, as_json: bool, explain: bool, inventory: Path | None = None
+) -> None:
+    """Print a plan.
+
+    Args:
+        plan: to print.
+        path: where it was written.
+        as_json: for programs.
+        explain: whether to show all there is to it.
+        inventory: whose machines it is for, where it is.
+    """
     from hetopt.reports.plan_document import answer, details
 
-    read = hetopt.Plan.load(plan)
     if as_json:
-        terminal.write(read.to_json())
+        terminal.write(plan.to_json())
         return
-    render.show(answer(read, height=render.height, plan_file=plan))
+    render.show(answer(plan, height=render.height, plan_file=path, inventory=inventory))
     if explain:
-        render.show(details(read))
-        render.note(f"searched {read.searched}")
+        render.show(details(plan))
+        render.note(f"searched {plan.searched}")
 
 
 def compare(

@@ -27,7 +27,7 @@ from numbers import Real
 from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, Unit, quantity
+from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, Unit, quantity, split
 from hetopt.core.plain_text import known
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -248,8 +248,6 @@ def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     Raises:
         BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.
     """
-    from hetopt.core.grammar import split
-
     parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
     found = tuple(part.strip() for part in parts if part.strip())
     if isinstance(given, str) and not found:

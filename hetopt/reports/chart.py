@@ -51,9 +51,7 @@ class Scale:
         if from_zero:
             low = 0.0
         if low == high:
-            low, high = (low / 2, high * 2) if logarithmic else (min(low, 0.0), high if high > low else low + 1)
-        if low == high:
-            high = low + 1
+            low, high = (low / 2, high * 2) if logarithmic else (min(low, 0.0), low + 1)
         return cls(low=low, high=high, logarithmic=logarithmic)
 
     def share(self, value: float) -> float:

@@ -197,9 +197,3 @@ def _row(
             for part, (place, width) in zip(parts, widths.items(), strict=True)
         )
         yield (gap * " ").join(line).rstrip()
-
-
-def bar(done: float | None, width: int) -> str:
-    """Return a part of the whole as a bar."""
-    full = round(width * min(max(done or 0.0, 0.0), 1.0))
-    return "█" * full + "░" * (width - full)

@@ -29,7 +29,6 @@ from hetopt.optimizer.search.search_space import (
     SearchSpace,
     machine_options,
 )
-from hetopt.optimizer.step_time.links import Network, network_of
 from hetopt.optimizer.step_time.model import TIERS, StepTime
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
@@ -97,11 +96,6 @@ class AskedSteps:
         """
         options, _, found = self._found_steps(asked)
         return _told(options, found)
-
-    def network(self, name: str) -> Network:
-        """What is known of the links between machines of a type of the catalogue."""
-        seen = None if self.sampled is None else self.sampled.machine(name)
-        return network_of(self.model, self.catalog.instance_types[name], self.shape, seen)
 
     def _found_steps(self, asked: Configuration) -> tuple[list[MachineOption], ClusterTable, StepColumns]:
         """The machines, the row of a search that the configuration would be, and its steps."""

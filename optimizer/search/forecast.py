@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,17 +215,13 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
 class StepColumns:
     """Steps of the clusters of a table: the slowest worker's computation, all of it, and how well it is known.
 
-    ``exchange_s`` is the whole exchange, hidden or not. ``device_share`` is the part of the step that depends on the
-    device; the rest depends on the network. ``log_sds`` are the standard deviations of the log step by what is not
-    known, which are independent: ``log_sd`` is that of all of them.
+    ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
     """
 
     compute_s: Array
-    exchange_s: Array
     time_s: Array
     log_sd: Array
     device_share: Array
-    log_sds: Mapping[str, Array]
 
 
 def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
@@ -253,7 +248,7 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     # Compression runs on the workers and shares their error.
     device_share = (both.by_compute + table.compress_s) / step
     growing = table.traffic_s * (more - 1) / np.maximum(exchange, 1e-300)
-    log_sds = {
+    log_sds = {  # independent, by what is not known
         "compute": device_share * table.compute_log_sd,
         "compression": table.compress_s / step * table.compress_log_sd,
         "straggling": both.by_compute / step * (1 - 1 / lateness) * shape.straggling.sd,
@@ -269,11 +264,9 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     }
     return StepColumns(
         compute_s=compute,
-        exchange_s=exchange,
         time_s=step,
         log_sd=np.sqrt(sum(np.square(one) for one in log_sds.values())),
         device_share=device_share,
-        log_sds=log_sds,
     )
 
 

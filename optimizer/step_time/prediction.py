@@ -64,13 +64,11 @@ class FromParameters:
 
     Attributes:
         by_link: of each parameter of `FAR` that is not known, towards longer steps; ``by_link_below``: shorter ones.
-        covariance: of the rest, and of all that is known.
-        linear: variance of each row by that.
+        linear: variance of each row by the rest, and by all that is known.
     """
 
     by_link: Mapping[str, Array]
     by_link_below: Mapping[str, Array]
-    covariance: Array
     linear: Array
 
 
@@ -227,7 +225,7 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
             below[name] = np.minimum(np.minimum(*ends), 0.0) ** 2
             covariance -= np.outer(stride, stride)
     linear = ((by_mode @ covariance) * by_mode).sum(axis=1)
-    return FromParameters(by_link=above, by_link_below=below, covariance=covariance, linear=linear)
+    return FromParameters(by_link=above, by_link_below=below, linear=linear)
 
 
 def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array:

@@ -23,11 +23,6 @@ class Known:
     value: float
     sd: float
 
-    @property
-    def log(self) -> float:
-        """Natural logarithm of the value."""
-        return math.log(self.value)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

@@ -78,12 +78,10 @@ class Kinship:
         fixed, per_sample, link: log factors on its parameters.
         log_sd: how well its computation is known that way; ``link_log_sd`` how well its links.
         by_batch: absent where the reference's own line over batch sizes is better known.
-        basis: why, in words.
     """
 
     reference: int
     evidence: Evidence
-    basis: str
     fixed: float = 0.0
     per_sample: float = 0.0
     link: float = 0.0
@@ -180,7 +178,7 @@ def relatives(
     asked = [index for index in range(len(measured), len(names)) if _has_gpu(names[index], catalog, seen)]
     by_gpu = _by_gpus([names[index] for index in asked], catalog, seen) if asked else []
     return tuple(
-        Kinship(reference=measured.index(name), evidence="measured", basis="measured")
+        Kinship(reference=measured.index(name), evidence="measured")
         if name in measured
         else _kinship(name, measured, catalog, by_gpu[asked.index(index)] if index in asked else None)
         for index, name in enumerate(names)
@@ -264,7 +262,6 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
             Kinship(
                 reference=nearest.reference,
                 evidence="extrapolated",
-                basis=f"by what public measurements say of its GPU, from {' and '.join(one.name for one in seen)}",
                 fixed=factor,
                 per_sample=factor,
                 link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
@@ -291,11 +288,10 @@ def _relate(reference: int, known: str, instance: InstanceType, name: str, wante
         scaling = _by_processor(instance, wanted) if alike else None
     if scaling is None:
         return None
-    fixed, per_sample, log_sd, evidence, basis = scaling
+    fixed, per_sample, log_sd, evidence = scaling
     return Kinship(
         reference=reference,
         evidence=evidence,
-        basis=f"{basis} {known}",
         fixed=fixed,
         per_sample=per_sample,
         link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
@@ -304,7 +300,7 @@ def _relate(reference: int, known: str, instance: InstanceType, name: str, wante
     )
 
 
-_Scaling = tuple[float, float, float, Evidence, str]
+_Scaling = tuple[float, float, float, Evidence]
 
 
 def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
@@ -321,7 +317,7 @@ def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
         )
     ):
         return None
-    return 0.0, 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated", "the same GPU as"
+    return 0.0, 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
 
 
 def _memory(accelerator: Accelerator) -> float:
@@ -343,5 +339,4 @@ def _by_processor(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
         one_thread + threads,
         SAME_FAMILY_LOG_SD if alike else CROSS_FAMILY_LOG_SD,
         "interpolated" if alike else "extrapolated",
-        "by size from" if alike else "by CoreMark from",
     )

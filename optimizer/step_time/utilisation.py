@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 
 from hetopt.core.profile import Counted
-from hetopt.optimizer.model_counts import Kind, ModelCount
+from hetopt.optimizer.model_counts import ModelCount
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Precision, is_half
 from hetopt.optimizer.training_recipe import FULL, Recipe
 
@@ -125,13 +125,6 @@ class UtilisationPrior:
             weight_bytes=recipe.weight_bytes(model.parameters, half=is_half(precision)),
             log_sd=known.log_sd,
         )
-
-    def usual(self, kind: Kind, precision: Precision) -> tuple[float, float]:
-        """Return the share of the peak rate that a kind of model reaches, and the standard deviation of its log."""
-        known = self.convolution[precision_class(precision)]
-        if kind == "transformer":
-            return self.transformer.usual, self.transformer.log_sd
-        return known.share, known.log_sd
 
 
 def sample_s(counted: Counted, gpu: Gpu, precision: Precision) -> float:

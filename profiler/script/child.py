@@ -43,7 +43,7 @@ from hetopt.profiler.records import (
     SweepPoint,
     Taken,
 )
-from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
+from hetopt.profiler.script.course import Measured, ScriptCourse
 from hetopt.profiler.script.observer import (
     Course,
     Finished,
@@ -149,7 +149,7 @@ class ScriptProbe:
             return
         if not self._observer.parameters:
             raise self._observer.no_step()
-        steps = sum(len(size.taken.samples_s) for size in self._measured.sizes)
+        steps = sum(len(timed.samples_s) for timed in self._measured.sizes.values())
         raise BadInput(
             f"{how} after {steps} measured steps (the first in {self._observer.step_at}), before enough of it was "
             "measured.",
@@ -163,8 +163,7 @@ class ScriptProbe:
         steps = clock.steps
         if len(steps) < FEWEST_TIMED or not clock.batch_size:
             return
-        timed = taken(steps, clock.device, yardstick_s(clock.device))
-        self._measured.sizes.append(Sized(samples=clock.batch_size, taken=timed))
+        self._measured.sizes[clock.batch_size] = taken(steps, clock.device, yardstick_s(clock.device))
         self._measured.gradient = clock.gradient()
 
     def _course(self) -> Course:
@@ -223,16 +222,18 @@ class ScriptProbe:
         sweep = Sweep(
             concurrent_workers=order.workers,
             threads_per_worker=order.threads,
-            local_batch_sizes=tuple(one.samples for one in measured.sizes) or (1,),
+            local_batch_sizes=tuple(measured.sizes) or (1,),
             time_limit_s=order.sweep_s,
         )
         if crew.context.is_leader:
             crew.note(HOST_FACTS, host_facts(self._training.device))
             crew.note(JOB_FACTS, self._job())
         record_facts(crew, order.sweep, sweep, crew.first(order.workers), True, order.memory_fraction)
-        for sized in self._common(crew):
-            workers = tuple(map(Taken.of, crew.gather(sized.taken.row(order.timed_steps))))
-            crew.record(SweepPoint(sweep=order.sweep, local_batch_size=sized.samples, workers=workers))
+        # The sizes that all copies measured: they ask for the same in the same order.
+        fewest = int(min(row[0] for row in crew.gather([float(len(measured.sizes))])))
+        for size, timed in list(measured.sizes.items())[:fewest]:
+            workers = tuple(map(Taken.of, crew.gather(timed.row(order.timed_steps))))
+            crew.record(SweepPoint(sweep=order.sweep, local_batch_size=size, workers=workers))
         for memory in measured.memory:
             crew.record(MemoryCounted(sweep=order.sweep, memory=memory))
         if measured.ended is not None:
@@ -259,11 +260,6 @@ class ScriptProbe:
             )
         crew.gather([])
         crew.note(FINISHED)
-
-    def _common(self, crew: ProbeGroup) -> list[Sized]:
-        """The sizes that all copies measured: they ask for the same in the same order."""
-        fewest = int(min(row[0] for row in crew.gather([float(len(self._measured.sizes))])))
-        return self._measured.sizes[:fewest]
 
     @property
     def _gradient_bytes(self) -> int:

@@ -41,14 +41,6 @@ SMALL_STEPS, LARGE_STEPS = 4, 2
 FEWEST_SAMPLES = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sized:
-    """What was measured at one batch size."""
-
-    samples: int
-    taken: Taken
-
-
 @dataclass
 class Measured:
     """What is known so far; complete where the script did not end before.
@@ -56,7 +48,7 @@ class Measured:
     Attributes:
         operators: kernels that a step launches; 0: they were not counted.
         flops: of the matrix work of one step.
-        sizes: in the order of measuring.
+        sizes: steps at each batch size, in the order of measuring.
         memory: counted at each of them.
         noise: sums of a gradient and its parts.
         gains: by ratio.
@@ -67,7 +59,7 @@ class Measured:
     operators: int = 0
     flops: int = 0
     flops_samples: int = 0
-    sizes: list[Sized] = field(default_factory=list)
+    sizes: dict[int, Taken] = field(default_factory=dict)
     memory: list[TrainingMemory] = field(default_factory=list)
     noise: list[NoiseSample] = field(default_factory=list)
     gains: list[GainMeasured] = field(default_factory=list)
@@ -147,16 +139,16 @@ class ScriptCourse:
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Course:
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
-            last = max(self.measured.sizes, key=lambda one: one.samples, default=None)
+            last = max(self.measured.sizes, default=None)
             if last is not None and len(self.measured.sizes) >= FEWEST_SIZES:
-                step_s = statistics.median(last.taken.samples_s) * max(1.0, size / last.samples)
+                step_s = statistics.median(self.measured.sizes[last].samples_s) * max(1.0, size / last)
                 if left_s < (1 + FEWEST_TIMED) * step_s:
                     self.measured.ended = (size, "time")
                     return
             self.measured.trying = size
             timed = yield from self._time(size, max(0.0, left_s) / (len(sizes) - position))
             if timed is not None:
-                self.measured.sizes.append(Sized(samples=size, taken=timed))
+                self.measured.sizes[size] = timed
                 if self.order.sweep == 0:  # it is the same beside others
                     yield from self._count_memory(size)
             self.measured.trying = 0
@@ -183,7 +175,7 @@ class ScriptCourse:
         except GeneratorExit:  # the script has come to its end
             late = [step.timed for step in steps[min(warmups, len(steps) - FEWEST_TIMED) :]]
             if len(steps) > FEWEST_TIMED:
-                self.measured.sizes.append(Sized(samples=size, taken=taken(late, device, before_s)))
+                self.measured.sizes[size] = taken(late, device, before_s)
             raise
         return taken([step.timed for step in steps[warmups:]], device, before_s)
 

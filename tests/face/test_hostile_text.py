@@ -373,7 +373,7 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     assert watched.progress.step == record.progress.step
     going = RunStatus(state=RunState.RUNNING)
     now_s = events[-1].time_s if events else 0.0
-    assert render.plain(status_document.status(watched.facts(folder, going, now_s=now_s)))
+    assert render.height(status_document.status(watched.facts(folder, going, now_s=now_s)))
     standing = RunProgress.of(events)
     assert all(speed > 0 for speed in standing.speeds)
     fit = FitWatch()

@@ -165,41 +165,39 @@ def test_progress_never_falls(events: list[Event], schedule: ProbeSchedule) -> N
     assert seen[-1] == 1
 
 
-class TestStepsToTarget:
-    @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 1))
-    def test_lies_between_the_evaluations_around_it(self, metrics: list[float], target: float) -> None:
-        log = tuple(Evaluation(step=10 * (place + 1), metric=metric) for place, metric in enumerate(metrics))
-        steps = steps_to_target(log, target=target, higher_is_better=True)
-        reached = next((one.step for one in log if one.metric >= target), None)
-        if reached is None:
-            assert steps is None
-        else:
-            assert steps is not None
-            assert max(1, reached - 10) <= steps <= reached
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 1))
+def test_steps_to_target_lies_between_the_evaluations_around_it(metrics: list[float], target: float) -> None:
+    log = tuple(Evaluation(step=10 * (place + 1), metric=metric) for place, metric in enumerate(metrics))
+    steps = steps_to_target(log, target=target, higher_is_better=True)
+    reached = next((one.step for one in log if one.metric >= target), None)
+    if reached is None:
+        assert steps is None
+    else:
+        assert steps is not None
+        assert max(1, reached - 10) <= steps <= reached
 
 
-class TestSchedule:
-    @given(st.integers(1, 8), st.integers(1, 96), st.integers(1, 2048), st.integers(8, 10**6), st.floats(5, 3600))
-    def test_of_any_host_and_task_is_possible_and_within_its_time(
-        self, workers: int, cpus: int, batch_size: int, dataset_size: int, time_budget_s: float
-    ) -> None:
-        made = make_schedule(
-            seed=0,
-            workers=workers,
-            logical_cpus=cpus,
-            batch_size=batch_size,
-            dataset_size=dataset_size,
-            time_budget_s=time_budget_s,
-        )
-        concurrent = [sweep.concurrent_workers for sweep in made.sweeps]
-        assert concurrent == ([1, workers] if workers > 1 else [1])
-        assert sum(sweep.time_limit_s for sweep in made.sweeps) <= time_budget_s
-        assert made.time_limit_s == time_budget_s
-        assert made.pilots
-        for pilot in made.pilots:
-            assert 1 <= pilot.global_batch_size <= dataset_size
-            assert pilot.time_limit_s < time_budget_s
-        assert (made.network is not None) == (workers > 1)
+@given(st.integers(1, 8), st.integers(1, 96), st.integers(1, 2048), st.integers(8, 10**6), st.floats(5, 3600))
+def test_a_schedule_of_any_host_and_task_is_possible_and_within_its_time(
+    workers: int, cpus: int, batch_size: int, dataset_size: int, time_budget_s: float
+) -> None:
+    made = make_schedule(
+        seed=0,
+        workers=workers,
+        logical_cpus=cpus,
+        batch_size=batch_size,
+        dataset_size=dataset_size,
+        time_budget_s=time_budget_s,
+    )
+    concurrent = [sweep.concurrent_workers for sweep in made.sweeps]
+    assert concurrent == ([1, workers] if workers > 1 else [1])
+    assert sum(sweep.time_limit_s for sweep in made.sweeps) <= time_budget_s
+    assert made.time_limit_s == time_budget_s
+    assert made.pilots
+    for pilot in made.pilots:
+        assert 1 <= pilot.global_batch_size <= dataset_size
+        assert pilot.time_limit_s < time_budget_s
+    assert (made.network is not None) == (workers > 1)
 
 
 def test_a_precision_in_which_a_pilot_diverges_is_left_out(events: list[Event], schedule: ProbeSchedule) -> None:

@@ -76,7 +76,7 @@ def test_the_scripts_own_batch_size_is_timed_first() -> None:
             wish = asked.send(step(round(OWN * wish.factor)))
         except StopIteration:
             wish = None
-    assert [one.samples for one in measured.measured.sizes] == [64, 32, 16, 8, 4, 128, 256]
+    assert list(measured.measured.sizes) == [64, 32, 16, 8, 4, 128, 256]
 
 
 # Loaders that give batches of another size than they were made for: every sample once, in the script's order.
