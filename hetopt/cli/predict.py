@@ -12,7 +12,6 @@ import typer
 from hetopt.api.step_times import StepTimes
 from hetopt.cli import parse
 from hetopt.cli.options import one_of
-from hetopt.cli.parse import Query
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import HINT
@@ -57,7 +56,7 @@ def predict(
     show_answers(times, asked, probes=suggest_probes)
 
 
-def show_answers(times: StepTimes, asked: list[Query], *, probes: int) -> None:
+def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> None:
     """Write a line for each query, with its prediction, or why there is none.
 
     Args:
@@ -86,7 +85,7 @@ def show_answers(times: StepTimes, asked: list[Query], *, probes: int) -> None:
 
 
 def _suggested(
-    times: StepTimes, answers: Sequence[tuple[Query, StepTime | str]], count: int
+    times: StepTimes, answers: Sequence[tuple[parse.Query, StepTime | str]], count: int
 ) -> dict[int, dict[str, object]]:
     """Return by line what is said of those that are worth measuring."""
     good = [

@@ -20,8 +20,7 @@ def status(
       hetopt status
       watch -n 2 hetopt status
     """
-    from hetopt.reports import status_document
-    from hetopt.reports.live_run import UNREADABLE
+    from hetopt.reports import live_run, status_document
 
     if all_:
         # A list of runs is read from their folders: it needs no login, and answers at once.
@@ -31,7 +30,7 @@ def status(
             return
         render.show(status_document.runs(listed))
         for fact in listed:
-            if note := fact["reason"] if fact["state"] == UNREADABLE else fact["unread"]:
+            if note := fact["reason"] if fact["state"] == live_run.UNREADABLE else fact["unread"]:
                 render.note(f"{fact['run']}: {note}")
         return
     fact = Run.find(run).facts(ask=True)
