@@ -17,6 +17,7 @@ from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
     make_controller,
     make_feed,
+    make_step,
     make_worker_pace,
 )
 from hetopt.trainer.balance import Balance, Milestones
@@ -29,15 +30,14 @@ from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
+from hetopt.trainer.policies.published import stream_learning_rate_scale
 from hetopt.trainer.statistics import parameters_of, tensors_mark
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
+from hetopt.trainer.steps.exchange_assembly import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
-from hetopt.trainer.steps.step_assembly import make_step
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser
+from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import Task, TaskData, make_optimizer
 
 

@@ -34,7 +34,7 @@ from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, matrices_in, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser
+from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import Task, make_optimizer
 
 FEWEST_STEPS = 4

@@ -9,12 +9,10 @@ from hetopt.core.batch_partition import allocated_micro_batch_size, check_batch
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec
-from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
 from hetopt.trainer.policies.model import ModelShares
 from hetopt.trainer.policies.policy import BatchPolicy, KeepShares
-from hetopt.trainer.policies.proportional import ProportionalShares
-from hetopt.trainer.policies.stream_rate import RateShares
+from hetopt.trainer.policies.published import AllocateMicroBatches, ProportionalShares, RateShares
 
 Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
 """Makes the policy of a run; the number is the least share of a worker, in samples."""

@@ -56,8 +56,7 @@ from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, make_exchange
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser
-from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
 
 CHECKED_STEPS = 20
 """Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""

@@ -1,6 +1,7 @@
 """How gradients travel in a run, and who decides that: what sums them over all workers, made once.
 
-One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
+One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts. What is
+sent, and how, is decided between control periods by a ratio policy, the same on every rank.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 
-from hetopt.core.comm.composition import METHODS
-from hetopt.core.comm.options import IDENTITY, Candidates, settled_collective, way_name
+from hetopt.core.artifact import Record
+from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidate, Candidates, Option, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.run_rules import check_ratio_controller
+from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, Compression, GravacSettings, RunSpec, Settings
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
 from hetopt.trainer.agreement import Store, gather_numbers
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network import (
@@ -27,8 +35,308 @@ from hetopt.trainer.comm.network import (
     measure_network,
     timed_candidates,
 )
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
-from hetopt.trainer.steps.traffic import GroupTraffic
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
+from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
+from hetopt.trainer.policies.ratio.published import WARM_UP, Accordion, ScheduledRatio, ThresholdRatio
+from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.statistics import GroupTraffic
+
+LOOKED_STEPS = 3
+"""Of a period that looks at gains while gradients travel in buckets, at least."""
+
+LEAST_SAVING = 0.05
+"""Of a step, that is worth another collective at the same ratio."""
+
+
+class ControllerState(Record):
+    """What a checkpoint keeps.
+
+    Attributes:
+        policy: name of the ratio policy.
+        policy_state: what it remembers.
+        ratio, key: the candidate that was in use.
+    """
+
+    policy: str
+    policy_state: dict[str, Any]
+    ratio: float
+    key: str
+
+
+class AdaptiveController:
+    """The same on every rank: what changes it is what all ranks read.
+
+    Args:
+        spec: of the run; it steers its exchange.
+        candidates: what there is to choose from.
+        network: as measured at the start; None: nothing here asks for it.
+        tries_twins: whether somebody acts on `try_ratio`.
+
+    Attributes:
+        candidates: what there is to choose from.
+        candidate: in use in the next steps.
+        network: as measured at the start; None: nothing here asks for it.
+
+    Raises:
+        BadInput: the ratio policy cannot steer the compressor.
+    """
+
+    def __init__(
+        self, spec: RunSpec, candidates: Candidates, network: Network | None, *, tries_twins: bool = False
+    ) -> None:
+        self._name = spec.ratio_policy
+        self.candidates = candidates
+        self.network = network
+        reason = why_not_controlled(candidates.asked.name, self._name, candidates.asked.collective)
+        if reason is not None and not spec.weighs_ways:
+            raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
+        weighed = [each.option for each in candidates.all] if spec.weighs_ways else []
+        if self._name == "scan":
+            weighed = [option for option in weighed if option.gain is None]
+        self._policy: RatioPolicy[Any] = choose_ratio_policy(
+            self._name,
+            ratio=spec.compression.ratio,
+            settings=spec.ratio_settings,
+            options=weighed,
+            coefficient=spec.slowdown_coefficient,
+            most_lost=MOST_LOST,
+            # Samples have to be drawn ahead, and gradients must not need scaling.
+            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
+        )
+        self._state: Record = self._policy.initial()
+        self._times = StepTimes()
+        self._used: str | None = None
+        self._verdict: Verdict | None = None
+        self._decision = self._first(spec)
+        self.candidate = self._candidate_of(self._decision)
+
+    def _first(self, spec: RunSpec) -> RatioDecision:
+        """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
+        wish = self._policy.first(self.network)
+        if self._name == "auto" and spec.compression.ratio < 1:
+            start = self.candidates.nearest(spec.compression.ratio).option
+            return RatioDecision(
+                ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
+            )
+        return wish
+
+    @property
+    def look_at(self) -> Sequence[float]:
+        """Ratios at which the next look reads gains; none where nobody asks for one."""
+        return self.looks if self._decision.measure_gain else ()
+
+    @property
+    def looks(self) -> tuple[float, ...]:
+        """Ratios at which this run looks at gains, whenever it does."""
+        asked = self.candidates.asked.ratio
+        return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
+
+    @property
+    def try_ratio(self) -> float | None:
+        """What twins should be trained for before the next step; None: nothing."""
+        return self._decision.try_ratio if self._verdict is None else None
+
+    def heard(self, verdict: Verdict) -> None:
+        """What they have shown; the same on all ranks."""
+        self._verdict = verdict
+
+    def period_steps(self, steps: int) -> int:
+        """Steps until the next look, where the run would look after so many."""
+        wished = self._decision.look_after_steps
+        if wished is None:
+            return steps
+        # Steps that look exchange after backward: no time of one in buckets. The row may travel under one step more.
+        least = LOOKED_STEPS if self._decision.measure_gain and self.candidate.in_buckets else 1
+        return max(1, min(steps, max(least, wished)))
+
+    @property
+    def slowdown_coefficient(self) -> float | None:
+        """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
+        policy, state, network = self._policy, self._state, self.network
+        if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
+            return None
+        return Outlook(policy, state, network).coefficient
+
+    def judge(
+        self,
+        traffic: GroupTraffic,
+        *,
+        step: int,
+        epoch: float,
+        learning_rate: float,
+        steps_left: int | None = None,
+        loss: float | None = None,
+    ) -> Event | None:
+        """Learn from a period, and decide; what changed, if anything did.
+
+        Args:
+            traffic: of the period, of the candidate in use.
+            step: steps done.
+            epoch: passes over the data completed, with fractions.
+            learning_rate: of the first parameter group.
+            steps_left: until the run ends by its own rules; absent: that is not known.
+            loss: mean over the samples of the period; absent: nobody asks.
+        """
+        if not _tells(traffic):
+            # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
+            self._decision = replace(self._decision, measure_gain=False)
+            return None
+        before = self.candidate
+        self._used = before.option.key
+        observation = RatioObservation(
+            step=step,
+            steps=min(traffic.exchanges, step),
+            epoch=epoch,
+            ratio=before.option.ratio,
+            compute_s=traffic.compute_s,
+            step_s=traffic.step_s,
+            kept_energy=traffic.kept_energy,
+            energy=traffic.energy,
+            gradient_norm=traffic.gradient_norm,
+            gain_curve=traffic.gain_curve(self.looks),
+            network=self.network,
+            option=before.option.key,
+            learning_rate=learning_rate,
+            steps_left=steps_left,
+            loss=loss,
+            verdict=self._verdict,
+            level_gains=traffic.level_gains,
+        )
+        if self.network is not None:
+            self._times = self._times.after(
+                before.option,
+                self.network,
+                step_s=observation.step_s,
+                compute_s=observation.compute_s,
+                steps=observation.steps,
+            )
+        self._verdict = None
+        self._state, self._decision = self._policy.decide(self._state, observation)
+        self.candidate = self._candidate_of(self._decision)
+        if self.candidate.option.key == before.option.key and self.candidate.compression == before.compression:
+            return None
+        return {
+            "before": before.option.key,
+            "after": self.candidate.option.key,
+            "reason": self._decision.reason or self._reason or "",
+        }
+
+    def _candidate_of(self, decision: RatioDecision) -> Candidate:
+        """The candidate that a decision means; of several collectives the quickest."""
+        self._reason: str | None = None
+        if decision.option is not None:
+            named = self.candidates.find(decision.option)
+            assert named is not None, f"{decision.option} is not on the candidates"
+            return named
+        found = self.candidates.at(decision.ratio)
+        if decision.least_gain is not None:
+            levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
+            plain = next(each for each in found if each.option.collective == GATHER)
+            return replace(plain, compression=plain.compression.model_copy(update=levels))
+        if len(found) == 1 or self.network is None:
+            return found[0]
+        steps_s = {each.option.key: self._times.step_s(each.option, self.network) for each in found}
+        best = min(found, key=lambda each: steps_s[each.option.key])
+        used = next((each for each in found if each.option.key == self._used), None)
+        now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.option.key]
+        if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
+            return used
+        self._reason = f"{way_in_words(best.option.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
+        return best
+
+    def state(self) -> Mapping[str, object]:
+        """What a checkpoint keeps, as plain JSON."""
+        return ControllerState(
+            policy=self._name,
+            policy_state=self._state.model_dump(mode="json"),
+            ratio=self.candidate.option.ratio,
+            key=self.candidate.option.key,
+        ).model_dump(mode="json")
+
+    def resume(self, saved: Mapping[str, object]) -> None:
+        """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
+
+        The network is not part of it: it was measured anew.
+
+        Raises:
+            BadInput: the state is damaged.
+        """
+        try:
+            state = ControllerState.model_validate(saved)
+            if state.policy != self._name:
+                return
+            kind = type(self._policy.initial())
+            # What another version of the policy remembered besides means nothing to this one.
+            known = {key: value for key, value in state.policy_state.items() if key in kind.model_fields}
+            self._state = kind.model_validate(known)
+        except ValidationError:
+            raise BadInput(
+                f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
+            ) from None
+        found = [
+            each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.option.key == state.key
+        ]
+        if found:
+            self.candidate = found[0]
+            option = state.key if self._name in WEIGHS_WAYS else None
+            self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+        if isinstance(self._state, GravacState):
+            assert isinstance(self._policy, Gravac)
+            self._decision = self._policy.payload(self._state)
+            self.candidate = self._candidate_of(self._decision)
+
+
+def _tells(traffic: GroupTraffic) -> bool:
+    """Whether anything was seen of the candidate in use."""
+    return traffic.exchanges > 0 and traffic.is_finite
+
+
+def choose_ratio_policy(
+    name: str,
+    *,
+    ratio: float,
+    options: Sequence[Option] = (),
+    coefficient: float = CAUTIOUS_COEFFICIENT,
+    most_lost: float = math.inf,
+    tries_twins: bool = False,
+    settings: Settings | None = None,
+) -> RatioPolicy[Any]:
+    """The policy of that name. What its state is made of, `RatioPolicy.initial` tells.
+
+    Args:
+        name: of the policy.
+        ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
+        options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
+        coefficient: of the law of slowdown, as ``auto`` has it in mind.
+        most_lost: more steps than dense training that ``auto`` may cost.
+        tries_twins: whether ``auto`` may ask for trials.
+        settings: that are not the published ones (`hetopt.core.run_spec`).
+
+    Raises:
+        BadInput: there is no such policy, or the ratio leaves it nothing to decide.
+    """
+    check_ratio_controller(name, ratio)
+    said = settings or {}
+    match name:
+        case "fixed":
+            return ScheduledRatio(ratio=ratio)
+        case "warm_up":
+            return ScheduledRatio(ratio=ratio, schedule=WARM_UP)
+        case "accordion":
+            gentle = AccordionSettings.model_validate(said).gentle or min(1.0, 10 * ratio)
+            return Accordion.model_validate({**said, "gentle": max(ratio, gentle), "strong": ratio})
+        case "gravac":
+            floor = min(GravacSettings.model_validate(said).floor, 1 / ratio)
+            return Gravac.model_validate({**said, "floor": floor, "largest": 1 / ratio})
+        case "threshold":
+            return ThresholdRatio.model_validate({**said, "ratio": ratio})
+        case "scan":
+            return ScanRatio.model_validate({**said, "options": tuple(options)})
+        case _:
+            return AutoRatio(
+                options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

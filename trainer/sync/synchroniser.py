@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,15 +32,23 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.run_spec import Compression
+from hetopt.core.run_rules import why_not_local
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
-from hetopt.trainer.policies.sync.selsync import GradientChange, SelSync
+from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.policies import (
+    GradientChange,
+    SelSync,
+    SyncDecision,
+    SyncObservation,
+    SyncPolicy,
+    choose_sync_policy,
+)
 
 VOTE_BYTES = 8
 
@@ -318,3 +327,51 @@ class _Arrived(Gathering):
     def wait(self) -> list[list[float]]:
         """The rows that the checkpoint kept; there is nothing to wait for."""
         return self._kept
+
+
+def make_synchroniser(
+    spec: RunSpec,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    device: torch.device,
+    clock: Callable[[], float],
+    stopwatch: Stopwatch,
+    dataset_size: int,
+) -> Synchronizer | None:
+    """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
+
+    Args:
+        spec: of the run.
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        device: where the model is.
+        clock: seconds.
+        stopwatch: of the device.
+        dataset_size: samples of an epoch.
+
+    Raises:
+        BadInput: the run wants something besides that needs gradients to be exchanged.
+    """
+    if not spec.is_local:
+        return None
+    reason = why_not_local(spec)
+    if reason is not None:
+        raise BadInput(reason, hint="use sync bsp, or leave the other out")
+    policy = choose_sync_policy(
+        spec.sync,
+        workers=len(spec.workers),
+        seed=spec.seed,
+        dataset_size=dataset_size,
+        global_batch_size=samples_of_step(spec),
+    )
+    assert policy is not None
+    return Synchronizer(
+        model,
+        optimizer,
+        channel=partial(Channel, clock=clock, on=device),
+        stopwatch=stopwatch,
+        sync=spec.sync,
+        policy=policy,
+        compression=spec.compression,
+    )

@@ -11,7 +11,7 @@ from hetopt.api.changes import on_stream, parse_stream
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, Stream
 from hetopt.trainer.policies.policy import BatchObservation
-from hetopt.trainer.policies.stream_rate import DEAD_BAND, RateShares, stream_learning_rate_scale
+from hetopt.trainer.policies.published import DEAD_BAND, RateShares, stream_learning_rate_scale
 from tests.trainer_pieces.runs import run_of
 
 rates = st.lists(st.floats(0, 5000) | st.just(-1.0), min_size=1, max_size=6)
