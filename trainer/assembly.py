@@ -19,7 +19,6 @@ from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import gather_numbers, gather_texts
@@ -34,7 +33,6 @@ from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
-from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.steps.buckets import parts_of
@@ -52,7 +50,10 @@ from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.task import Task, make_model
+from hetopt.trainer.task import Task, least_share, make_model
+
+FEWEST_TRIED = 4
+"""Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
@@ -112,7 +113,7 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
         order = everything if parts is None else partial(parts.order, rank)
-        replay = Replay(spec.stream, rank, order=order, tell=_teller(context))
+        replay = Replay(spec.stream, rank, order=order)
         return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
     if parts is None:
         return SampleCursor(size, spec.seed)
@@ -151,22 +152,6 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
 def _own_core(spec: RunSpec) -> bool:
     """Whether every worker of this machine can have a core to itself. Paced workers share one machine."""
     return len(spec.workers) <= len(os.sched_getaffinity(0))
-
-
-def _teller(context: WorkerContext) -> Callable[[str], None]:
-    """Tells people that this worker waits: in its log, and in the run's events, into which every worker may write."""
-
-    def tell(what: str) -> None:
-        print(f"worker {context.rank} {what}", file=sys.stderr, flush=True)
-        log = EventLog(context.run_dir / EVENTS_FILE)
-        log.write("stream_waits", rank=context.rank, what=what)
-        log.close()
-
-    return tell
-
-
-FEWEST_TRIED = 4
-"""Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
 
 
 def make_step(

@@ -19,9 +19,15 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
+from hetopt.trainer.checkpoints.folder import (
+    CheckpointFolder,
+    Found,
+    copied,
+    leave_model,
+    parameters_sha256,
+    run_digest,
+)
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
-from hetopt.trainer.checkpoints.state import copied, parameters_sha256, run_digest
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
@@ -273,7 +279,7 @@ class _Run:
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
             **feed.event(),
-            **({} if self._training.replay is None else period.stream_event()),
+            **({} if (stream := self._context.spec.stream) is None else period.stream_event(stream.rates)),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
             if bound not in (0, known):

@@ -1,7 +1,9 @@
 """`Task`: what a user brings to be trained, how it is checked, and how its metrics are summed over any split.
 
-A task's model and optimizer, made and looked at: what several workers cannot train is refused before they begin.
-And the one denominator that is read off a loss: the weight of the targets that a cross entropy is a mean over.
+A task's model and optimizer, made and looked at: what several workers cannot train is refused before they begin, and
+layers that normalise over the samples of a batch cannot do that with one. The learning rate of a run: the task's own,
+times a scale for the global batch, times the task's schedule. And the one denominator that is read off a loss: the
+weight of the targets that a cross entropy is a mean over.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hetopt.core.batch_partition import least_within
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule
 from hetopt.core.training_laws import learning_rate_scale
@@ -302,3 +305,53 @@ def cross_entropy_weight(loss: Tensor) -> Tensor | None:
             return None
         node = inputs[0]
     return None
+
+
+LEAST_SAMPLES = 2
+"""Of which a mean and a variance can be taken."""
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that normalise over the samples of a batch."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def least_samples(model: nn.Module) -> int:
+    """Samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
+    return LEAST_SAMPLES if batch_norms(model) else 1
+
+
+def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
+    """Samples that every worker is to take of a batch: what the model needs, where the batch has as many."""
+    return least_within(least_samples(model), batch_size, workers)
+
+
+def normalises_apart(model: nn.Module) -> bool:
+    """Return whether BatchNorm in a model normalises each worker's samples by themselves."""
+    return any(not isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Sets the learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
+
+    Attributes:
+        task: for its schedule.
+        base: rates of the parameter groups, as a fresh optimizer came with them.
+        stretch: epochs that the schedule takes for one of the task's.
+    """
+
+    task: Task
+    base: tuple[float, ...]
+    stretch: float = 1.0
+
+    @classmethod
+    def of(cls, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> LearningRate:
+        """Remember the rates that a fresh optimizer came with."""
+        return cls(task=task, base=tuple(float(group["lr"]) for group in optimizer.param_groups), stretch=stretch)
+
+    def apply(self, optimizer: Optimizer, epoch: float, scale: float) -> None:
+        """Set the rates for the step that begins after ``epoch`` epochs."""
+        factor = scale * self.task.schedule(epoch / self.stretch)
+        for group, rate in zip(optimizer.param_groups, self.base, strict=True):
+            group["lr"] = rate * factor

@@ -20,25 +20,22 @@ from hetopt.trainer.assembly import (
     make_step,
     make_worker_pace,
 )
-from hetopt.trainer.balance import Balance, Milestones
+from hetopt.trainer.checkpoints.folder import RankState, SharedState, run_digest
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
-from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.compressor import own_momentum
 from hetopt.trainer.context import Generators, WorkerContext
 from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.data.replay import Replay, StreamCursor
-from hetopt.trainer.engine import Engine
+from hetopt.trainer.engine import Balance, Engine, Milestones
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.published import stream_learning_rate_scale
 from hetopt.trainer.statistics import parameters_of, tensors_mark
-from hetopt.trainer.steps.exchange_assembly import AdaptiveController
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
-from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.synchroniser import make_synchroniser
-from hetopt.trainer.task import Task, TaskData, make_optimizer
+from hetopt.trainer.task import LearningRate, Task, TaskData, least_share, make_optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

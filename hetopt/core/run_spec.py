@@ -344,7 +344,7 @@ BatchPolicy: TypeAlias = str
 """How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.policies`."""
 
 RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
-"""Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.steps.exchange_assembly`."""
+"""Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.steps.adaptive_controller`."""
 
 WEIGHS_WAYS: tuple[RatioPolicyName, ...] = ("scan", "auto")
 """Those that weigh whole ways to exchange by their time, compressor and collective included, and not a ratio alone."""

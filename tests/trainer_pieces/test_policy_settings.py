@@ -20,7 +20,7 @@ from hetopt.trainer.policies.published import AllocateMicroBatches, Proportional
 from hetopt.trainer.policies.ratio.gravac import Gravac
 from hetopt.trainer.policies.ratio.published import Accordion, ThresholdRatio
 from hetopt.trainer.policies.ratio.scan import ScanRatio
-from hetopt.trainer.steps.exchange_assembly import choose_ratio_policy
+from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import OPTIONS
 from .runs import run_of

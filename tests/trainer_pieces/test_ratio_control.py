@@ -16,7 +16,7 @@ from hetopt.trainer.policies.ratio.gravac import Gravac, ideal_factor
 from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
 from hetopt.trainer.policies.ratio.published import WARM_UP, Accordion, ScheduledRatio, ThresholdRatio
 from hetopt.trainer.policies.ratio.scan import Prospect, ScanRatio, pareto, scan
-from hetopt.trainer.steps.exchange_assembly import choose_ratio_policy
+from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import NETWORK, OPTIONS, curve, observe
 

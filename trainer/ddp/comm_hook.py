@@ -25,11 +25,11 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.exchange import BucketExchange, ExchangeStats
-from hetopt.trainer.normalisation import normalises_apart
 from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
 from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.task import normalises_apart
 
 SUM = "sum"
 _FLOAT32 = torch.float32

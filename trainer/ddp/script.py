@@ -40,8 +40,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.checkpoints.folder import leave_model
-from hetopt.trainer.checkpoints.state import parameters_sha256
+from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.lifetime import keep_modules

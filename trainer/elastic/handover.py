@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.checkpoints.state import RankState, SharedState
+from hetopt.trainer.checkpoints.folder import RankState, SharedState
 from hetopt.trainer.comm.compressor import ALIKE, State
 from hetopt.trainer.elastic.rendezvous import NO_GENERATION, Generation, Version
 from hetopt.trainer.packing import pack, unpack

@@ -110,19 +110,12 @@ class AllocateMicroBatches(AllocationSettings):
         return state, BatchDecision(local_batch_sizes=tuple(count * size for count in proposed), reason=reason)
 
 
-UNKNOWN_RATE = -1.0
-"""Of a stream that was not watched for long enough yet."""
-
-DEAD_BAND = 0.05
-"""Shares stay while every one of them is within this part of what its rate asks for: counts of arrivals are noisy."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateShares:
-    """The policy ``rate``. It needs an observation with rates, and is the only one whose shares change their sum.
+    """The policy ``rate``, the only one whose shares change their sum.
 
     Args:
-        stream: says what a rate asks for.
+        stream: the rates, and what a rate asks for.
         minimum: least share of a worker, in samples.
     """
 
@@ -136,19 +129,12 @@ class RateShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """The batch of every stream whose rate is known; the others keep theirs."""
-        present = observation.local_batch_sizes
-        if len(observation.rates_per_s) != len(present):
-            return state, BatchDecision(local_batch_sizes=present)
-        wanted = tuple(
-            share if rate < 0 else max(self.minimum, self.stream.batch(rate))
-            for share, rate in zip(present, observation.rates_per_s, strict=True)
-        )
-        if all(abs(share - want) <= DEAD_BAND * want for share, want in zip(present, wanted, strict=True)):
-            return state, BatchDecision(local_batch_sizes=present)
-        rates = ", ".join("?" if rate < 0 else f"{rate:.4g}" for rate in observation.rates_per_s)
-        reason = f"the streams bring {rates} samples/s"
-        return state, BatchDecision(local_batch_sizes=wanted, reason=reason)
+        """What every stream brings in a set time."""
+        wanted = tuple(max(self.minimum, self.stream.batch(rate)) for rate in self.stream.rates)
+        if wanted == observation.local_batch_sizes:
+            return state, BatchDecision(local_batch_sizes=wanted)
+        rates = ", ".join(f"{rate:.4g}" for rate in self.stream.rates)
+        return state, BatchDecision(local_batch_sizes=wanted, reason=f"the streams bring {rates} samples/s")
 
 
 def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:

@@ -20,12 +20,10 @@ from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.assembly import make_worker_pace
-from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Engine, announce
-from hetopt.trainer.normalisation import least_share
+from hetopt.trainer.engine import Balance, Engine, announce
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import KeepShares
 from hetopt.trainer.script.audit import Audits
@@ -37,6 +35,7 @@ from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.task import least_share
 
 STEPS_FILE = "steps.jsonl"
 

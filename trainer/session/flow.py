@@ -29,7 +29,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Store, sum_numbers
-from hetopt.trainer.checkpoints.state import SharedState
+from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators

@@ -1,0 +1,522 @@
+"""What is sent, and how: decided between control periods by a ratio policy, the same on every rank.
+
+What the exchanges of a control period were like, each worker measures, and gathers with the control vector.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from hetopt.core.artifact import Record
+from hetopt.core.comm.composition import GATHER, why_not_controlled
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
+from hetopt.core.run_rules import check_ratio_controller
+from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, GravacSettings, RunSpec, Settings
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
+from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.network import Network
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
+from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
+from hetopt.trainer.policies.ratio.policy import (
+    GainCurve,
+    RatioDecision,
+    RatioObservation,
+    RatioPolicy,
+    Verdict,
+    gain_of,
+)
+from hetopt.trainer.policies.ratio.published import WARM_UP, Accordion, ScheduledRatio, ThresholdRatio
+from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """One worker's exchanges of a period, those in the way that is in use now.
+
+    Attributes:
+        exchanges: how many; the means and medians are over them.
+        step_s: median time of the whole step, with what comes between and behind the parts below; 0: nobody timed it.
+        compute_s: median time of the computation before them.
+        compress_s: median of the worker's own work, and of what it does together with others of its host.
+        sync_s: median of the operations between hosts, with the wait for slower workers; under backward, of all that
+            the step had to wait for.
+        sent_bytes: mean of what the worker contributed.
+        energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
+        gradient_energy: mean, of the gradient alone; 0 where nobody asks.
+        candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
+        look_energy: of gradient and residual when gains were looked at; 0: they were not.
+        look_energies: what the largest elements would have kept, one for each ratio that runs look at.
+    """
+
+    exchanges: float = 0.0
+    step_s: float = 0.0
+    compute_s: float = 0.0
+    compress_s: float = 0.0
+    sync_s: float = 0.0
+    sent_bytes: float = 0.0
+    energy: float = 0.0
+    kept_energy: float = 0.0
+    gradient_energy: float = 0.0
+    candidate_gain: float = 0.0
+    floor_gain: float = 0.0
+    look_energy: float = 0.0
+    look_energies: tuple[float, ...] = ()
+
+    def to_list(self) -> list[float]:
+        """The numbers, in the order of the fields."""
+        *single, looked = (getattr(self, field.name) for field in fields(self))
+        return [*single, *looked]
+
+    @classmethod
+    def from_list(cls, row: Sequence[float]) -> Traffic:
+        """The traffic that `to_list` gave."""
+        single = len(fields(cls)) - 1
+        named = {field.name: number for field, number in zip(fields(cls), row[:single], strict=False)}
+        return replace(cls(look_energies=tuple(row[single:])), **named)  # type: ignore[arg-type]  # all but the last
+
+
+def traffic_of(
+    traces: Sequence[StepTrace],
+    stopwatch: Stopwatch,
+    *,
+    way: str,
+    dense_bytes: int,
+    looks: int = 0,
+    spans: Sequence[tuple[Mark, Mark]] = (),
+) -> Traffic:
+    """The traffic of some steps.
+
+    Args:
+        traces: of the steps.
+        stopwatch: that read their marks.
+        way: only steps that exchanged in this way count.
+        dense_bytes: what a worker contributed where everything was summed under backward.
+        looks: ratios at which runs look at gains.
+        spans: beginning and end of each step.
+    """
+    places = [place for place, trace in enumerate(traces) if trace.way == way]
+    own = [traces[place] for place in places]
+    looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
+    found = Traffic(look_energies=(0.0,) * looks)
+    if looked is not None and looked.energy is not None:
+        found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
+    if not own:
+        return found
+    seconds = stopwatch.seconds
+    dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
+
+    def waited_for(trace: StepTrace) -> ExchangeStats:
+        """What of an exchange adds to a step: all of it, or what backward did not hide."""
+        stats = dense if trace.exchange is None else trace.exchange
+        if trace.exchange is not None and not trace.under_backward:
+            return stats
+        return replace(stats, compress_s=0.0, sync_s=seconds(trace.backward_end, trace.reduce_end))
+
+    stats = [waited_for(trace) for trace in own]
+    gains = [one.level_gains for one in stats if one.level_gains is not None]
+    return replace(
+        found,
+        exchanges=len(own),
+        step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
+        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in own),
+        compress_s=statistics.median(one.compress_s for one in stats),
+        sync_s=statistics.median(one.sync_s for one in stats),
+        sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
+        energy=statistics.fmean(one.energy or 0.0 for one in stats),
+        kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
+        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
+        candidate_gain=statistics.fmean(gain for gain, _ in gains) if gains else 0.0,
+        floor_gain=statistics.fmean(gain for _, gain in gains) if gains else 0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTraffic:
+    """The traffic of all workers, in rank order."""
+
+    rows: tuple[Traffic, ...]
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges that the figures are over; the same on all workers."""
+        return int(self.rows[0].exchanges)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step, which is as long on all workers; where nobody timed it, all of its parts."""
+        whole_s = statistics.median(row.step_s for row in self.rows) or self.compress_s + self.sync_s + self.compute_s
+        return max(whole_s, self.compute_s)
+
+    @property
+    def compute_s(self) -> float:
+        """Compute time of the slowest worker, in seconds."""
+        return max(row.compute_s for row in self.rows)
+
+    @property
+    def compress_s(self) -> float:
+        """Time for compression on the slowest worker, in seconds."""
+        return max(row.compress_s for row in self.rows)
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds in the collective of the worker that waited least, so that only the network is in it."""
+        return min(row.sync_s for row in self._senders)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Mean over the workers that send to others."""
+        return round(statistics.fmean(row.sent_bytes for row in self._senders))
+
+    @property
+    def _senders(self) -> tuple[Traffic, ...]:
+        return tuple(row for row in self.rows if row.sent_bytes > 0) or self.rows
+
+    @property
+    def energy(self) -> tuple[float, ...]:
+        """Energy (squared norm) of each worker's gradient."""
+        return tuple(row.energy for row in self.rows)
+
+    @property
+    def kept_energy(self) -> tuple[float, ...]:
+        """Retained energy of each worker's gradient."""
+        return tuple(row.kept_energy for row in self.rows)
+
+    @property
+    def gain(self) -> float:
+        """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
+        return gain_of(sum(self.kept_energy), sum(self.energy))
+
+    @property
+    def gradient_norm(self) -> float:
+        """Root of the mean square over workers and steps; 0 where nobody asks."""
+        return math.sqrt(statistics.fmean(row.gradient_energy for row in self.rows))
+
+    @property
+    def level_gains(self) -> tuple[float, float] | None:
+        """Of the candidate and of the floor, where steps chose between them; None: they did not."""
+        row = max(self.rows, key=lambda row: row.floor_gain)  # workers whose host sends for them tell nothing
+        return (row.candidate_gain, row.floor_gain) if row.floor_gain > 0 else None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return all(math.isfinite(number) for row in self.rows for number in row.to_list())
+
+    def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
+        """At the ratios that runs look at; None: nobody looked."""
+        looked = [row for row in self.rows if row.look_energy]
+        if not ratios or not looked:
+            return None
+        return GainCurve(
+            ratios=tuple(ratios),
+            kept=tuple(row.look_energies for row in looked),
+            energy=tuple(row.look_energy for row in looked),
+        )
+
+
+LOOKED_STEPS = 3
+"""Of a period that looks at gains while gradients travel in buckets, at least."""
+
+LEAST_SAVING = 0.05
+"""Of a step, that is worth another collective at the same ratio."""
+
+
+class ControllerState(Record):
+    """What a checkpoint keeps.
+
+    Attributes:
+        policy: name of the ratio policy.
+        policy_state: what it remembers.
+        ratio, key: the candidate that was in use.
+    """
+
+    policy: str
+    policy_state: dict[str, Any]
+    ratio: float
+    key: str
+
+
+class AdaptiveController:
+    """The same on every rank: what changes it is what all ranks read.
+
+    Args:
+        spec: of the run; it steers its exchange.
+        candidates: what there is to choose from.
+        network: as measured at the start; None: nothing here asks for it.
+        tries_twins: whether somebody acts on `try_ratio`.
+
+    Attributes:
+        candidates: what there is to choose from.
+        candidate: in use in the next steps.
+        network: as measured at the start; None: nothing here asks for it.
+
+    Raises:
+        BadInput: the ratio policy cannot steer the compressor.
+    """
+
+    def __init__(
+        self, spec: RunSpec, candidates: Candidates, network: Network | None, *, tries_twins: bool = False
+    ) -> None:
+        self._name = spec.ratio_policy
+        self.candidates = candidates
+        self.network = network
+        reason = why_not_controlled(candidates.asked.name, self._name, candidates.asked.collective)
+        if reason is not None and not spec.weighs_ways:
+            raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
+        weighed = [each.option for each in candidates.all] if spec.weighs_ways else []
+        if self._name == "scan":
+            weighed = [option for option in weighed if option.gain is None]
+        self._policy: RatioPolicy[Any] = choose_ratio_policy(
+            self._name,
+            ratio=spec.compression.ratio,
+            settings=spec.ratio_settings,
+            options=weighed,
+            coefficient=spec.slowdown_coefficient,
+            most_lost=MOST_LOST,
+            # Samples have to be drawn ahead, and gradients must not need scaling.
+            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
+        )
+        self._state: Record = self._policy.initial()
+        self._times = StepTimes()
+        self._used: str | None = None
+        self._verdict: Verdict | None = None
+        self._decision = self._first(spec)
+        self.candidate = self._candidate_of(self._decision)
+
+    def _first(self, spec: RunSpec) -> RatioDecision:
+        """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
+        wish = self._policy.first(self.network)
+        if self._name == "auto" and spec.compression.ratio < 1:
+            start = self.candidates.nearest(spec.compression.ratio).option
+            return RatioDecision(
+                ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
+            )
+        return wish
+
+    @property
+    def look_at(self) -> Sequence[float]:
+        """Ratios at which the next look reads gains; none where nobody asks for one."""
+        return self.looks if self._decision.measure_gain else ()
+
+    @property
+    def looks(self) -> tuple[float, ...]:
+        """Ratios at which this run looks at gains, whenever it does."""
+        asked = self.candidates.asked.ratio
+        return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
+
+    @property
+    def try_ratio(self) -> float | None:
+        """What twins should be trained for before the next step; None: nothing."""
+        return self._decision.try_ratio if self._verdict is None else None
+
+    def heard(self, verdict: Verdict) -> None:
+        """What they have shown; the same on all ranks."""
+        self._verdict = verdict
+
+    def period_steps(self, steps: int) -> int:
+        """Steps until the next look, where the run would look after so many."""
+        wished = self._decision.look_after_steps
+        if wished is None:
+            return steps
+        # Steps that look exchange after backward: no time of one in buckets. The row may travel under one step more.
+        least = LOOKED_STEPS if self._decision.measure_gain and self.candidate.in_buckets else 1
+        return max(1, min(steps, max(least, wished)))
+
+    @property
+    def slowdown_coefficient(self) -> float | None:
+        """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
+        policy, state, network = self._policy, self._state, self.network
+        if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
+            return None
+        return Outlook(policy, state, network).coefficient
+
+    def judge(
+        self,
+        traffic: GroupTraffic,
+        *,
+        step: int,
+        epoch: float,
+        learning_rate: float,
+        steps_left: int | None = None,
+        loss: float | None = None,
+    ) -> Event | None:
+        """Learn from a period, and decide; what changed, if anything did.
+
+        Args:
+            traffic: of the period, of the candidate in use.
+            step: steps done.
+            epoch: passes over the data completed, with fractions.
+            learning_rate: of the first parameter group.
+            steps_left: until the run ends by its own rules; absent: that is not known.
+            loss: mean over the samples of the period; absent: nobody asks.
+        """
+        if not _tells(traffic):
+            # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
+            self._decision = replace(self._decision, measure_gain=False)
+            return None
+        before = self.candidate
+        self._used = before.option.key
+        observation = RatioObservation(
+            step=step,
+            steps=min(traffic.exchanges, step),
+            epoch=epoch,
+            ratio=before.option.ratio,
+            compute_s=traffic.compute_s,
+            step_s=traffic.step_s,
+            kept_energy=traffic.kept_energy,
+            energy=traffic.energy,
+            gradient_norm=traffic.gradient_norm,
+            gain_curve=traffic.gain_curve(self.looks),
+            network=self.network,
+            option=before.option.key,
+            learning_rate=learning_rate,
+            steps_left=steps_left,
+            loss=loss,
+            verdict=self._verdict,
+            level_gains=traffic.level_gains,
+        )
+        if self.network is not None:
+            self._times = self._times.after(
+                before.option,
+                self.network,
+                step_s=observation.step_s,
+                compute_s=observation.compute_s,
+                steps=observation.steps,
+            )
+        self._verdict = None
+        self._state, self._decision = self._policy.decide(self._state, observation)
+        self.candidate = self._candidate_of(self._decision)
+        if self.candidate.option.key == before.option.key and self.candidate.compression == before.compression:
+            return None
+        return {
+            "before": before.option.key,
+            "after": self.candidate.option.key,
+            "reason": self._decision.reason or self._reason or "",
+        }
+
+    def _candidate_of(self, decision: RatioDecision) -> Candidate:
+        """The candidate that a decision means; of several collectives the quickest."""
+        self._reason: str | None = None
+        if decision.option is not None:
+            named = self.candidates.find(decision.option)
+            assert named is not None, f"{decision.option} is not on the candidates"
+            return named
+        found = self.candidates.at(decision.ratio)
+        if decision.least_gain is not None:
+            levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
+            plain = next(each for each in found if each.option.collective == GATHER)
+            return replace(plain, compression=plain.compression.model_copy(update=levels))
+        if len(found) == 1 or self.network is None:
+            return found[0]
+        steps_s = {each.option.key: self._times.step_s(each.option, self.network) for each in found}
+        best = min(found, key=lambda each: steps_s[each.option.key])
+        used = next((each for each in found if each.option.key == self._used), None)
+        now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.option.key]
+        if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
+            return used
+        self._reason = f"{way_in_words(best.option.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
+        return best
+
+    def state(self) -> Mapping[str, object]:
+        """What a checkpoint keeps, as plain JSON."""
+        return ControllerState(
+            policy=self._name,
+            policy_state=self._state.model_dump(mode="json"),
+            ratio=self.candidate.option.ratio,
+            key=self.candidate.option.key,
+        ).model_dump(mode="json")
+
+    def resume(self, saved: Mapping[str, object]) -> None:
+        """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
+
+        The network is not part of it: it was measured anew.
+
+        Raises:
+            BadInput: the state is damaged.
+        """
+        try:
+            state = ControllerState.model_validate(saved)
+            if state.policy != self._name:
+                return
+            kind = type(self._policy.initial())
+            # What another version of the policy remembered besides means nothing to this one.
+            known = {key: value for key, value in state.policy_state.items() if key in kind.model_fields}
+            self._state = kind.model_validate(known)
+        except ValidationError:
+            raise BadInput(
+                f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
+            ) from None
+        found = [
+            each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.option.key == state.key
+        ]
+        if found:
+            self.candidate = found[0]
+            option = state.key if self._name in WEIGHS_WAYS else None
+            self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+        if isinstance(self._state, GravacState):
+            assert isinstance(self._policy, Gravac)
+            self._decision = self._policy.payload(self._state)
+            self.candidate = self._candidate_of(self._decision)
+
+
+def _tells(traffic: GroupTraffic) -> bool:
+    """Whether anything was seen of the candidate in use."""
+    return traffic.exchanges > 0 and traffic.is_finite
+
+
+def choose_ratio_policy(
+    name: str,
+    *,
+    ratio: float,
+    options: Sequence[Option] = (),
+    coefficient: float = CAUTIOUS_COEFFICIENT,
+    most_lost: float = math.inf,
+    tries_twins: bool = False,
+    settings: Settings | None = None,
+) -> RatioPolicy[Any]:
+    """The policy of that name. What its state is made of, `RatioPolicy.initial` tells.
+
+    Args:
+        name: of the policy.
+        ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
+        options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
+        coefficient: of the law of slowdown, as ``auto`` has it in mind.
+        most_lost: more steps than dense training that ``auto`` may cost.
+        tries_twins: whether ``auto`` may ask for trials.
+        settings: that are not the published ones (`hetopt.core.run_spec`).
+
+    Raises:
+        BadInput: there is no such policy, or the ratio leaves it nothing to decide.
+    """
+    check_ratio_controller(name, ratio)
+    said = settings or {}
+    match name:
+        case "fixed":
+            return ScheduledRatio(ratio=ratio)
+        case "warm_up":
+            return ScheduledRatio(ratio=ratio, schedule=WARM_UP)
+        case "accordion":
+            gentle = AccordionSettings.model_validate(said).gentle or min(1.0, 10 * ratio)
+            return Accordion.model_validate({**said, "gentle": max(ratio, gentle), "strong": ratio})
+        case "gravac":
+            floor = min(GravacSettings.model_validate(said).floor, 1 / ratio)
+            return Gravac.model_validate({**said, "floor": floor, "largest": 1 / ratio})
+        case "threshold":
+            return ThresholdRatio.model_validate({**said, "ratio": ratio})
+        case "scan":
+            return ScanRatio.model_validate({**said, "options": tuple(options)})
+        case _:
+            return AutoRatio(
+                options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins
+            )
