@@ -40,8 +40,6 @@ from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, 
 from hetopt.trainer.steps.fused_step import (
     DoesNotFit,
     FusedStep,
-    LocalGradient,
-    NoExchange,
     Switch,
     half_of,
     switch_between,
@@ -191,7 +189,7 @@ def make_step(
         asked = compression.model_dump_json(exclude={"name", "ratio"})
         meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}", Channel())
     # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
-    _fit(feed, LocalGradient(module, feed, device).try_out, 2, context.rank)
+    _fit(feed, FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace).warm_up, 2, context.rank)
     module.zero_grad(set_to_none=True)
     _try_loss(context, task, module, feed, samples)
     # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
@@ -235,7 +233,7 @@ def make_step(
     step = FusedStep(
         module=module,
         reader=feed,
-        exchange=config.exchange or NoExchange(),
+        exchange=config.exchange,
         in_buckets=bucket_sum,
         switch=switch,
         stopwatch=stopwatch,

@@ -76,24 +76,19 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
     """
     material = material or Material.load(context.spec)
     held: Held | None = None
-    while (lost := _attempt(context, material.task, material.data, crew, held)) is not None:
+    while True:
+        is_over, held = _attempt(context, material.task, material.data, crew, held)
+        if is_over:
+            return
         assert crew is not None
         gc.collect()  # what the broken group trained with, before the next one is given as much memory
-        held = lost.held
         context = crew.join(held)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Lost:
-    """What the loss of others leaves: what this worker has of the training."""
-
-    held: Held | None
 
 
 def _attempt(
     context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: Held | None
-) -> _Lost | None:
-    """Train with one group of workers; None: to the end."""
+) -> tuple[bool, Held | None]:
+    """Train with one group of workers; return whether that was to the end, and else what this worker has of it."""
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
@@ -102,11 +97,11 @@ def _attempt(
         with matrices_in(context.spec.precision):
             run.resume(held)
             run.go()
-        return None
+        return True, None
     except Exception as error:
         if crew is not None and crew.survives(error):
             crew.leave(str(error))  # at once: others may still wait for this worker
-            return _Lost(held=(run.held() if run is not None else None) or held)
+            return False, (run.held() if run is not None else None) or held
         raise
     finally:
         if run is not None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -169,21 +170,20 @@ def _keep_alive(run_dir: Path, meeting: str) -> int:
     from hetopt.trainer.elastic.worker_supervisor import keep
 
     spec, place = read_spec(run_dir), Place.of(os.environ)
-    work = SupervisedWork(run_dir, meeting, os.getpid())
+    work = partial(live_supervised, run_dir, meeting, os.getpid())
     return keep({place.rank: work}, replacements=spec.max_restarts, tell=lambda *lost: tell_lost(run_dir, spec, *lost))
 
 
-@dataclass(frozen=True)
-class SupervisedWork:
-    """A worker's life in a fork of its warden; the exit code."""
+def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
+    """Live a worker's life in a fork of its warden; return the exit code.
 
-    run_dir: Path
-    meeting: str
-    warden: int
-
-    def __call__(self) -> int:
-        die_with_parent(self.warden, signal.SIGKILL)
-        return _live(self.run_dir, self.meeting)
+    Args:
+        run_dir: of the run.
+        meeting: where workers meet.
+        warden: number of the process that this one is a fork of, and ends with.
+    """
+    die_with_parent(warden, signal.SIGKILL)
+    return _live(run_dir, meeting)
 
 
 def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:

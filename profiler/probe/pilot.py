@@ -28,7 +28,7 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
+from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, matrices_in, trainable_parameters
@@ -320,7 +320,6 @@ class LocalPilot:
         step = FusedStep(
             module=loss,
             reader=reader,
-            exchange=NoExchange(),
             stopwatch=stopwatch,
             pace=Slowdown(),
             norms=sync.name == "selsync",

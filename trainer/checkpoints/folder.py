@@ -26,6 +26,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
 from hetopt.core.errors import BadInput, RunFailed
@@ -108,13 +109,7 @@ def run_digest(spec: RunSpec) -> str:
 
 def copied(value: Any) -> Any:
     """Nested dictionaries, lists and tuples with a copy of every tensor, on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: copied(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(copied(each) for each in value)
-    return value
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def parameters_sha256(model: nn.Module) -> str:

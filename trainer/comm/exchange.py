@@ -89,7 +89,6 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
     )
 
 
-_STEP = f"{ALIKE}step"
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
@@ -228,7 +227,7 @@ class Exchange:
         check_state(rest, {**self._residual.state(), **self._carried()})
         self._residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
-        self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
+        self._step = int(state.get(_STEPS, torch.tensor(self._step)))
         self._chain.load_state(carried)
         self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
 
@@ -247,8 +246,7 @@ class Exchange:
 
     def _carried(self) -> State:
         """What the compression in use carries from step to step, the same on all workers."""
-        carried = {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
-        return {**carried, _STEP: torch.tensor(self._step)} if carried or self._chain.counts_steps else {}
+        return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
 
 
 def with_memory(compression: Compression, first: Compression) -> Compression:
@@ -515,7 +513,7 @@ class BucketExchange:
         """What a checkpoint needs: a copy of the residual, in the order of the parameters. Not while backward runs."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
-        return {**state, _STEP: torch.tensor(self._step)} if self._random else state
+        return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Remember what `state` gave.
@@ -525,7 +523,7 @@ class BucketExchange:
         """
         check_state(state, self.state())
         self._buckets.clear()
-        self._step = int(state.get(_STEP, torch.tensor(0)))
+        self._step = int(state.get(_STEPS, torch.tensor(0)))
         for key, value in self._whole.items():
             value.copy_(state[key])
 

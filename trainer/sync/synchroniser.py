@@ -183,7 +183,7 @@ class Synchronizer:
         self._samples: tuple[int, ...] = (0,) * self._workers
         self._local_steps = 0
         self._change = GradientChange(smoothing=sync.smoothing)
-        self._votes: Gathering | None = None
+        self._votes: Callable[[], list[list[float]]] | None = None
         self._told: deque[Told] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
@@ -222,10 +222,10 @@ class Synchronizer:
             return None
         assert trace.gradient_energy is not None
         self._change = self._change.after(trace.gradient_energy)
-        arrived, now = self._votes, Gathering([self._change.change], self._workers)
+        arrived, now = self._votes, Gathering([self._change.change], self._workers).wait
         if self._sync.vote_lag == 0:
-            return tuple(row[0] for row in now.wait())
-        rows = None if arrived is None else arrived.wait()
+            return tuple(row[0] for row in now())
+        rows = None if arrived is None else arrived()
         self._votes = now
         return None if rows is None else tuple(row[0] for row in rows)
 
@@ -287,7 +287,7 @@ class Synchronizer:
             "local_steps": self._local_steps,
             "mean": self._change.mean,
             "change": self._change.change,
-            "votes": None if self._votes is None else self._votes.wait(),
+            "votes": None if self._votes is None else self._votes(),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -310,23 +310,12 @@ class Synchronizer:
                 self._rounded.residual.load_state(state["held_back"])
             self._local_steps = int(state["local_steps"])
             self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
-            self._votes = None if state["votes"] is None else _Arrived(state["votes"])
+            rows = state["votes"]
+            self._votes = None if rows is None else lambda: rows
         except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
             raise BadInput(
                 "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
             ) from None
-
-
-class _Arrived(Gathering):
-    """Rows that a checkpoint kept."""
-
-    def __init__(self, rows: list[list[float]]) -> None:
-        super().__init__(rows[0], 1)
-        self._kept = rows
-
-    def wait(self) -> list[list[float]]:
-        """The rows that the checkpoint kept; there is nothing to wait for."""
-        return self._kept
 
 
 def make_synchroniser(
