@@ -26,10 +26,17 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.cursor import Cursor, MicroBatch, SampleCursor
+from hetopt.trainer.data.cursor import (
+    NEED_LABELS,
+    Cursor,
+    MicroBatch,
+    PartitionedCursor,
+    Parts,
+    SampleCursor,
+    make_parts,
+)
 from hetopt.trainer.data.fetch import Batch, MapDataset, labels_of
 from hetopt.trainer.data.injection import Injector
-from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss

@@ -30,9 +30,8 @@ from hetopt.trainer.checkpoints.folder import (
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.rendezvous import Version
-from hetopt.trainer.elastic.worker_group import WorkerGroup
+from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
 from hetopt.trainer.engine import announce
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins

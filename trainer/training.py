@@ -28,7 +28,7 @@ from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Balance, Engine, Milestones
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.policies.published import stream_learning_rate_scale
+from hetopt.trainer.policies.choose import stream_learning_rate_scale
 from hetopt.trainer.statistics import parameters_of, tensors_mark
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of

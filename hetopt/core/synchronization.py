@@ -30,7 +30,7 @@ Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
 
 PartitionName = Literal["global", "shards", "seldp", "labels"]
-"""Each is explained in `hetopt.trainer.data.partitions`."""
+"""Each is explained in `hetopt.trainer.data.cursor`."""
 
 
 POLICIES: Mapping[SyncName, str] = MappingProxyType(

@@ -100,9 +100,8 @@ class BatchReader:
     @property
     def cutting(self) -> Cutting:
         """How slices are cut; one across the end of an epoch is cut there when the data is augmented."""
-        size = len(self.dataset)
-        epoch_size = size if changes_with_epoch(self.dataset) else None
-        return Cutting(epoch_size=epoch_size, unit=self.unit, max_samples=self.max_samples)
+        apart = changes_with_epoch(self.dataset)
+        return Cutting(keeps_epochs_apart=apart, unit=self.unit, max_samples=self.max_samples)
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
         """The micro-batches of one rank."""
