@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,7 @@ from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
@@ -40,8 +39,6 @@ from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.replay import Replay, StreamCursor, every_nth_of_all
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
-from hetopt.trainer.policies.choose import choose_policy
-from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, is_steered, make_exchange
 from hetopt.trainer.steps.fused_step import (
@@ -55,7 +52,7 @@ from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.task import Task, least_share, make_model
+from hetopt.trainer.task import Task, make_model
 
 FEWEST_TRIED = 4
 """Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
@@ -74,15 +71,6 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
                 tensor.copy_(staged)
     model.train()
     return model
-
-
-def make_controller(spec: RunSpec, model: nn.Module) -> BatchPolicy[Any]:
-    """The batch policy of a run.
-
-    A share has no upper bound: what exceeds a worker's memory is computed in micro-batches. BatchNorm cannot normalise
-    a single sample, so models that have it keep two on every worker where the global batch allows.
-    """
-    return choose_policy(spec, minimum=least_share(model, spec.global_batch_size, len(spec.workers)))
 
 
 def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
@@ -150,13 +138,8 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
         context.worker,
         context.device,
         conditions=ConditionsReader(context.run_dir),
-        own_core=_own_core(context.spec),
+        own_core=len(context.spec.workers) <= len(os.sched_getaffinity(0)),  # paced workers share one machine,
     )
-
-
-def _own_core(spec: RunSpec) -> bool:
-    """Whether every worker of this machine can have a core to itself. Paced workers share one machine."""
-    return len(spec.workers) <= len(os.sched_getaffinity(0))
 
 
 def make_step(

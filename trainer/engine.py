@@ -294,18 +294,6 @@ class Engine:
         Args:
             told: of this worker besides its steps (see `PeriodLog.close`).
         """
-        row, begun_s = self.row(**told), self.context.clock()
-        gathering = Gathering(row, self.context.world_size)
-        self.control_s += self.context.clock() - begun_s
-        self.log.resume()
-        return gathering
-
-    def row(self, **told: Any) -> list[float]:
-        """This worker's row, for whoever sends it with something else.
-
-        Args:
-            told: as of `gather`.
-        """
         begun_s = self.context.clock()
         steering = self.exchange.steering
         traffic = self.log.traffic(
@@ -314,17 +302,14 @@ class Engine:
             looks=0 if steering is None else len(steering.looks),
         )
         row = [*self.log.close(**told).to_list(), *traffic.to_list()]
+        gathering = Gathering(row, self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()
-        return row
+        return gathering
 
     def read(self, gathering: Gathering) -> Period:
         """What the workers' rows tell of the period; waits for them."""
-        return self.period_of(gathering.wait())
-
-    def period_of(self, rows: Sequence[Sequence[float]]) -> Period:
-        """The same of rows that are there, in rank order."""
-        return Period.of(rows, local_batch_sizes=self.balance.shares)
+        return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
         """Write the ``step`` event."""

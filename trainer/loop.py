@@ -238,7 +238,9 @@ class _Run:
             steps,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
-            all_meet=context.world_size == 1 or self._training.replay is not None or self._all_meet_after(steps),
+            all_meet=context.world_size == 1
+            or training.replay is not None
+            or training.milestones.all_meet(training.step, training.feed.cursor.position, steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
@@ -246,9 +248,6 @@ class _Run:
         conclude(self._training, period)
         training.control_s += clock() - begun_s
         return period
-
-    def _all_meet_after(self, steps: int) -> bool:
-        return self._training.milestones.all_meet(self._training.step, self._training.feed.cursor.position, steps)
 
     def _tell(self, gathering: Gathering) -> Period:
         """Read what the workers' rows tell of a period, and write it.
@@ -404,7 +403,7 @@ def conclude(training: Training, period: Period) -> None:
 
 def _try_twins(training: Training) -> None:
     """Where it is worth knowing whether thin exchanges would hold training back."""
-    context, steering = training.context, training.steering
+    context, steering = training.context, training.exchange.steering
     ratio = None if steering is None else steering.try_ratio
     if steering is None or ratio is None:
         return

@@ -40,7 +40,6 @@ class ControlRow:
         compute_spread_s: robust standard deviation of one step's compute time over those.
         loss_sum: sum of the losses over the worker's samples.
         pace_use: real over declared compute time (see `Pace.use`); 0: not known.
-        micro_batches: mean number that the worker's samples were computed in.
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
         since_checkpoint_s: on the worker's clock; the leader's counts.
@@ -63,7 +62,6 @@ class ControlRow:
     compute_spread_s: float
     loss_sum: float
     pace_use: float
-    micro_batches: float
     memory_bound: float
     stop_wished: float
     since_checkpoint_s: float
@@ -86,9 +84,6 @@ class ControlRow:
 
 
 _ROW = tuple(field.name for field in fields(ControlRow))
-DRAWN = slice(_ROW.index("drawn_epoch"), _ROW.index("drawn_batch") + 1)
-"""Where a row tells of the next batch, which is known last."""
-
 NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
 """Of a worker that is alone."""
 
@@ -282,7 +277,6 @@ class PeriodLog:
             compute_spread_s=1.4826 * statistics.median(abs(time_s - median_s) for time_s in self._judged_s),
             loss_sum=sum(float(trace.loss_sum) for trace in traces),
             pace_use=pace_use,
-            micro_batches=statistics.fmean(trace.micro_batches for trace in traces),
             memory_bound=memory_bound,
             stop_wished=float(stop_wished),
             since_checkpoint_s=since_checkpoint_s,

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
-    make_controller,
     make_feed,
     make_step,
     make_worker_pace,
@@ -28,9 +27,8 @@ from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Balance, Engine, Milestones
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.policies.choose import stream_learning_rate_scale
+from hetopt.trainer.policies.choose import choose_policy, stream_learning_rate_scale
 from hetopt.trainer.statistics import parameters_of, tensors_mark
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.stopwatch import make_stopwatch
@@ -79,8 +77,10 @@ class Training(Engine):
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
+        # A share has no upper bound: what exceeds a worker's memory is computed in micro-batches. BatchNorm cannot
+        # normalise a single sample, so models that have it keep two on every worker where the global batch allows.
         least = least_share(model, spec.global_batch_size, len(spec.workers))
-        balance = Balance(spec, make_controller(spec, model), minimum=least)
+        balance = Balance(spec, choose_policy(spec, minimum=least), minimum=least)
         self.feed = make_feed(context, data.train)
         self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
@@ -158,11 +158,6 @@ class Training(Engine):
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
-    @property
-    def steering(self) -> AdaptiveController | None:
-        """What decides how gradients travel; None: that stays as it is."""
-        return self.exchange.steering
-
     def shared_state(self) -> SharedState:
         """What all workers share now; its tensors are those that training changes."""
         return SharedState(
@@ -175,7 +170,7 @@ class Training(Engine):
             cursor=self.feed.cursor.state(),
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
-            steering=None if self.steering is None else self.steering.state(),
+            steering=None if self.exchange.steering is None else self.exchange.steering.state(),
             loss_scale=None if self.loss_scale is None else asdict(self.loss_scale),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,

@@ -110,9 +110,6 @@ def test_workers_count_by_their_energy():
     assert GainCurve(ratios=(0.1,), kept=((0.0,),), energy=(0.0,)).gain(0.1) == 1
 
 
-# --- what compression costs ---
-
-
 # --- DGC's warm-up ---
 
 

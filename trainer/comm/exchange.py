@@ -158,7 +158,10 @@ class Exchange:
         Raises:
             BadInput: it does not go with the residual.
         """
-        compression = with_memory(compression, self._first)
+        if compression.memory == AUTO:
+            first = self._first
+            memory = combine(first.name, memory=first.memory, collective=first.collective).memory
+            compression = compression.model_copy(update={"memory": memory})
         if compression != self.compression:
             self._begin(compression)
 
@@ -221,9 +224,8 @@ class Exchange:
             BadInput: the state belongs to another residual or to another model.
         """
         rest = {key: value for key, value in state.items() if key not in _OWN}
-        in_use = compression_in(state)
-        if in_use is not None:
-            self._begin(in_use)
+        if (in_use := state.get(_IN_USE)) is not None:
+            self._begin(Compression.model_validate_json(bytes(in_use.tolist())))
         check_state(rest, {**self._residual.state(), **self._carried()})
         self._residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
@@ -247,20 +249,6 @@ class Exchange:
     def _carried(self) -> State:
         """What the compression in use carries from step to step, the same on all workers."""
         return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
-
-
-def with_memory(compression: Compression, first: Compression) -> Compression:
-    """The compression with the residual that a run has which began with another one, unless it names its own."""
-    if compression.memory != AUTO:
-        return compression
-    memory = combine(first.name, memory=first.memory, collective=first.collective).memory
-    return compression.model_copy(update={"memory": memory})
-
-
-def compression_in(state: Mapping[str, Tensor]) -> Compression | None:
-    """The compression that was in use when an exchange gave this state; None where it does not say."""
-    written = state.get(_IN_USE)
-    return None if written is None else Compression.model_validate_json(bytes(written.tolist()))
 
 
 def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:

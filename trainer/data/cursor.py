@@ -288,12 +288,6 @@ def upcoming(cursor: Cursor, shares: Sequence[int], cutting: Cutting, rank: int)
         yield from cutting.parts(cursor.take(shares), rank)
 
 
-NAMES: dict[PartitionName, str] = {
-    "global": "one shuffled order for all, each sample once an epoch, whoever takes it",
-    "shards": "each worker has a part of its own",
-    "seldp": "workers go round the parts, at any time on different ones (SelSync)",
-    "labels": "each worker has samples of a few labels only",
-}
 NEED_LABELS: tuple[PartitionName, ...] = ("labels",)
 
 _ORDER, _LABELS, _SPLIT = range(3)

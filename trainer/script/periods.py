@@ -160,7 +160,6 @@ class Periods:
         stats: ExchangeStats | None,
         *,
         hidden: bool,
-        micro_batches: int = 1,
         waited_s: float = 0.0,
         energy: float | None = None,
     ) -> StepTrace:
@@ -170,7 +169,6 @@ class Periods:
             loss_sum: of this worker's samples, float64.
             stats: of the exchange; None: there was none.
             hidden: whether it was under backward.
-            micro_batches: backward passes of the step.
             waited_s: for others, in all of them but the last.
             energy: squared norm of this worker's gradient, where workers train for themselves.
         """
@@ -181,7 +179,6 @@ class Periods:
             start=self.begun,
             backward_end=now if computed is None else computed,
             reduce_end=now,
-            micro_batches=micro_batches,
             waited_s=waited_s,
             way="" if stats is None else self.engine.exchange.way,
             exchange=stats,

@@ -455,7 +455,6 @@ class Flow:
                 self._loss_sum,
                 self._stats[0] if len(self._stats) == 1 else summed(self._stats) if self._stats else None,
                 hidden=first is not None and first.was_hidden,
-                micro_batches=self.accumulate,
                 waited_s=self._waited_s,
                 # A gradient that a GradScaler did not apply was not finite.
                 energy=math.inf if self._energy is None and self._between is not None else self._energy,

@@ -48,8 +48,8 @@ class Traffic:
         exchanges: how many; the means and medians are over them.
         step_s: median time of the whole step, with what comes between and behind the parts below; 0: nobody timed it.
         compute_s: median time of the computation before them.
-        compress_s: median of the worker's own work, and of what it does together with others of its host.
-        sync_s: median of the operations between hosts, with the wait for slower workers; under backward, of all that
+        compress_s: median of the worker's own work.
+        sync_s: median of the operations, with the wait for slower workers; under backward, of all that
             the step had to wait for.
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
@@ -171,16 +171,12 @@ class GroupTraffic:
     @property
     def sync_s(self) -> float:
         """Seconds in the collective of the worker that waited least, so that only the network is in it."""
-        return min(row.sync_s for row in self._senders)
+        return min(row.sync_s for row in self.rows)
 
     @property
     def sent_bytes(self) -> int:
-        """Mean over the workers that send to others."""
-        return round(statistics.fmean(row.sent_bytes for row in self._senders))
-
-    @property
-    def _senders(self) -> tuple[Traffic, ...]:
-        return tuple(row for row in self.rows if row.sent_bytes > 0) or self.rows
+        """Return the mean of what a worker contributed, in bytes."""
+        return round(statistics.fmean(row.sent_bytes for row in self.rows))
 
     @property
     def energy(self) -> tuple[float, ...]:
@@ -205,7 +201,7 @@ class GroupTraffic:
     @property
     def level_gains(self) -> tuple[float, float] | None:
         """Of the candidate and of the floor, where steps chose between them; None: they did not."""
-        row = max(self.rows, key=lambda row: row.floor_gain)  # workers whose host sends for them tell nothing
+        row = self.rows[0]  # alike on all workers
         return (row.candidate_gain, row.floor_gain) if row.floor_gain > 0 else None
 
     @property

@@ -270,7 +270,6 @@ class FusedStep:
             start=begun,
             backward_end=self._computed,
             reduce_end=self._stopwatch.mark(),
-            micro_batches=len(parts),
             finite=finite,
             way=self.way if finite else "",
             exchange=stats,
