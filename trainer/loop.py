@@ -33,11 +33,10 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
 from hetopt.trainer.engine import announce
-from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.step import matrices_in
-from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.task import Task, TaskData, evaluate
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training
 
@@ -161,8 +160,8 @@ class _Run:
         shared, own_after = self._training.shared_state(), self._training.own_state()
         own, unfinished = own_after, self._training.unfinished
         if unfinished is not None:
-            shared = replace(shared, cursor=unfinished.cursor)
-            own = replace(own, **vars(unfinished.generators))
+            cursor, generators = unfinished
+            shared, own = replace(shared, cursor=cursor), replace(own, **vars(generators))
         return Held(
             version=Version(agreed=self._agreed, step=self._training.step, decisions=self._decisions),
             shared=shared.snapshot(),

@@ -19,7 +19,7 @@ from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import INCARNATION_VARIABLE, host_log_folder, read_spec
 from hetopt.core.run_spec import Node, RunSpec, first_rank, workers_on
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
-from hetopt.trainer.worker import live_supervised, tell_lost
+from hetopt.trainer.worker import keep, live_supervised, tell_lost
 
 
 def _live_placed(run_dir: Path, spec: RunSpec, node: Node, warden: int, place: int) -> int:
@@ -51,7 +51,6 @@ def main(arguments: list[str]) -> int:
     # In a process of its own: this one has no thread, so that it can be forked.
     store = _start_store(own)
     os.environ[HOST_PID_VARIABLE], os.environ[MEETING_VARIABLE] = str(os.getpid()), node.meeting
-    from hetopt.trainer.elastic.worker_supervisor import keep
 
     first = first_rank(spec, node.host)
     places = range(first, first + workers_on(spec, node.host))

@@ -6,7 +6,7 @@ The engine as a task's loop drives it: it computes the steps, too.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import nn
@@ -26,22 +26,13 @@ from hetopt.trainer.context import Generators, WorkerContext
 from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.data.replay import Replay, StreamCursor
 from hetopt.trainer.engine import Balance, Engine, Milestones
-from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.policies.choose import choose_policy, stream_learning_rate_scale
 from hetopt.trainer.statistics import parameters_of, tensors_mark
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.synchroniser import make_synchroniser
-from hetopt.trainer.task import LearningRate, Task, TaskData, least_share, make_optimizer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unfinished:
-    """What a step changes before it is done: where the data stood, and the random generators, when it began."""
-
-    cursor: dict[str, int]
-    generators: Generators
+from hetopt.trainer.task import LearningRate, Task, TaskData, average_buffers, least_share, make_optimizer
 
 
 class Training(Engine):
@@ -54,7 +45,8 @@ class Training(Engine):
         pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
-        unfinished: where the step under way began; None: none is, or nobody would go on from there.
+        unfinished: what a step changes before it is done, where the data stood and the random generators when it
+            began; None: none is under way, or nobody would go on from there.
         loss_scale: of fp16.
         memory_bounds: samples that fit, by rank; 0: all.
         earlier_s: trained by earlier attempts, seconds.
@@ -111,7 +103,7 @@ class Training(Engine):
                 dataset_size=len(data.train),
             ),
         )
-        self.unfinished: Unfinished | None = None
+        self.unfinished: tuple[dict[str, int], Generators] | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
         self._saver = saver
@@ -264,8 +256,7 @@ class Training(Engine):
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         self._learning_rate.apply(self.optimizer, self.epoch, learning_rate_scale)
         if self.context.spec.is_elastic:
-            cursor = dict(self.feed.cursor.state())
-            self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
+            self.unfinished = dict(self.feed.cursor.state()), Generators.at(self.context.device)
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
         held = self.feed.sizes  # of every rank, with copies that were handed on

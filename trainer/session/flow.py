@@ -33,7 +33,6 @@ from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators
-from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods
@@ -57,6 +56,7 @@ from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, 
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
+from hetopt.trainer.task import average_buffers, has_averages
 
 CHECKED_STEPS = 20
 """Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
