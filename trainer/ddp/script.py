@@ -183,10 +183,10 @@ class DdpRun:
         self._hooked[id(module)] = state.sums
         self.can_audit = False
 
-    def calls(self, module: nn.Module, inputs: Any) -> None:
+    def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
         """Take the batch of a training pass of a sharded module, if it is the outermost."""
         if module.training and torch.is_grad_enabled() and any(module is outer for outer, _ in self._modules):
-            self.forward(module, rows_of(inputs))
+            self.forward(module, rows_of((inputs, named)))
 
     def registered(self, ddp: DistributedDataParallel, state: object) -> None:
         """Note that a communication hook was registered: hetopt's own with a state of the script, or another."""
@@ -473,12 +473,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
     runs: list[DdpRun] = []
     replicas: list[ReplicaMesh] = []
 
-    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
-            if not runs:
-                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
-            runs[0].attach(self)
+    def ask_trainer() -> None:
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
@@ -486,6 +481,14 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                 trainer.compute_loss = _weighing(trainer.compute_loss, lambda: runs)
             for run in runs:
                 run.can_audit = False
+
+    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
+            if not runs:
+                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
+            runs[0].attach(self)
+        ask_trainer()
 
     def sharded(module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
         workers = len(plan.spec.workers)
@@ -506,7 +509,8 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             runs.append(DdpRun(plan, run_dir, dist.get_rank(), workers))
         for part in module if isinstance(module, list | tuple) else [module]:
             runs[0].attach_sharded(part, replicas[0] if mesh.ndim == 1 else None)
-            part.register_forward_pre_hook(runs[0].calls)
+            part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
+        ask_trainer()
         return done
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
