@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from .test_unchanged_scripts import EXAMPLES, trained
 
