@@ -116,6 +116,7 @@ class Exchange:
         shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
+        group: who exchanges; None: all workers.
         residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
 
@@ -137,9 +138,11 @@ class Exchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
+        group: dist.ProcessGroup | None = None,
         residual: Residual | None = None,
         first_step: int = 0,
     ) -> None:
+        self._group = group
         self._first = first
         self._numel = numel
         self._device = device
@@ -184,7 +187,7 @@ class Exchange:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
         residual = self._residual
         with self._guard.watch():
-            channel = Channel(clock=self._clock, on=flat.device)
+            channel = Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
             there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
@@ -243,6 +246,7 @@ class Exchange:
             f"{chosen.name}{amount} by {chosen.collective} with {chosen.memory} ({numel} elements, {layout}) "
             f"{compression.model_dump_json(exclude={'name', 'ratio', 'collective', 'memory'})}",
             store=self._store,
+            group=self._group,
         )
         self.compression = compression
 

@@ -373,9 +373,14 @@ class FusedStep:
         return float(total) or 1.0
 
 
-def all_finite(flat: Tensor) -> bool:
-    """Whether no worker's part of a gradient is NaN or infinite; the same on all of them."""
+def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether no worker's part of a gradient is NaN or infinite; the same on all of them.
+
+    Args:
+        flat: this worker's part.
+        group: of the workers; None: all.
+    """
     finite = torch.isfinite(flat).all().to("cpu", torch.float32)
     if dist.is_initialized():
-        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN, group=group)
     return bool(finite)
