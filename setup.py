@@ -1,6 +1,7 @@
 """What pyproject.toml cannot say: a wheel knows its commit, and is the same whoever builds it of that commit."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -20,8 +21,11 @@ class EggInfo(egg_info):
     def run(self) -> None:
         """Write the commit beside it."""
         git = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
+        head = HERE / ".git" / "HEAD"
         if (HERE / ".git").exists():
-            commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
+            commit = head.read_text(encoding="utf-8") if head.is_file() else ""
+            if not re.fullmatch("[0-9a-f]{40}", commit.strip()):  # of a branch
+                commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
             self.mkpath(self.egg_info)
             (Path(self.egg_info) / "commit.txt").write_text(commit, encoding="utf-8")
         super().run()

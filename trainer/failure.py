@@ -91,9 +91,6 @@ def reason_of(error: BaseException) -> str:
     return said
 
 
-_MOST_SHOWN = 4
-
-
 def _module(frame: FrameType) -> str:
     """Its full name, also of one that was started by ``python -m``; a script has none."""
     spec = frame.f_globals.get("__spec__")

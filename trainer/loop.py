@@ -19,20 +19,24 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
+from hetopt.trainer.checkpoints.folder import (
+    CheckpointFolder,
+    Found,
+    copied,
+    leave_model,
+    parameters_sha256,
+    run_digest,
+)
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
-from hetopt.trainer.checkpoints.state import copied, parameters_sha256, run_digest
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.rendezvous import Version
-from hetopt.trainer.elastic.worker_group import WorkerGroup
+from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
 from hetopt.trainer.engine import announce
-from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.step import matrices_in
-from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.task import Task, TaskData, evaluate
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training
 
@@ -70,24 +74,19 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
     """
     material = material or Material.load(context.spec)
     held: Held | None = None
-    while (lost := _attempt(context, material.task, material.data, crew, held)) is not None:
+    while True:
+        is_over, held = _attempt(context, material.task, material.data, crew, held)
+        if is_over:
+            return
         assert crew is not None
         gc.collect()  # what the broken group trained with, before the next one is given as much memory
-        held = lost.held
         context = crew.join(held)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Lost:
-    """What the loss of others leaves: what this worker has of the training."""
-
-    held: Held | None
 
 
 def _attempt(
     context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: Held | None
-) -> _Lost | None:
-    """Train with one group of workers; None: to the end."""
+) -> tuple[bool, Held | None]:
+    """Train with one group of workers; return whether that was to the end, and else what this worker has of it."""
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
@@ -96,11 +95,11 @@ def _attempt(
         with matrices_in(context.spec.precision):
             run.resume(held)
             run.go()
-        return None
+        return True, None
     except Exception as error:
         if crew is not None and crew.survives(error):
             crew.leave(str(error))  # at once: others may still wait for this worker
-            return _Lost(held=(run.held() if run is not None else None) or held)
+            return False, (run.held() if run is not None else None) or held
         raise
     finally:
         if run is not None:
@@ -161,8 +160,8 @@ class _Run:
         shared, own_after = self._training.shared_state(), self._training.own_state()
         own, unfinished = own_after, self._training.unfinished
         if unfinished is not None:
-            shared = replace(shared, cursor=unfinished.cursor)
-            own = replace(own, **vars(unfinished.generators))
+            cursor, generators = unfinished
+            shared, own = replace(shared, cursor=cursor), replace(own, **vars(generators))
         return Held(
             version=Version(agreed=self._agreed, step=self._training.step, decisions=self._decisions),
             shared=shared.snapshot(),
@@ -238,7 +237,9 @@ class _Run:
             steps,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
-            all_meet=context.world_size == 1 or self._training.replay is not None or self._all_meet_after(steps),
+            all_meet=context.world_size == 1
+            or training.replay is not None
+            or training.milestones.all_meet(training.step, training.feed.cursor.position, steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
@@ -246,9 +247,6 @@ class _Run:
         conclude(self._training, period)
         training.control_s += clock() - begun_s
         return period
-
-    def _all_meet_after(self, steps: int) -> bool:
-        return self._training.milestones.all_meet(self._training.step, self._training.feed.cursor.position, steps)
 
     def _tell(self, gathering: Gathering) -> Period:
         """Read what the workers' rows tell of a period, and write it.
@@ -273,7 +271,7 @@ class _Run:
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
             **feed.event(),
-            **({} if self._training.replay is None else period.stream_event()),
+            **({} if (stream := self._context.spec.stream) is None else period.stream_event(stream.rates)),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
             if bound not in (0, known):
@@ -404,7 +402,7 @@ def conclude(training: Training, period: Period) -> None:
 
 def _try_twins(training: Training) -> None:
     """Where it is worth knowing whether thin exchanges would hold training back."""
-    context, steering = training.context, training.steering
+    context, steering = training.context, training.exchange.steering
     ratio = None if steering is None else steering.try_ratio
     if steering is None or ratio is None:
         return

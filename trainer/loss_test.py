@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.fetch import Batch, samples_in
-from hetopt.trainer.normalisation import batch_norms, least_samples
-from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
+from hetopt.trainer.task import Loss, batch_norms, cross_entropy_weight, least_samples, mean_of
 
 Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
 

@@ -14,15 +14,13 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import ErrorFeedback, Turn
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.cursor import MicroBatch
-from hetopt.trainer.normalisation import LEAST_SAMPLES
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
 from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
-from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import Autocast, LossModule
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.task import make_model, make_optimizer
+from hetopt.trainer.task import LEAST_SAMPLES, LearningRate, make_model, make_optimizer
 from hetopt.trainer.training import Training
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,26 +19,20 @@ from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import INCARNATION_VARIABLE, host_log_folder, read_spec
 from hetopt.core.run_spec import Node, RunSpec, first_rank, workers_on
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
-from hetopt.trainer.worker import SupervisedWork, tell_lost
+from hetopt.trainer.worker import keep, live_supervised, tell_lost
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Placed:
-    """A worker's life in its place; the exit code."""
-
-    place: int
-    local_rank: int
-    workers: int
-    log: Path
-    work: SupervisedWork
-
-    def __call__(self) -> int:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for descriptor in (1, 2):
-            os.dup2(output, descriptor)
-        os.environ.update(RANK=str(self.place), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.workers))
-        return self.work()
+def _live_placed(run_dir: Path, spec: RunSpec, node: Node, warden: int, place: int) -> int:
+    """Live the life of the worker in a place, in a fork of its warden; return the exit code."""
+    local_rank = place - first_rank(spec, node.host)
+    attempt = f"attempt_{os.environ.get(INCARNATION_VARIABLE, '0')}"
+    log = host_log_folder(run_dir, node.host) / "run" / attempt / str(local_rank) / "stderr.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.environ.update(RANK=str(place), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(len(spec.workers)))
+    return live_supervised(run_dir, node.meeting, warden)
 
 
 def main(arguments: list[str]) -> int:
@@ -57,31 +51,17 @@ def main(arguments: list[str]) -> int:
     # In a process of its own: this one has no thread, so that it can be forked.
     store = _start_store(own)
     os.environ[HOST_PID_VARIABLE], os.environ[MEETING_VARIABLE] = str(os.getpid()), node.meeting
-    from hetopt.trainer.elastic.worker_supervisor import keep
 
+    first = first_rank(spec, node.host)
+    places = range(first, first + workers_on(spec, node.host))
     try:
         return keep(
-            {work.place: work for work in _works(run_dir, spec, node)},
+            {place: partial(_live_placed, run_dir, spec, node, os.getpid(), place) for place in places},
             replacements=spec.max_restarts,
             tell=lambda *lost: tell_lost(run_dir, spec, *lost),
         )
     finally:
         os.kill(store, signal.SIGKILL)
-
-
-def _works(run_dir: Path, spec: RunSpec, node: Node) -> list[_Placed]:
-    first, warden = first_rank(spec, node.host), os.getpid()
-    attempt = f"attempt_{os.environ.get(INCARNATION_VARIABLE, '0')}"
-    return [
-        _Placed(
-            place=first + local_rank,
-            local_rank=local_rank,
-            workers=len(spec.workers),
-            log=host_log_folder(run_dir, node.host) / "run" / attempt / str(local_rank) / "stderr.log",
-            work=SupervisedWork(run_dir, node.meeting, warden),
-        )
-        for local_rank in range(workers_on(spec, node.host))
-    ]
 
 
 def _start_store(meeting: str) -> int:

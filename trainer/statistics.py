@@ -1,7 +1,8 @@
 """What the steps of a control period were like: measured by each worker, gathered in one control vector, read by all.
 
-Every rank reads the same matrix, so whatever is decided from it is decided alike. What has to be the same on all
-workers has a short mark here, equal where it is, bit for bit, on whatever device it lies.
+Every rank reads the same matrix, so whatever is decided from it is decided alike. A worker's row tells of its steps
+(`ControlRow`), then of its exchanges (`Traffic`). What has to be the same on all workers has a short mark here, equal
+where it is, bit for bit, on whatever device it lies.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from hetopt.core.events.log import Event
 from hetopt.trainer.data.replay import Flow
 from hetopt.trainer.policies.policy import BatchObservation
+from hetopt.trainer.steps.adaptive_controller import GroupTraffic, Traffic, traffic_of
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
-from hetopt.trainer.steps.traffic import GroupTraffic, Traffic, traffic_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,11 @@ class ControlRow:
         compute_spread_s: robust standard deviation of one step's compute time over those.
         loss_sum: sum of the losses over the worker's samples.
         pace_use: real over declared compute time (see `Pace.use`); 0: not known.
-        micro_batches: mean number that the worker's samples were computed in.
         memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
         since_checkpoint_s: on the worker's clock; the leader's counts.
         checkpoint_part: how far this worker's part of the checkpoint under way is, see `CheckpointSaver.progress`.
-        stream_rate_per_s: of `Flow`, as the rest is: what the worker's stream was like in the period.
-        stream_buffered: likewise.
+        stream_buffered: of `Flow`, as the rest is: what the worker's stream was like in the period.
         stream_wait_s: likewise.
         stream_dropped: likewise.
         model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
@@ -63,12 +62,10 @@ class ControlRow:
     compute_spread_s: float
     loss_sum: float
     pace_use: float
-    micro_batches: float
     memory_bound: float
     stop_wished: float
     since_checkpoint_s: float
     checkpoint_part: float = 0.0
-    stream_rate_per_s: float = -1.0
     stream_buffered: float = 0.0
     stream_wait_s: float = 0.0
     stream_dropped: float = 0.0
@@ -87,9 +84,6 @@ class ControlRow:
 
 
 _ROW = tuple(field.name for field in fields(ControlRow))
-DRAWN = slice(_ROW.index("drawn_epoch"), _ROW.index("drawn_batch") + 1)
-"""Where a row tells of the next batch, which is known last."""
-
 NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
 """Of a worker that is alone."""
 
@@ -167,14 +161,17 @@ class Period:
             spread_s=tuple(row.compute_spread_s for row in self.rows),
             steps=int(self.rows[0].judged_steps),
             epoch=epoch,
-            rates_per_s=tuple(row.stream_rate_per_s for row in self.rows),
         )
 
-    def stream_event(self) -> Event:
-        """The field of a ``step`` event that tells about the workers' streams, each in rank order."""
+    def stream_event(self, rates: Sequence[float]) -> Event:
+        """Return the field of a ``step`` event that tells about the workers' streams, each in rank order.
+
+        Args:
+            rates: of the streams, samples a second.
+        """
         return {
             "stream": {
-                "rate_per_s": [round(row.stream_rate_per_s, 4) for row in self.rows],
+                "rate_per_s": [round(rate, 4) for rate in rates],
                 "buffered": [int(row.stream_buffered) for row in self.rows],
                 "wait_s": [_seconds(row.stream_wait_s) for row in self.rows],
                 "dropped": [int(row.stream_dropped) for row in self.rows],
@@ -280,7 +277,6 @@ class PeriodLog:
             compute_spread_s=1.4826 * statistics.median(abs(time_s - median_s) for time_s in self._judged_s),
             loss_sum=sum(float(trace.loss_sum) for trace in traces),
             pace_use=pace_use,
-            micro_batches=statistics.fmean(trace.micro_batches for trace in traces),
             memory_bound=memory_bound,
             stop_wished=float(stop_wished),
             since_checkpoint_s=since_checkpoint_s,

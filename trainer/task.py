@@ -1,7 +1,10 @@
 """`Task`: what a user brings to be trained, how it is checked, and how its metrics are summed over any split.
 
-A task's model and optimizer, made and looked at: what several workers cannot train is refused before they begin.
-And the one denominator that is read off a loss: the weight of the targets that a cross entropy is a mean over.
+A task's model and optimizer, made and looked at: what several workers cannot train is refused before they begin, and
+layers that normalise over the samples of a batch cannot do that with one. The learning rate of a run: the task's own,
+times a scale for the global batch, times the task's schedule. The one denominator that is read off a loss: the weight
+of the targets that a cross entropy is a mean over. And the evaluation by all workers: each evaluates a part, and exact
+sums make the metrics of the whole.
 """
 
 from __future__ import annotations
@@ -11,16 +14,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.core.errors import BadInput
+from hetopt.core.batch_partition import largest_remainder, least_within
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.profile import LearningRateRule
 from hetopt.core.training_laws import learning_rate_scale
+from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
@@ -302,3 +309,112 @@ def cross_entropy_weight(loss: Tensor) -> Tensor | None:
             return None
         node = inputs[0]
     return None
+
+
+LEAST_SAMPLES = 2
+"""Of which a mean and a variance can be taken."""
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that normalise over the samples of a batch."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def least_samples(model: nn.Module) -> int:
+    """Samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
+    return LEAST_SAMPLES if batch_norms(model) else 1
+
+
+def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
+    """Samples that every worker is to take of a batch: what the model needs, where the batch has as many."""
+    return least_within(least_samples(model), batch_size, workers)
+
+
+def normalises_apart(model: nn.Module) -> bool:
+    """Return whether BatchNorm in a model normalises each worker's samples by themselves."""
+    return any(not isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Sets the learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
+
+    Attributes:
+        task: for its schedule.
+        base: rates of the parameter groups, as a fresh optimizer came with them.
+        stretch: epochs that the schedule takes for one of the task's.
+    """
+
+    task: Task
+    base: tuple[float, ...]
+    stretch: float = 1.0
+
+    @classmethod
+    def of(cls, task: Task, optimizer: Optimizer, stretch: float = 1.0) -> LearningRate:
+        """Remember the rates that a fresh optimizer came with."""
+        return cls(task=task, base=tuple(float(group["lr"]) for group in optimizer.param_groups), stretch=stretch)
+
+    def apply(self, optimizer: Optimizer, epoch: float, scale: float) -> None:
+        """Set the rates for the step that begins after ``epoch`` epochs."""
+        factor = scale * self.task.schedule(epoch / self.stretch)
+        for group, rate in zip(optimizer.param_groups, self.base, strict=True):
+            group["lr"] = rate * factor
+
+
+def evaluate(
+    task: Task, model: nn.Module, dataset: MapDataset, *, shares: Sequence[float], rank: int, device: torch.device
+) -> dict[str, float]:
+    """The task's metrics over the whole dataset, the same on every rank.
+
+    Args:
+        task: how to evaluate.
+        model: the same on every rank, buffers included (see `average_buffers`).
+        dataset: the evaluation data.
+        shares: how fast the workers are, in rank order; each evaluates its proportion of the samples.
+        rank: this worker's.
+        device: this worker's.
+
+    Raises:
+        RunFailed: a metric is NaN or infinite.
+    """
+    world_size = len(shares)
+    parts = largest_remainder(list(shares), len(dataset), minimum=[0] * world_size, maximum=[None] * world_size)
+    last = list(accumulate(parts))[rank]
+    sums = evaluation_sums(task, model, dataset, range(last - parts[rank], last), device)
+    if not sums:
+        # A worker without samples still has to know which sums there are.
+        sums = dict.fromkeys(evaluation_sums(task, model, dataset, range(1), device), 0.0)
+    names = sorted(sums)
+    totals = sum_numbers([sums[name] for name in names], world_size)
+    metrics = task.metrics(dict(zip(names, totals, strict=True)), len(dataset))
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise RunFailed(
+                f"the evaluation gives {name} = {value}.", hint="lower the learning rate, or check the task's evaluate"
+            )
+    return metrics
+
+
+def has_averages(model: nn.Module) -> bool:
+    """Whether there is anything for `average_buffers`."""
+    return bool(_averages(model))
+
+
+def _averages(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
+
+
+def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
+    """Replace floating-point buffers (running statistics of BatchNorm) by their weighted mean over the workers.
+
+    Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
+    Counters are the same everywhere and stay.
+    """
+    buffers = _averages(model)
+    if world_size == 1 or not buffers:
+        return
+    flat = torch.cat([buffer.detach().reshape(-1).to("cpu", torch.float64) for buffer in buffers]).mul_(weight)
+    dist.all_reduce(flat)
+    with torch.no_grad():
+        for buffer, mean in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(mean.view(buffer.shape))

@@ -6,7 +6,7 @@ The engine as a task's loop drives it: it computes the steps, too.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import nn
@@ -15,38 +15,24 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import (
-    make_controller,
     make_feed,
+    make_step,
     make_worker_pace,
 )
-from hetopt.trainer.balance import Balance, Milestones
+from hetopt.trainer.checkpoints.folder import RankState, SharedState, run_digest
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
-from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.compressor import own_momentum
 from hetopt.trainer.context import Generators, WorkerContext
 from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.data.replay import Replay, StreamCursor
-from hetopt.trainer.engine import Engine
-from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
+from hetopt.trainer.engine import Balance, Engine, Milestones
+from hetopt.trainer.policies.choose import choose_policy, stream_learning_rate_scale
 from hetopt.trainer.statistics import parameters_of, tensors_mark
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
-from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
-from hetopt.trainer.steps.step_assembly import make_step
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser
-from hetopt.trainer.task import Task, TaskData, make_optimizer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unfinished:
-    """What a step changes before it is done: where the data stood, and the random generators, when it began."""
-
-    cursor: dict[str, int]
-    generators: Generators
+from hetopt.trainer.sync.synchroniser import make_synchroniser
+from hetopt.trainer.task import LearningRate, Task, TaskData, average_buffers, least_share, make_optimizer
 
 
 class Training(Engine):
@@ -59,7 +45,8 @@ class Training(Engine):
         pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
-        unfinished: where the step under way began; None: none is, or nobody would go on from there.
+        unfinished: what a step changes before it is done, where the data stood and the random generators when it
+            began; None: none is under way, or nobody would go on from there.
         loss_scale: of fp16.
         memory_bounds: samples that fit, by rank; 0: all.
         earlier_s: trained by earlier attempts, seconds.
@@ -82,8 +69,10 @@ class Training(Engine):
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
+        # A share has no upper bound: what exceeds a worker's memory is computed in micro-batches. BatchNorm cannot
+        # normalise a single sample, so models that have it keep two on every worker where the global batch allows.
         least = least_share(model, spec.global_batch_size, len(spec.workers))
-        balance = Balance(spec, make_controller(spec, model), minimum=least)
+        balance = Balance(spec, choose_policy(spec, minimum=least), minimum=least)
         self.feed = make_feed(context, data.train)
         self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
@@ -114,7 +103,7 @@ class Training(Engine):
                 dataset_size=len(data.train),
             ),
         )
-        self.unfinished: Unfinished | None = None
+        self.unfinished: tuple[dict[str, int], Generators] | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(spec.precision)
         self._learning_rate = LearningRate.of(task, self.optimizer, spec.sync.stretch)
         self._saver = saver
@@ -161,11 +150,6 @@ class Training(Engine):
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
-    @property
-    def steering(self) -> AdaptiveController | None:
-        """What decides how gradients travel; None: that stays as it is."""
-        return self.exchange.steering
-
     def shared_state(self) -> SharedState:
         """What all workers share now; its tensors are those that training changes."""
         return SharedState(
@@ -178,7 +162,7 @@ class Training(Engine):
             cursor=self.feed.cursor.state(),
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
-            steering=None if self.steering is None else self.steering.state(),
+            steering=None if self.exchange.steering is None else self.exchange.steering.state(),
             loss_scale=None if self.loss_scale is None else asdict(self.loss_scale),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
@@ -272,8 +256,7 @@ class Training(Engine):
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         self._learning_rate.apply(self.optimizer, self.epoch, learning_rate_scale)
         if self.context.spec.is_elastic:
-            cursor = dict(self.feed.cursor.state())
-            self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
+            self.unfinished = dict(self.feed.cursor.state()), Generators.at(self.context.device)
         scale = self.loss_scale
         parts = self.feed.take(shares)  # micro-batches
         held = self.feed.sizes  # of every rank, with copies that were handed on

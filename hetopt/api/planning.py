@@ -397,8 +397,7 @@ class Estimate:
         )
         if any(fit.scheme.shards > 1 for fit in self.fits):
             yield (
-                "Sharing a model is FSDP's: torchtitan, Accelerate or `fully_shard`; hetopt's own trainer does not "
-                "shard."
+                "Sharing a model is FSDP's: `hetopt launch` runs a script that calls torch's `fully_shard`, as it is."
             )
         if self.beside is not None:
             yield self.beside

@@ -105,9 +105,12 @@ _ON_SEVERAL_WORKERS = {
 }
 """Packages with which a script trains on several workers: by a session, or by DistributedDataParallel inside them."""
 
+_OF_TORCH = ("DistributedDataParallel", "fully_shard")
+"""What torch has for it."""
+
 
 def several_workers(files: Sequence[SourceFile]) -> str:
-    """Return by what a script may train on several workers: a session, DistributedDataParallel or a framework.
+    """Return by what a script may train on several workers: a session, one of torch's ways, or a framework.
 
     Empty: by nothing. Whether it does is seen when it runs.
     """
@@ -123,8 +126,7 @@ def several_workers(files: Sequence[SourceFile]) -> str:
     if not any("Trainer" in file.text for file in files):
         packages.discard("transformers")  # its models and tokenizers train in anybody's loop
     ways = [way for package, way in _ON_SEVERAL_WORKERS.items() if package in packages]
-    ddp = ["DistributedDataParallel"] if "DistributedDataParallel" in names else []
-    return next(iter([*ways, *ddp]), "")
+    return next(iter([*ways, *(way for way in _OF_TORCH if way in names)]), "")
 
 
 def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:

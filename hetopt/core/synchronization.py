@@ -24,13 +24,13 @@ from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.plain_text import known
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
-"""Each is explained in `hetopt.trainer.sync.sync_assembly`."""
+"""Each is explained in `hetopt.trainer.sync.policies`."""
 
 Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
 
 PartitionName = Literal["global", "shards", "seldp", "labels"]
-"""Each is explained in `hetopt.trainer.data.partitions`."""
+"""Each is explained in `hetopt.trainer.data.cursor`."""
 
 
 POLICIES: Mapping[SyncName, str] = MappingProxyType(

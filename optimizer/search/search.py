@@ -2,13 +2,14 @@
 
 Every cluster of one machine type is priced; mixes of two types are searched exactly (`mixes`), and so are those of
 three where what is known leaves few of them. Shares of the batch and the exchange are no dimensions: they are solved
-exactly inside. What was weighed is an Optuna study (`study`), in which other samplers may go on.
+exactly inside. What is best in other ways than asked for is looked for near the front. What was weighed is an Optuna
+study (`study`), in which other samplers may go on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
+SHORTLIST = 24
+"""Options that the clusters of the front are mixed with."""
 FIRST_TRIALS = 25
 """Of the best clusters so many are trials, beside the front."""
 
@@ -125,6 +128,7 @@ def search(
             if effort.types > 2:
                 tell("mixes of three types")
                 proof = _proof_of_three(pool, proof, effort)
+            _widen(pool, effort.types)
         except KeyboardInterrupt:
             goes_on()
             stopped = True
@@ -221,3 +225,33 @@ def _between(pool: Pool) -> ClusterRows:
             if other not in counts:
                 skipped[replace(cluster, machines=((option, other),))] = None
     return ClusterRows.of(list(skipped))
+
+
+def _widen(pool: Pool, types: int) -> None:
+    """Price the neighbours of the front: the proof is of what is asked for, and a plan shows the fastest, too.
+
+    Without them the fastest way of two own cards is lost.
+    """
+    front = thin(plan_front(pool.forecast), pool.forecast.total_s, FRONT).tolist()
+    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
+    rows = [*front, *ranked]
+    used = pool.rows.count[rows] > 0
+    shortlist = tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
+    near = [other for row in front for other in _neighbours(pool.columns.space, pool.rows.cluster(row), shortlist)]
+    pool.add(ClusterRows.of([cluster for cluster in near if len(cluster.machines) <= types]))
+
+
+def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int]) -> list[Cluster]:
+    """Return clusters near by: a machine or an eighth more, less or of another type, a step in batch."""
+    near: list[Cluster] = []
+    batch, exchange = cluster.batch, cluster.exchange
+    held = cluster.machines
+    for option, count in held:
+        for step in sorted({1, max(1, count // 8)}):
+            smaller = [*held, (option, -step)]
+            near += [Cluster.of([*held, (option, step)], batch, exchange), Cluster.of(smaller, batch, exchange)]
+            near += [Cluster.of([*smaller, (other, more)], batch, exchange) for other in shortlist for more in (1, 2)]
+    near += [Cluster.of([*held, (other, 1)], batch, exchange) for other in shortlist]
+    sizes = [size for size in (batch - 1, batch + 1) if 0 <= size < len(space.batch_sizes)]
+    near += [Cluster.of(held, size, exchange) for size in sizes]
+    return list(dict.fromkeys(near))

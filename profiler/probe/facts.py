@@ -22,9 +22,8 @@ from hetopt.core.profile import Host, Job
 from hetopt.core.step_samples import ModelKind
 from hetopt.profiler.probe.replica import Replica
 from hetopt.trainer.data.cursor import MicroBatch
-from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.task import Task
+from hetopt.trainer.task import Task, least_samples
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 

@@ -57,8 +57,7 @@ from hetopt.profiler.script.observer import (
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import Lines, is_out_of_memory, reason_of
-from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.task import NO_TARGET
+from hetopt.trainer.task import LEAST_SAMPLES, NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0
 MATRIX_SIDE = 256

@@ -113,7 +113,9 @@ class ScriptCourse:
         operators, flops = OperatorCount(), flop_count()
         first = yield Wish(inside=(operators,))
         self.measured.operators = operators.count
-        step = yield Wish(inside=(without_fused_layers(), flops))
+        # The counter takes operators apart that tensors of a sharded model do not have apart.
+        counters = () if self.observer.is_sharded else (without_fused_layers(), flops)
+        step = yield Wish(inside=counters)
         self.measured.flops, self.measured.flops_samples = flops.get_total_flops(), step.samples
         return first.samples, step.samples
 

@@ -32,7 +32,7 @@ from hetopt.core.paths import inside
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
-from hetopt.profiler.script.observer import alive, be_alone, normalises
+from hetopt.profiler.script.observer import alive, be_alone, normalises, whole
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
@@ -113,10 +113,10 @@ class GradientRecorder:
         steps.append(
             torch.cat(
                 [
-                    (torch.zeros_like(one) if one.grad is None else one.grad.detach().to_dense()).double().reshape(-1)
+                    _whole_gradient(parameter).double().reshape(-1)
                     for group in optimizer.param_groups
-                    for one in group["params"]
-                    if one.requires_grad
+                    for parameter in group["params"]
+                    if parameter.requires_grad
                 ]
             ).cpu()
         )
@@ -215,6 +215,11 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
                 by_step.append(0.0)
             by_step[step] = max(by_step[step], apart if math.isfinite(apart) else math.inf)
     return by_step
+
+
+def _whole_gradient(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter, of a sharded one put together; zeros where it has none."""
+    return whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach())
 
 
 def _draw_nothing() -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
@@ -113,6 +114,11 @@ def normalises(module: nn.Module) -> bool:
     return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
+def whole(gradient: Tensor) -> Tensor:
+    """Return a gradient as one plain tensor, whether it is sparse or sharded; of the latter, all its workers ask."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.to_dense()
+
+
 def alive(kind: type[T]) -> list[T]:
     """Return the objects of a kind that this process holds."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
@@ -160,6 +166,11 @@ class Training:
             gradient_bytes=sum(parameter.nbytes for parameter in self.parameters),
         )
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the script shards its model, on one device as on several."""
+        return any(isinstance(parameter, DTensor) for parameter in self.parameters)
+
     def gradient(self) -> Tensor:
         """Of all parameters, flat; zeros where a step did not use one."""
         with torch.no_grad():
@@ -167,7 +178,7 @@ class Training:
                 [
                     torch.zeros(parameter.numel(), device=parameter.device)
                     if parameter.grad is None
-                    else parameter.grad.to_dense().float().reshape(-1)
+                    else whole(parameter.grad).float().reshape(-1)
                     for parameter in self.parameters
                 ]
             )

@@ -307,7 +307,7 @@ def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Pat
     plan.save(tmp_path / "plan.json")
     answer = hetopt("doctor", tmp_path / "plan.json", "--json")
     assert answer.code == 4, "the account has no role for machines"
-    assert {"torch", "credentials", "quota L-34B43A08"} <= {one["name"] for one in json.loads(answer.out)}
+    assert {"credentials", "quota L-34B43A08"} <= {one["name"] for one in json.loads(answer.out)}
     assert hetopt("setup").code == 2
     assert hetopt("setup", "--create-bucket", "--bucket", "hetopt-other", "--yes").code == 0
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -24,11 +25,9 @@ torch.manual_seed(0)
 x = torch.randn(203, 8)
 data = TensorDataset(x, (x[:, 0] > 0).long())
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
-model: Any
-if way == "sharded":
-    model = fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-else:
-    model = DistributedDataParallel(net)
+halves = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+mesh = init_device_mesh("cpu", (2,))
+model: Any = parallelize_module(net, mesh, halves) if way == "sharded" else DistributedDataParallel(net)
 if way == "own_hook":
     model.register_comm_hook(None, allreduce_hook)
 if way == "public_hook":

@@ -20,12 +20,13 @@ EXAMPLES = REPOSITORY / "examples" / "frameworks"
 DDP = Path(__file__).with_name("ddp_script.py")
 
 
-def start(folder: Path, way: str, script: Path, *arguments: str) -> list[tuple[int, str]]:
-    """Run a script on two workers; each one's exit code, and what it wrote to stderr."""
+def start(folder: Path, way: str, script: Path, *arguments: str, ranks: int = 2, **more: str) -> list[tuple[int, str]]:
+    """Run a script on workers, with more in their environment; each one's exit code, and what it wrote to stderr."""
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), **more}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-W", "ignore", "-m", "tests.integrations.worker", str(folder), way, str(script)]
     workers = [
         subprocess.Popen(
@@ -36,16 +37,18 @@ def start(folder: Path, way: str, script: Path, *arguments: str) -> list[tuple[i
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(ranks)
     ]
     said = [worker.communicate(timeout=4 * PATIENCE_S)[1] for worker in workers]
     return [(worker.returncode, text) for worker, text in zip(workers, said, strict=True)]
 
 
-def trained(folder: Path, way: str, script: Path, *arguments: str) -> tuple[list[Tensor], str]:
-    outcomes = start(folder, way, script, *arguments)
-    assert [code for code, _ in outcomes] == [0, 0], outcomes[0][1] + outcomes[1][1]
-    return [torch.load(folder / f"{way}-{rank}.pt") for rank in range(2)], outcomes[0][1]
+def trained(
+    folder: Path, way: str, script: Path, *arguments: str, ranks: int = 2, **more: str
+) -> tuple[list[Tensor], str]:
+    outcomes = start(folder, way, script, *arguments, ranks=ranks, **more)
+    assert not any(code for code, _ in outcomes), "".join(said for _, said in outcomes)
+    return [torch.load(folder / f"{way}-{rank}.pt") for rank in range(ranks)], outcomes[0][1]
 
 
 def samples(folder: Path) -> list[int]:

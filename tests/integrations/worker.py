@@ -1,6 +1,7 @@
-"""Runs a script as one of two workers, with or without shares of 2:1, and keeps the parameters of its optimizer steps.
+"""Runs a script as one of several workers, in shares or not, and keeps the parameters of its optimizer steps.
 
-``python -m tests.integrations.worker FOLDER plain|shares SCRIPT ARGUMENTS``, under torchrun's variables.
+``python -m tests.integrations.worker FOLDER plain|shares SCRIPT ARGUMENTS``, with torchrun's variables. Shares are 2:1
+or those of the variable SHARES, such as ``a:12,a:12,b:4,b:4`` for two devices of each of two hosts.
 """
 
 from __future__ import annotations
@@ -14,23 +15,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.worker import leave
 
-SHARES = (32, 16)
-
 
 def spec(script: str) -> RunSpec:
-    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate(SHARES))
+    shares = (share.split(":") for share in os.environ.get("SHARES", "a:32,b:16").split(","))
     return RunSpec(
-        task="script", script=(script,), workers=workers, compression=Compression(), batch_policy="static",
+        task="script",
+        script=(script,),
+        workers=tuple(WorkerSpec(host=host, type="local", local_batch_size=int(samples)) for host, samples in shares),
+        compression=parse_compression(os.environ.get("COMPRESSION", "identity"), option="COMPRESSION"),
+        batch_policy="static",
         stop=StopRule(max_steps=1),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -41,7 +46,8 @@ def main() -> None:
 
     def stepped(optimizer: Any, args: Any, options: Any) -> None:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        steps.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+        whole = (one.full_tensor() if isinstance(one, DTensor) else one for one in parameters)
+        steps.append(torch.cat([one.detach().flatten() for one in whole]))
 
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]

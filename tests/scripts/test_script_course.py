@@ -24,7 +24,9 @@ OWN = 64
 
 def made(**order: Any) -> ScriptCourse:
     """A course over a script that is played by the test: it answers wishes with steps."""
-    observer = SimpleNamespace(batch_size=OWN, dataset_size=1500, device=torch.device("cpu"), loader=object())
+    observer = SimpleNamespace(
+        batch_size=OWN, dataset_size=1500, device=torch.device("cpu"), loader=object(), is_sharded=False
+    )
     crew = SimpleNamespace(elapsed_s=lambda: 0.0)
     return ScriptCourse(
         order=ScriptOrder(script="train.py", sweep_s=1.0, **order),

@@ -27,12 +27,15 @@ from hetopt.trainer.checkpoints.folder import (
     FileRecord,
     Found,
     Manifest,
+    RankState,
+    SharedState,
     leave_model,
+    parameters_sha256,
     rank_file,
+    run_digest,
     save_model,
 )
 from hetopt.trainer.checkpoints.saver import WRITTEN, CheckpointSaver, is_due
-from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 from hetopt.trainer.packing import save_tensors
 
 from .scenarios import toy_spec

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.run_spec import RunSpec, StopRule
-from hetopt.trainer.balance import LONGEST_PERIOD_S, Milestones
+from hetopt.trainer.engine import LONGEST_PERIOD_S, Milestones
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.step import StepTrace
 
@@ -46,7 +46,6 @@ def step(log: PeriodLog, ticks: Ticks, compute_s: float, *, loss: float = 1.0) -
             start=begun,
             backward_end=begun + compute_s,
             reduce_end=begun + compute_s + 2,
-            micro_batches=2,
         )
     )
 
@@ -66,7 +65,7 @@ def test_a_row_tells_of_the_steps_since_the_last_one() -> None:
     assert (row.steps, row.step_time_s, row.compute_s, row.exchange_s) == (4, 15.75 + 4, 15.75, 2)
     assert (row.judged_steps, row.compute_median_s) == (4, 11.5)
     assert row.compute_spread_s == pytest.approx(1.4826 * 1.0)
-    assert (row.loss_sum, row.micro_batches, row.memory_bound, row.pace_use) == (4.0, 2, 7, 0.5)
+    assert (row.loss_sum, row.memory_bound, row.pace_use) == (4.0, 7, 0.5)
     ticks.now_s += 100
     log.resume()
     step(log, ticks, 10.0)

@@ -7,8 +7,8 @@ import torch
 
 from hetopt.core.synchronization import Injection, Partition
 from hetopt.trainer.checkpoints.folder import rank_file
+from hetopt.trainer.data.cursor import make_parts
 from hetopt.trainer.data.injection import drawn_samples, given_samples
-from hetopt.trainer.data.partitions import make_parts
 from hetopt.trainer.packing import unpack
 
 from .scenarios import (

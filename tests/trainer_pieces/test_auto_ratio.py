@@ -47,20 +47,19 @@ def allowed_s(policy, virtual, first):
 
 
 def raced(virtual, policy):
-    """Run `STEPS` of dense progress; the price of finding out, what fixed choices take, dense first, and the state."""
-    used, state = run(policy, virtual, progress=STEPS)
+    """Run `STEPS` of dense progress; the price of finding out, and what fixed choices take, dense first."""
+    used, _ = run(policy, virtual, progress=STEPS)
     (first,) = (option for option in policy.options if option.key == used[0][1])
     price_s = allowed_s(policy, virtual, virtual.per_progress_s(first))
     fixed = [fixed_s(virtual, one, progress=STEPS) for one in policy.options if virtual.settled(one) > 0.05]
-    return price_s, fixed, state
+    return price_s, fixed
 
 
 @pytest.mark.parametrize("seed", few(8, range(24)))
 def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
     virtual, policy = any_run(seed)
-    price_s, fixed, state = raced(virtual, policy)
+    price_s, fixed = raced(virtual, policy)
     assert virtual.elapsed_s <= min(1.05 * min(fixed), 1.04 * fixed[0]) + price_s
-    assert state.spent_s <= 2 * price_s
 
 
 def test_wrong_timings_cost_little_more():
@@ -73,7 +72,7 @@ def test_wrong_timings_cost_little_more():
             for name in rng.sample(["all_gather", "broadcast", "all_reduce"], rng.choice([1, 2]))
         }
         virtual, policy = any_run(1000 + seed, slower=slower, compress={"topk": 10 ** rng.uniform(-0.3, 1)}, noise=0.1)
-        price_s, fixed, _ = raced(virtual, policy)
+        price_s, fixed = raced(virtual, policy)
         assert virtual.elapsed_s <= 1.1 * fixed[0] + price_s
         over.append((virtual.elapsed_s - price_s) / min(fixed))
     assert statistics.mean(over) <= 1.02
@@ -88,7 +87,7 @@ def test_what_no_model_foresees_is_remembered(seed):
     virtual.unforeseen_s = {
         option.key: rng.uniform(0, 0.5) * virtual.compute_s for option in policy.options if rng.random() < 0.7
     }
-    price_s, fixed, _ = raced(virtual, policy)
+    price_s, fixed = raced(virtual, policy)
     assert virtual.elapsed_s <= 1.05 * min(fixed) + 2 * price_s
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
-from hetopt.trainer.policies.sync.periodic import LocalSgd
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.sync.policies import Periodic
 from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Synchronizer
 
 from .thread_group import ThreadGroup
@@ -39,7 +39,7 @@ class Worker:
             channel=lambda: group.channel(rank),
             stopwatch=make_stopwatch(CPU),
             sync=sync,
-            policy=LocalSgd(every_steps=sync.every_steps),
+            policy=Periodic(every_steps=sync.every_steps),
             compression=Compression(name=compression),
         )
         self.random = torch.Generator().manual_seed(rank)

@@ -106,7 +106,7 @@ def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
 
 def test_a_way_that_does_not_go_with_the_memory_is_refused():
     exchange = fresh()
-    with pytest.raises(BadInput, match="without a memory"):
+    with pytest.raises(BadInput, match="does not go with the gradient memory none"):
         exchange.use(Compression(name="sign", memory="none"))
     exchange.use(Compression(name="sign"))
     with pytest.raises(BadInput, match="no compressor"):

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Injection, Partition
-from hetopt.trainer.data.cursor import Cutting
+from hetopt.trainer.data.cursor import Cutting, PartitionedCursor, make_parts
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
 from hetopt.trainer.data.injection import drawn_samples, given_samples
-from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 RULES = ["shards", "seldp", "labels"]
@@ -92,7 +91,7 @@ def test_a_cursor_shows_each_worker_its_stream_and_resumes_anywhere(shares, step
     for factor in steps:
         cursor = cursor.at(cursor.state())
         batch = cursor.take([factor * share for share in shares])
-        cutting = Cutting(epoch_size=40)
+        cutting = Cutting(keeps_epochs_apart=True)
         for worker in range(len(shares)):
             seen[worker] += batch.slice(worker).tolist()
             pieces = cutting.parts(batch, worker)

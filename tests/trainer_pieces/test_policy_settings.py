@@ -14,14 +14,11 @@ from hetopt.core.run_spec import (
     parse_policy,
     spell_policy,
 )
-from hetopt.trainer.policies.allocation import AllocateMicroBatches
-from hetopt.trainer.policies.choose import choose_policy
+from hetopt.trainer.policies.choose import AllocateMicroBatches, ProportionalShares, choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares
-from hetopt.trainer.policies.proportional import ProportionalShares
-from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.gravac import Gravac
+from hetopt.trainer.policies.ratio.published import Accordion, ThresholdRatio
 from hetopt.trainer.policies.ratio.scan import ScanRatio
-from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import OPTIONS

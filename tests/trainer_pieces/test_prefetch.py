@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs
-from hetopt.trainer.data.prefetch import ReadAhead
-from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
+from hetopt.trainer.steps.local_batch import BatchReader, ReadAhead, SampleFeed
 
 CPU = torch.device("cpu")
 SIZE = 23

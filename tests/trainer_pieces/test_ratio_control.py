@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.training_laws import step_inflation
-from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.gravac import Gravac, ideal_factor
 from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
+from hetopt.trainer.policies.ratio.published import WARM_UP, Accordion, ScheduledRatio, ThresholdRatio
 from hetopt.trainer.policies.ratio.scan import Prospect, ScanRatio, pareto, scan
-from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
-from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import NETWORK, OPTIONS, curve, observe
@@ -110,9 +108,6 @@ def test_workers_count_by_their_energy():
     assert own.gain(0.1) == pytest.approx(0.5)
     assert own.gains(0.1) == pytest.approx((0.1, 0.9))
     assert GainCurve(ratios=(0.1,), kept=((0.0,),), energy=(0.0,)).gain(0.1) == 1
-
-
-# --- what compression costs ---
 
 
 # --- DGC's warm-up ---

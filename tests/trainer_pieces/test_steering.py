@@ -12,8 +12,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.trainer.policies.ratio.auto import BACKWARD
 from hetopt.trainer.policies.ratio.policy import Verdict
-from hetopt.trainer.steps.adaptive_controller import LOOKED_STEPS, AdaptiveController
-from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
+from hetopt.trainer.steps.adaptive_controller import LOOKED_STEPS, AdaptiveController, GroupTraffic, Traffic
 
 from .runs import run_of
 from .virtual_exchange import VirtualRun

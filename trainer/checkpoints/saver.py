@@ -16,8 +16,16 @@ from pathlib import Path
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog
 from hetopt.trainer.agreement import gather_numbers, gather_texts
-from hetopt.trainer.checkpoints.folder import STATE_FILE, CheckpointFolder, FileRecord, Manifest, has_no_room, rank_file
-from hetopt.trainer.checkpoints.state import RankState, SharedState
+from hetopt.trainer.checkpoints.folder import (
+    STATE_FILE,
+    CheckpointFolder,
+    FileRecord,
+    Manifest,
+    RankState,
+    SharedState,
+    has_no_room,
+    rank_file,
+)
 
 WRITTEN, REFUSED, NO_ROOM = 1.0, -1.0, -2.0
 """What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""

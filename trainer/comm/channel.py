@@ -47,58 +47,6 @@ def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> tor
     return torch.device("cpu") if through_host else tensor.device
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pairs:
-    """A worker's connections to the others of its group.
-
-    Attributes:
-        group: ``None`` is the default group.
-        rank: in it.
-        workers: in it, two or more.
-    """
-
-    group: dist.ProcessGroup | None
-    rank: int
-    workers: int
-
-    def swap(self, rows: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """Send ``rows[r]`` to rank r, and receive its row for this worker as ``out[r]``; N - 1 messages in a row."""
-        out[self.rank].copy_(rows[self.rank])
-        for distance in range(1, self.workers):
-            to, source = (self.rank + distance) % self.workers, (self.rank - distance) % self.workers
-            self._exchange(rows[to], to, out[source], source)
-
-    def circulate(self, parts: Sequence[Tensor]) -> None:
-        """Fill ``parts`` with everyone's, this worker's is there already; N - 1 messages in a row, around the ring."""
-        to, source = (self.rank + 1) % self.workers, (self.rank - 1) % self.workers
-        for distance in range(self.workers - 1):
-            held, next_ = (self.rank - distance) % self.workers, (source - distance) % self.workers
-            self._exchange(parts[held], to, parts[next_], source)
-
-    def deal(self, flat: Tensor, source: int) -> None:
-        """Overwrite everyone's ``flat`` with that of rank ``source``, in N messages: a part to each, then around.
-
-        A link carries 2 (N - 1) / N times the vector, whatever N (van de Geijn 1991), where a tree brings it
-        log2 N times over that of the source.
-
-        Args:
-            flat: 1-D, of an element a worker or more.
-            source: its rank.
-        """
-        parts = flat.tensor_split(self.workers)
-        others = [rank for rank in range(self.workers) if rank != source]
-        if self.rank == source:
-            _wait([dist.isend(parts[rank], group=self.group, group_dst=rank) for rank in others])
-        else:
-            _wait([dist.irecv(parts[self.rank], group=self.group, group_src=source)])
-        self.circulate(parts)
-
-    def _exchange(self, sent: Tensor, to: int, received: Tensor, source: int) -> None:
-        # The receive first: it is announced to the other side, which must not wait behind what is sent to it.
-        coming = dist.irecv(received, group=self.group, group_src=source)
-        _wait([coming, dist.isend(sent, group=self.group, group_dst=to)])
-
-
 def _wait(works: Sequence[dist.Work | None]) -> None:
     for work in works:
         assert work is not None, "this worker is in the group"
@@ -215,7 +163,7 @@ class Channel:
             if self.workers > 1 and tensor.numel():
                 staged = self._staged(tensor)
                 if deals(staged.nbytes, self.workers) and _in_pairs(staged):
-                    self._pairs.deal(staged, source)
+                    self._deal(staged, source)
                 else:
                     dist.broadcast(staged, group_src=source, group=self._group)
                 if staged is not tensor:
@@ -229,7 +177,7 @@ class Channel:
         staged = self._staged(rows)
         received = out if staged is rows else torch.empty_like(staged)
         if _in_pairs(staged) and not gathers_directly(rows[0].nbytes, self.workers):
-            self._pairs.swap(staged.unbind(), received.unbind())
+            self._swap(staged.unbind(), received.unbind())
         else:
             dist.all_to_all_single(received, staged, group=self._group)
         if received is not out:
@@ -246,10 +194,6 @@ class Channel:
         if received is not out:
             out.copy_(received)
 
-    @property
-    def _pairs(self) -> Pairs:
-        return Pairs(group=self._group, rank=self.rank, workers=self.workers)
-
     def _gather(self, own: Tensor, out: Tensor) -> None:
         """Everyone's elements, one after the other, into ``out``; both lie where the backend wants them."""
         if not _in_pairs(own):
@@ -259,7 +203,44 @@ class Channel:
         else:
             parts = out.view(self.workers, -1).unbind()
             parts[self.rank].copy_(own.view(-1))
-            self._pairs.circulate(parts)
+            self._circulate(parts)
+
+    def _swap(self, rows: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+        """Send ``rows[r]`` to rank r, and receive its row for this worker as ``out[r]``; N - 1 messages in a row."""
+        out[self.rank].copy_(rows[self.rank])
+        for distance in range(1, self.workers):
+            to, source = (self.rank + distance) % self.workers, (self.rank - distance) % self.workers
+            self._exchange(rows[to], to, out[source], source)
+
+    def _circulate(self, parts: Sequence[Tensor]) -> None:
+        """Fill ``parts`` with everyone's, this worker's is there already; N - 1 messages in a row, around the ring."""
+        to, source = (self.rank + 1) % self.workers, (self.rank - 1) % self.workers
+        for distance in range(self.workers - 1):
+            held, next_ = (self.rank - distance) % self.workers, (source - distance) % self.workers
+            self._exchange(parts[held], to, parts[next_], source)
+
+    def _deal(self, flat: Tensor, source: int) -> None:
+        """Overwrite everyone's ``flat`` with that of rank ``source``, in N messages: a part to each, then around.
+
+        A link carries 2 (N - 1) / N times the vector, whatever N (van de Geijn 1991), where a tree brings it
+        log2 N times over that of the source.
+
+        Args:
+            flat: 1-D, of an element a worker or more.
+            source: its rank.
+        """
+        parts = flat.tensor_split(self.workers)
+        others = [rank for rank in range(self.workers) if rank != source]
+        if self.rank == source:
+            _wait([dist.isend(parts[rank], group=self._group, group_dst=rank) for rank in others])
+        else:
+            _wait([dist.irecv(parts[self.rank], group=self._group, group_src=source)])
+        self._circulate(parts)
+
+    def _exchange(self, sent: Tensor, to: int, received: Tensor, source: int) -> None:
+        # The receive first: it is announced to the other side, which must not wait behind what is sent to it.
+        coming = dist.irecv(received, group=self._group, group_src=source)
+        _wait([coming, dist.isend(sent, group=self._group, group_dst=to)])
 
     def _for_everyone(self, own: Tensor) -> Tensor:
         """The same elements for every worker, to be sent to all in one go."""

@@ -46,8 +46,8 @@ class Turn:
     seed: int = 0
 
     def private(self, device: torch.device | None = None) -> Generator:
-        """A source of randomness that no other worker or step has."""
-        return private_generator(self.seed, self.channel.rank, self.step, device)
+        """Return a source of randomness that no other worker or step has, on the CPU unless a device is given."""
+        return Generator(device or "cpu").manual_seed(_mixed(self.seed, self.channel.rank, self.step))
 
 
 class Payload:
@@ -290,14 +290,6 @@ class Chain:
             values=values if isinstance(sent, DensePayload) else sent.dense(),
             numel=flat.numel(),
         )
-
-
-def private_generator(seed: int, rank: int, step: int, device: torch.device | None = None) -> Generator:
-    """A source of randomness that no other worker or step has, whatever else is drawn in the process.
-
-    On the CPU unless a device is given.
-    """
-    return torch.Generator(device or "cpu").manual_seed(_mixed(seed, rank, step))
 
 
 def shared_generator(seed: int, step: int) -> Generator:

@@ -89,7 +89,6 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
     )
 
 
-_STEP = f"{ALIKE}step"
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _HAS_RESIDUAL = f"{ALIKE}owes"
@@ -117,6 +116,7 @@ class Exchange:
         shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
+        group: who exchanges; None: all workers.
         residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
 
@@ -138,9 +138,11 @@ class Exchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
+        group: dist.ProcessGroup | None = None,
         residual: Residual | None = None,
         first_step: int = 0,
     ) -> None:
+        self._group = group
         self._first = first
         self._numel = numel
         self._device = device
@@ -159,7 +161,10 @@ class Exchange:
         Raises:
             BadInput: it does not go with the residual.
         """
-        compression = with_memory(compression, self._first)
+        if compression.memory == AUTO:
+            first = self._first
+            memory = combine(first.name, memory=first.memory, collective=first.collective).memory
+            compression = compression.model_copy(update={"memory": memory})
         if compression != self.compression:
             self._begin(compression)
 
@@ -182,7 +187,7 @@ class Exchange:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
         residual = self._residual
         with self._guard.watch():
-            channel = Channel(clock=self._clock, on=flat.device)
+            channel = Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
             there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
@@ -222,13 +227,12 @@ class Exchange:
             BadInput: the state belongs to another residual or to another model.
         """
         rest = {key: value for key, value in state.items() if key not in _OWN}
-        in_use = compression_in(state)
-        if in_use is not None:
-            self._begin(in_use)
+        if (in_use := state.get(_IN_USE)) is not None:
+            self._begin(Compression.model_validate_json(bytes(in_use.tolist())))
         check_state(rest, {**self._residual.state(), **self._carried()})
         self._residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
-        self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
+        self._step = int(state.get(_STEPS, torch.tensor(self._step)))
         self._chain.load_state(carried)
         self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
 
@@ -242,27 +246,13 @@ class Exchange:
             f"{chosen.name}{amount} by {chosen.collective} with {chosen.memory} ({numel} elements, {layout}) "
             f"{compression.model_dump_json(exclude={'name', 'ratio', 'collective', 'memory'})}",
             store=self._store,
+            group=self._group,
         )
         self.compression = compression
 
     def _carried(self) -> State:
         """What the compression in use carries from step to step, the same on all workers."""
-        carried = {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
-        return {**carried, _STEP: torch.tensor(self._step)} if carried or self._chain.counts_steps else {}
-
-
-def with_memory(compression: Compression, first: Compression) -> Compression:
-    """The compression with the residual that a run has which began with another one, unless it names its own."""
-    if compression.memory != AUTO:
-        return compression
-    memory = combine(first.name, memory=first.memory, collective=first.collective).memory
-    return compression.model_copy(update={"memory": memory})
-
-
-def compression_in(state: Mapping[str, Tensor]) -> Compression | None:
-    """The compression that was in use when an exchange gave this state; None where it does not say."""
-    written = state.get(_IN_USE)
-    return None if written is None else Compression.model_validate_json(bytes(written.tolist()))
+        return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
 
 
 def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:
@@ -515,7 +505,7 @@ class BucketExchange:
         """What a checkpoint needs: a copy of the residual, in the order of the parameters. Not while backward runs."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
-        return {**state, _STEP: torch.tensor(self._step)} if self._random else state
+        return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Remember what `state` gave.
@@ -525,7 +515,7 @@ class BucketExchange:
         """
         check_state(state, self.state())
         self._buckets.clear()
-        self._step = int(state.get(_STEP, torch.tensor(0)))
+        self._step = int(state.get(_STEPS, torch.tensor(0)))
         for key, value in self._whole.items():
             value.copy_(state[key])
 

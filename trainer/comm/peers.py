@@ -14,6 +14,7 @@ from types import TracebackType
 
 import psutil
 import torch
+import torch.distributed as dist
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.agreement import Store
@@ -184,11 +185,13 @@ class Guard:
     Args:
         description: of the exchange, the same text on workers that agree.
         store: for a roll call when an exchange times out.
+        group: who exchanges; None: all workers.
     """
 
-    def __init__(self, description: str, *, store: Store | None = None) -> None:
+    def __init__(self, description: str, *, store: Store | None = None, group: dist.ProcessGroup | None = None) -> None:
         self._description = description
         self._store = store
+        self._group = group
         self._peers: Peers | None = None
 
     def watch(self) -> Guard:
@@ -202,13 +205,13 @@ class Guard:
         return self
 
     def __enter__(self) -> None:
-        if self._peers is None and group_size(None) > 1:
-            self._peers = meet(self._description, Channel())
+        if self._peers is None and group_size(self._group) > 1:
+            self._peers = meet(self._description, Channel(self._group))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._peers is not None and isinstance(error, RuntimeError):
-            named = explain_loss(error, self._peers, self._store, group_size(None))
+            named = explain_loss(error, self._peers, self._store, group_size(self._group))
             if named is not None:
                 raise named from error

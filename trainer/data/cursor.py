@@ -1,4 +1,4 @@
-"""Which samples every worker takes at a step: one shuffled permutation an epoch, read by one global cursor.
+"""Which samples every worker takes at a step: one shuffled permutation an epoch, or a part of the data each.
 
 All ranks hold the same cursor. The permutations of successive epochs form one endless stream; a step takes the next B
 positions, and rank i the i-th slice of ``b_i`` of them. What is in an epoch therefore depends on neither the shares
@@ -8,6 +8,18 @@ A step may span the end of an epoch. Cutting the last batch short instead would 
 (other gradient noise, another learning rate, other compute times for the controllers) and dropping it would lose
 samples; taking the rest from the next permutation keeps every step at exactly B samples.
 
+Where the data is partitioned, everything that a worker sees is passes over parts, a pure function of sizes, labels and
+the seed. `Parts.order(worker, turn)` is what it sees in its ``turn``-th pass (from 0); what it sees in all of them, one
+after the other, is an endless stream. All ranks hold the cursors of all workers, too: whatever a rank needs to know of
+the others, it can compute.
+
+    shards      a part of the data for each worker, disjoint, in proportion to the shares
+    seldp       SelSync's (2307.07950): the data is cut likewise, and every worker goes round all the cuts, each
+                beginning with its own, so that at any time they work on different ones
+    labels      all samples of k labels for each worker; workers with a label in common share its samples
+
+The words of numpy's bit generators never change between releases (NEP 19); all orders and draws are made of them.
+
 And how one worker's slice of a step is cut into what is computed together.
 """
 
@@ -15,14 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hetopt.core.errors import BadInput
+from hetopt.core.synchronization import Partition, PartitionName
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -32,15 +45,14 @@ class GlobalBatch:
     """One step's samples, in the order of the stream, and how many of them each rank takes.
 
     ``samples`` are dataset indices and may be a view that must not be written to. ``epoch`` and ``position`` are those
-    of the first sample: completed epochs, and samples drawn since the run began. ``epochs`` are those of each sample
-    where every worker counts its own; None: epochs follow from the position.
+    of the first sample: completed epochs, and samples drawn since the run began. ``epochs`` are those of each sample.
     """
 
     epoch: int
     position: int
     samples: Indices
     shares: tuple[int, ...]
-    epochs: Indices | None = None
+    epochs: Indices
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -127,7 +139,8 @@ class SampleCursor(Cursor):
         while (reached := first + len(samples)) < last:
             samples = np.concatenate([samples, self._read(reached, last)])
         self._position = last
-        return GlobalBatch(epoch=epoch, position=first, samples=samples, shares=tuple(shares))
+        epochs = np.arange(first, last) // self.dataset_size
+        return GlobalBatch(epoch=epoch, position=first, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
         """As of `Cursor`, with the seed."""
@@ -227,13 +240,12 @@ class Cutting:
     """The rules of cutting.
 
     Attributes:
-        epoch_size: samples of an epoch, where samples of different epochs must not be mixed (augmentation); None: they
-            may be.
+        keeps_epochs_apart: whether samples of different epochs must not be mixed (augmentation).
         unit: samples of a micro-batch, exactly, but for what is left over; None: as many as fit.
         max_samples: the most that fit into memory; None: any number.
     """
 
-    epoch_size: int | None = None
+    keeps_epochs_apart: bool = False
     unit: int | None = None
     max_samples: int | None = None
 
@@ -241,13 +253,10 @@ class Cutting:
         """The micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow."""
         # A copy: the reader of a data set may do with its indices what it likes, the permutation is everybody's.
         indices = batch.slice(rank).copy()
-        if self.epoch_size is None:
+        if not self.keeps_epochs_apart:
             return [MicroBatch(epoch=batch.epoch, indices=part) for part in self._cut(indices)]
-        if batch.epochs is not None:
-            first = batch.offset(rank)
-            pieces = _by_own_epoch(indices, batch.epochs[first : first + len(indices)])
-        else:
-            pieces = _by_epoch(indices, batch.position + batch.offset(rank), self.epoch_size)
+        first = batch.offset(rank)
+        pieces = _by_epoch(indices, batch.epochs[first : first + len(indices)])
         return [MicroBatch(epoch=epoch, indices=part) for epoch, piece in pieces for part in self._cut(piece)]
 
     def _cut(self, indices: Indices) -> list[Indices]:
@@ -257,17 +266,7 @@ class Cutting:
         return [part for unit in units for part in _evenly(unit, self.max_samples)]
 
 
-def _by_epoch(indices: Indices, position: int, epoch_size: int) -> list[tuple[int, Indices]]:
-    pieces: list[tuple[int, Indices]] = []
-    while len(indices):
-        epoch, offset = divmod(position, epoch_size)
-        taken = min(len(indices), epoch_size - offset)
-        pieces.append((epoch, indices[:taken]))
-        indices, position = indices[taken:], position + taken
-    return pieces
-
-
-def _by_own_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
+def _by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
     """Cut where the epoch changes."""
     edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
     return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
@@ -287,3 +286,230 @@ def upcoming(cursor: Cursor, shares: Sequence[int], cutting: Cutting, rank: int)
     """The micro-batches of one rank in all steps to come, as long as shares stay; moves the cursor."""
     while shares[rank]:
         yield from cutting.parts(cursor.take(shares), rank)
+
+
+NEED_LABELS: tuple[PartitionName, ...] = ("labels",)
+
+_ORDER, _LABELS, _SPLIT = range(3)
+"""What a sequence of random words is for: each has its own."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedParts:
+    """Every worker has the same samples in all its passes, shuffled anew in each.
+
+    Attributes:
+        parts: of each worker, in rank order.
+        seed: of the orders.
+
+    Raises:
+        BadInput: a worker has no samples.
+    """
+
+    parts: tuple[Indices, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        for worker, part in enumerate(self.parts):
+            if not len(part):
+                raise BadInput(
+                    f"the partition must give every worker a sample, and worker {worker} has none.",
+                    hint="use fewer workers, or more labels a worker",
+                )
+
+    @property
+    def workers(self) -> int:
+        """Number of workers: one for each part."""
+        return len(self.parts)
+
+    def order(self, worker: int, turn: int) -> Indices:
+        """The worker's part, shuffled (see `Parts`)."""
+        part = self.parts[worker]
+        words = _words(len(part), self.seed, _ORDER, worker, turn)
+        return part[np.argsort(words, kind="stable")]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RotatingParts:
+    """SelDP: a ring of all samples, cut into an arc for each worker; from turn to turn all move on by 1/N of the ring.
+
+    In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
+    those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
+    shares are as unequal.
+
+    Attributes:
+        size: samples of the data.
+        weights: of the workers, positive.
+        seed: of the ring.
+    """
+
+    size: int
+    weights: tuple[int, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_enough(self.size, self.weights)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers: one for each weight."""
+        return len(self.weights)
+
+    def order(self, worker: int, turn: int) -> Indices:
+        """The arc where the worker is (see `Parts`)."""
+        turns, step = divmod(turn, self.workers)
+        ring = permutation(self.size, self.seed, turns)
+        before = sum(self.weights[:worker])
+        first, last = self._place(before, step), self._place(before + self.weights[worker], step)
+        # A weight may be too small for a sample of its own: it has one then, in company.
+        return ring[np.arange(first, max(last, first + 1)) % self.size]
+
+    def _place(self, before: int, step: int) -> int:
+        """Where on the ring those of so much weight end: ``size * (before / total + step / N)``."""
+        total, count = sum(self.weights), self.workers
+        return self.size * (before * count + step * total) // (total * count)
+
+
+Parts: TypeAlias = FixedParts | RotatingParts
+"""The data as every worker sees it: its ``order`` of dataset indices in each turn, int64, at least one; read-only."""
+
+
+def make_parts(
+    partition: Partition, *, size: int, weights: Sequence[int], seed: int, labels: Indices | None = None
+) -> Parts | None:
+    """The parts that a rule makes; None: none, there is one order for all (``global``).
+
+    Args:
+        partition: the rule.
+        size: samples of the data.
+        weights: how fast each worker goes through samples (its share of a batch), in rank order.
+        seed: of all randomness.
+        labels: of each sample, where the rule needs them.
+
+    Raises:
+        BadInput: a worker is left without a sample, or there are too few labels.
+    """
+    match partition.name:
+        case "global":
+            return None
+        case "seldp":
+            return RotatingParts(size=size, weights=tuple(weights), seed=seed)
+        case "shards":
+            _check_enough(size, weights)
+            whole = permutation(size, seed, 0)
+            return FixedParts(parts=_cut(whole, weights), seed=seed)
+        case "labels":
+            if labels is None or len(labels) != size:
+                raise ValueError(f"{partition.name} needs a label for each of the {size} samples")
+            return FixedParts(parts=label_skew(labels, len(weights), partition.labels, seed), seed=seed)
+
+
+def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
+    """Samples of so many labels for each worker; of labels that several have, each has an equal part.
+
+    Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
+
+    Raises:
+        BadInput: there are fewer labels than a worker is to have.
+    """
+    kinds = np.unique(labels)
+    if each > len(kinds):
+        raise BadInput(
+            f"the labels of a worker must be at most the {len(kinds)} of the data, got {each}.",
+            hint="ask for fewer labels a worker",
+        )
+    dealt = kinds[np.argsort(_words(len(kinds), seed, _LABELS), kind="stable")]
+    owners: dict[int, list[int]] = {place: [] for place in range(len(kinds))}
+    for worker in range(workers):
+        for number in range(each):
+            owners[(worker * each + number) % len(kinds)].append(worker)
+    held: list[list[Indices]] = [[] for _ in range(workers)]
+    for place, those in owners.items():
+        if those:
+            parts = _cut(_of_label(labels, dealt[place], seed), [1] * len(those))
+            for worker, part in zip(those, parts, strict=True):
+                held[worker].append(part)
+    return tuple(np.concatenate(parts) for parts in held)
+
+
+def _of_label(labels: Indices, label: int, seed: int) -> Indices:
+    """The samples of a label, shuffled."""
+    those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
+    return those[np.argsort(_words(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF), kind="stable")]
+
+
+def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:
+    """Cut in proportion to weights."""
+    total = sum(weights)
+    edges = [len(whole) * before // total for before in accumulate(weights, initial=0)]
+    return tuple(whole[first:last] for first, last in pairwise(edges))
+
+
+def _words(count: int, *key: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Random words; the same for the same key, everywhere."""
+    return np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
+
+
+def _check_enough(size: int, weights: Sequence[int]) -> None:
+    if size < len(weights):
+        raise BadInput(
+            f"{size} samples cannot be divided among {len(weights)} workers.", hint="use fewer workers or more data"
+        )
+
+
+class PartitionedCursor(Cursor):
+    """A place in the stream of each worker: its passes over its parts, one after the other.
+
+    Args:
+        parts: what the workers see.
+        dataset_size: samples of the data: an epoch is over when as many were drawn, whichever they were.
+        weights: of the workers, for a place that was told for another number of them.
+        positions: samples that each worker has drawn so far; absent: none.
+    """
+
+    def __init__(
+        self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(dataset_size)
+        self._parts = parts
+        self._weights = tuple(weights)
+        self._streams = [Passes(partial(parts.order, worker)) for worker in range(parts.workers)]
+        for stream, position in zip(self._streams, positions or (), strict=positions is not None):
+            stream.skip(position)
+
+    @property
+    def position(self) -> int:
+        """Samples drawn since the run began, by all workers together."""
+        return sum(stream.drawn for stream in self._streams)
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """The next samples of every worker's own; moves the cursors behind them."""
+        count_of(shares, len(self._streams))
+        epoch, position = self.epoch, self.position
+        taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
+        return GlobalBatch(
+            epoch=epoch,
+            position=position,
+            samples=np.concatenate([samples for samples, _ in taken]),
+            shares=tuple(shares),
+            epochs=np.concatenate([turns for _, turns in taken]),
+        )
+
+    def state(self) -> dict[str, int]:
+        """As of `Cursor`, with where each worker stands."""
+        own = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
+        return {**super().state(), **own}
+
+    def at(self, state: Mapping[str, int]) -> PartitionedCursor:
+        """A cursor that continues where ``state`` was taken.
+
+        Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
+        its weight says.
+        """
+        own = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
+        keys = [f"drawn_by_{worker}" for worker in range(self._parts.workers)]
+        if len(own) == len(keys) and all(key in state for key in keys):
+            drawn = [state[key] for key in keys]
+        else:
+            drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
+        return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)

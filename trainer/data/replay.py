@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,54 +24,20 @@ from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, Passes, count_of, permutation
 
-NOTICE_S = 5.0
-"""A wait that is longer than this is told while it lasts."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
     """What one worker's stream was like since this was last asked for.
 
     Attributes:
-        rate_per_s: samples a second that arrived, lately; -1: not watched for long enough.
         buffered: most samples that waited at once.
         wait_s: time that the worker waited for samples.
         dropped: samples that were never trained on, by policy.
     """
 
-    rate_per_s: float = -1.0
     buffered: int = 0
     wait_s: float = 0.0
     dropped: int = 0
-
-
-class RateMeter:
-    """Samples a second over a sliding time.
-
-    Args:
-        window_s: length of the time that counts.
-        least_s: below this nothing is said.
-    """
-
-    def __init__(self, *, window_s: float, least_s: float) -> None:
-        self._window_s = window_s
-        self._least_s = least_s
-        self._marks: deque[tuple[float, int]] = deque()
-
-    def see(self, now_s: float, arrived: int) -> None:
-        """So many samples had arrived by now, all in all."""
-        if not self._marks or now_s - self._marks[-1][0] >= self._window_s / 64:
-            self._marks.append((now_s, arrived))
-        # One mark before the window stays: the window's first is then known to be full.
-        while len(self._marks) > 2 and now_s - self._marks[1][0] >= self._window_s:
-            self._marks.popleft()
-
-    def rate_per_s(self, now_s: float, arrived: int) -> float:
-        """Over the window up to now; -1: not known yet."""
-        self.see(now_s, arrived)
-        begun_s, before = self._marks[0]
-        elapsed_s = now_s - begun_s
-        return (arrived - before) / elapsed_s if elapsed_s >= self._least_s else -1.0
 
 
 _ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
@@ -87,7 +52,6 @@ class Replay:
         order: the samples of a pass, by the number of the pass; never empty.
         clock: by which samples arrive, in seconds.
         sleep: waits for so many of them.
-        tell: hears of long waits.
     """
 
     def __init__(
@@ -98,15 +62,12 @@ class Replay:
         order: Callable[[int], Indices],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        tell: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._rank = rank
         self._rate_per_s = stream.rates[rank]
         self._passes = Passes(order)
         self._clock, self._sleep = clock, sleep
-        self._tell = tell
-        self._meter = RateMeter(window_s=4 * stream.batch_interval_s, least_s=stream.batch_interval_s / 2)
         self._taken = 0  # or dropped
         self._dropped_before = 0
         self._dropped = 0
@@ -117,9 +78,7 @@ class Replay:
 
     def begin(self) -> None:
         """Let samples arrive from now on; where a place was set, from there."""
-        now_s = self._clock()
-        self._origin_s = now_s - self._taken / self._rate_per_s
-        self._meter.see(now_s, self._arrived(now_s))
+        self._origin_s = self._clock() - self._taken / self._rate_per_s
 
     def take(self, count: int) -> tuple[Indices, Indices]:
         """Return the next samples that the buffer still has, and the pass that each belongs to; wait until they arrive.
@@ -161,7 +120,6 @@ class Replay:
             self._stream.buffer, taken=self._taken, arrived=arrived, aged=self._aged(now_s), count=self._count
         )
         flow = Flow(
-            rate_per_s=self._meter.rate_per_s(now_s, arrived),
             buffered=max(self._most_held, waiting),
             wait_s=self._wait_s,
             dropped=self._dropped - self._dropped_before,
@@ -183,8 +141,6 @@ class Replay:
                 f"{self._rate_per_s:.4g} samples a second.",
                 hint="let batches follow the streams with the batch policy 'rate', or raise the stream's patience",
             )
-        if wait_s > NOTICE_S:
-            self._tell(f"waits {wait_s:.3g} s for samples: its stream brings {self._rate_per_s:.4g} a second")
         self._wait_s += wait_s
         self._sleep(wait_s)
 

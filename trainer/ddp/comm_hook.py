@@ -25,17 +25,18 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.exchange import BucketExchange, ExchangeStats
-from hetopt.trainer.normalisation import normalises_apart
+from hetopt.trainer.ddp.gradient_state import GradientState
 from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
 from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.task import normalises_apart
 
 SUM = "sum"
 _FLOAT32 = torch.float32
 
 
-class CommState:
+class CommState(GradientState):
     """How the gradients of one DDP module travel, and how much this worker's count.
 
     Args:
@@ -76,26 +77,28 @@ class CommState:
         if isinstance(weight, str) and weight != SUM:
             raise BadInput(f"weight must be None, {SUM!r} or a number, got {weight!r}.")
         self._workers = dist.get_world_size(ddp.process_group)
-        self._parameters = [one for one in ddp.module.parameters() if one.requires_grad]
+        self._parameters = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+        if spec is None:
+            spec = make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
+        super().__init__(self._exchange_of(spec))
         self.weight = weight
         why = why_shares_differ(is_ddp=True, normalises=normalises_apart(ddp))
-        self.record = AuditRecord(mode=audit, tolerance=audit_tolerance, hint=why)
-        self.is_audit = False
-        self.differences: list[Tensor] = []
+        self.record: AuditRecord = AuditRecord(mode=audit, tolerance=audit_tolerance, hint=why)
         self._apart: dict[int, Tensor] = {}  # by parameter
         self._squares = 0.0
-        self.adopt(
-            make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
-            if spec is None
-            else spec,
-            reach,
-        )
+        self._use(spec, reach)
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
+        self.exchange = self._exchange_of(spec)
+        self._use(spec, reach)
+
+    def _exchange_of(self, spec: RunSpec) -> ExchangeConfig:
+        shapes = [tuple(parameter.shape) for parameter in self._parameters]
+        return make_exchange(spec, spec.compression, shapes, self._parameters[0].device)
+
+    def _use(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         device, self.dtype = self._parameters[0].device, self._parameters[0].dtype
-        shapes = [tuple(one.shape) for one in self._parameters]
-        self.exchange: ExchangeConfig = make_exchange(spec, spec.compression, shapes, device)
         by_bucket = self.exchange.steering is None and not METHODS[spec.compression.name].by_shape
         is_float32 = all(parameter.dtype == _FLOAT32 for parameter in self._parameters)
         self._by_bucket = (
@@ -162,6 +165,10 @@ class CommState:
         apart, squares, self._apart, self._squares = self._apart, self._squares, {}, 0.0
         pieces = [apart[id(one)] for one in self._parameters if id(one) in apart]
         return (torch.cat(pieces), math.sqrt(squares)) if pieces else None
+
+    def take_stats(self) -> ExchangeStats | None:
+        """Return what the last exchange of the whole gradient cost."""
+        return self.stats
 
     def _exchange_whole(self) -> None:
         """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""

@@ -26,12 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -40,11 +41,12 @@ from torch.utils.data import DataLoader, dataloader
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.checkpoints.folder import leave_model
-from hetopt.trainer.checkpoints.state import parameters_sha256
+from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
+from hetopt.trainer.ddp.gradient_state import GradientState
 from hetopt.trainer.ddp.lifetime import keep_modules
+from hetopt.trainer.ddp.sharding import ReplicaMesh, ShardedState, whole_model
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
@@ -88,6 +90,7 @@ class DdpRun:
         self._tells_batches = True  # whether a backward pass is of one batch, as far as the first step has shown
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
+        self._whole: nn.Module | None = None  # what is left of the run
         self.can_audit = True
 
     # Shares (see `hetopt.trainer.ddp.shares`).
@@ -95,7 +98,7 @@ class DdpRun:
     @property
     def is_training(self) -> bool:
         """Return whether the script trains: some DDP module is in training mode, and gradients are on."""
-        return torch.is_grad_enabled() and any(ddp.module.training for ddp, _ in self._modules)
+        return torch.is_grad_enabled() and any(_inner(module).training for module, _ in self._modules)
 
     @property
     def is_ours(self) -> bool:
@@ -155,7 +158,7 @@ class DdpRun:
             )
         if as_one:
             return Audits(every_step=True)
-        is_off = any(state.record.mode == "off" for state in states)
+        is_off = any(state.record is None or state.record.mode == "off" for state in states)
         is_wanted = can_audit and self._tells_batches and not is_off
         return Audits(largest=spec.workers[0].max_local_batch_size) if is_wanted else None
 
@@ -164,6 +167,25 @@ class DdpRun:
     def attach(self, ddp: DistributedDataParallel) -> None:
         """Exchange the gradients of a DDP module from its first training pass on."""
         self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
+
+    def attach_sharded(self, module: nn.Module, replicas: ReplicaMesh | None) -> None:
+        """Exchange the gradients of a sharded module; it takes the place of those inside it.
+
+        Args:
+            module: that was sharded.
+            replicas: of the run; None: the script's own mesh sums everything.
+        """
+        inside = set(module.modules())
+        self._modules = [(other, state) for other, state in self._modules if other not in inside]
+        state = ShardedState(module, spec=self._plan.spec, replicas=replicas, reach=self.reach)
+        self._modules.append((module, state))
+        self._hooked[id(module)] = state.sums
+        self.can_audit = False
+
+    def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
+        """Take the batch of a training pass of a sharded module, if it is the outermost."""
+        if module.training and torch.is_grad_enabled() and any(module is outer for outer, _ in self._modules):
+            self.forward(module, rows_of((inputs, named)))
 
     def registered(self, ddp: DistributedDataParallel, state: object) -> None:
         """Note that a communication hook was registered: hetopt's own with a state of the script, or another."""
@@ -197,7 +219,7 @@ class DdpRun:
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not loader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
-    def forward(self, ddp: DistributedDataParallel, rows: int) -> None:
+    def forward(self, ddp: nn.Module, rows: int) -> None:
         """Take the batch that a training forward pass is of: the first that waits.
 
         Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
@@ -209,7 +231,7 @@ class DdpRun:
         self._state = next(state for module, state in self._modules if module is ddp)
         kind = self._device.type
         self._computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._state.dtype
-        if id(ddp) not in self._hooked:
+        if isinstance(ddp, DistributedDataParallel) and id(ddp) not in self._hooked:
             ddp.register_comm_hook(self._state, comm_hook)
         before = self._part
         if self._waiting and (before is None or not before.rows == rows != self._waiting[0][1].rows):
@@ -301,6 +323,8 @@ class DdpRun:
             self._is_within = False
         if not self.is_ours:
             self.reach(1.0)
+        for _, state in self._modules:
+            state.ended()
         if self._drawn_before is not None:
             for _, state in self._modules:
                 self._conclude(state, self._drawn_before.has_drawn(self._device))
@@ -340,7 +364,9 @@ class DdpRun:
             table.audits = replace(table.audits, accumulate=self._batches) if self._tells_batches else None
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
         samples = 0 if part.is_audit and self.rank else part.samples  # the leader's loss is of the whole batch
-        trace = periods.trace(loss * samples, state.stats, hidden=state.exchange.is_dense)
+        waited_s, state.waited_s = state.waited_s, 0.0
+        stats = state.take_stats()
+        trace = periods.trace(loss * samples, stats, hidden=state.exchange.is_dense, waited_s=waited_s)
         counts = part.shares == periods.shares and not part.is_audit
         learning_rate = float(optimizer.param_groups[0]["lr"])
         if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate, epoch=self._passes):
@@ -360,14 +386,24 @@ class DdpRun:
                 passes = max(passes, batches / max(1, len(loader)))
         return passes
 
+    def conclude(self) -> None:
+        """Tell of the last steps, and put the model together for `close`, while the workers are connected."""
+        if self._periods.engine is not None and self._whole is None:
+            with suppress(RuntimeError):  # another worker has left: its last steps are not told
+                self._periods.finish(self._passes())
+            module, _ = self._modules[-1]
+            is_sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
+            self._whole = whole_model(module) if is_sharded else _inner(module)
+
     def close(self, *, stopped: bool) -> None:
         """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.
 
         Args:
             stopped: whether somebody asked the run to end.
         """
-        if self._periods.engine is not None and self.rank == 0:
-            module = self._modules[-1][0].module
+        self.conclude()
+        if self._whole is not None and self.rank == 0:
+            module = self._whole
             leave_model(self._run_dir, module, stopped=stopped, number=1)
             mark = parameters_sha256(module)
             self._periods.events.write(
@@ -399,8 +435,7 @@ class LoneRun(DdpRun):
         if self._part is None:
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
             exchange = ExchangeConfig(compression=Compression(), dense_bytes=sum(one.nbytes for one in parameters))
-            model = nn.ModuleDict({"module": _module_of(parameters)})
-            self._modules, self.steps = [(model, SimpleNamespace(exchange=exchange, stats=None))], 1
+            self._modules, self.steps = [(_module_of(parameters), GradientState(exchange))], 1
             self._part = Part(samples=samples, batch=samples, shares=(samples,))
             self._begin(samples, (samples,))
         else:
@@ -435,13 +470,9 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         run_dir: of the launch.
     """
     runs: list[DdpRun] = []
+    replicas: list[ReplicaMesh] = []
 
-    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
-            if not runs:
-                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
-            runs[0].attach(self)
+    def ask_trainer() -> None:
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
@@ -449,6 +480,37 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                 trainer.compute_loss = _weighing(trainer.compute_loss, lambda: runs)
             for run in runs:
                 run.can_audit = False
+
+    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
+            if not runs:
+                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
+            runs[0].attach(self)
+        ask_trainer()
+
+    def sharded(module: Any, *args: Any, mesh: DeviceMesh | None = None, **options: Any) -> Any:
+        workers = len(plan.spec.workers)
+        if not dist.is_initialized() or dist.get_world_size() != workers or workers == 1:
+            return shard(module, *args, **({} if mesh is None else {"mesh": mesh}), **options)
+        if mesh is not None and mesh.size() != workers:
+            raise BadInput(
+                f"The script shards its model over {mesh.size()} of {workers} workers: these cannot be weighed.",
+                hint="call fully_shard without a mesh, or over all workers",
+            )
+        if mesh is None or mesh.ndim == 1:
+            if not replicas:
+                kind = str(torch.accelerator.current_accelerator() or "cpu") if mesh is None else mesh.device_type
+                replicas.append(ReplicaMesh.of([worker.host for worker in plan.spec.workers], kind))
+            mesh = replicas[0].shard
+        done = shard(module, *args, mesh=mesh, **options)
+        if not runs:
+            runs.append(DdpRun(plan, run_dir, dist.get_rank(), workers))
+        for part in module if isinstance(module, list | tuple) else [module]:
+            runs[0].attach_sharded(part, replicas[0] if mesh.ndim == 1 else None)
+            part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
+        ask_trainer()
+        return done
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
         if runs and self.module.training and torch.is_grad_enabled():
@@ -502,7 +564,14 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             init_method, options = None, {**options, **place, "store": store}
         join(backend, init_method, *args, **options)
 
+    def left(*args: Any, **options: Any) -> None:
+        for run in runs:
+            run.conclude()
+        leave(*args, **options)
+
     keep_modules()
+    leave: Any = dist.destroy_process_group
+    shard: Any = fsdp.fully_shard
     init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
     register: Any = DistributedDataParallel.register_comm_hook
@@ -519,6 +588,8 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             (dataloader._BaseDataLoaderIter, "__next__", following),
             (torch.autograd, "backward", functools.wraps(run_backward)(backward)),
             (dist, "init_process_group", functools.wraps(join)(joined)),
+            (dist, "destroy_process_group", functools.wraps(leave)(left)),
+            (fsdp, "fully_shard", functools.wraps(shard)(sharded)),
         ):
             undo.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, value)
@@ -532,6 +603,11 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             raise
         for run in runs:
             run.close(stopped=False)
+
+
+def _inner(module: Any) -> Any:
+    """Return what DistributedDataParallel wraps, or a sharded module itself."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _size_of(loader: DataLoader[Any]) -> Any:
@@ -573,9 +649,8 @@ def _refuse_other_ways(optimizer: Optimizer) -> None:
     is_sharded = any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters)
     if not is_sharded and "deepspeed" not in sys.modules:
         return
-    way = "fully_shard, FullyShardedDataParallel or a tensor mesh" if is_sharded else "DeepSpeed"
+    way = "FullyShardedDataParallel or a tensor mesh" if is_sharded else "DeepSpeed"
     raise BadInput(
-        f"The script shards its model over the workers ({way}), which `hetopt launch` cannot run on unequal workers "
-        "yet.",
-        hint="wrap the model in DistributedDataParallel where it fits on one device",
+        f"The script shards its model over the workers by {way}, which `hetopt launch` cannot weigh.",
+        hint="shard it by torch's fully_shard, or wrap it in DistributedDataParallel where it fits on one device",
     )

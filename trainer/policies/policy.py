@@ -33,7 +33,6 @@ class BatchObservation:
             single step was seen.
         steps: how many steps the medians are over.
         epoch: epochs completed when the period ended.
-        rates_per_s: samples that arrive at each worker a second, -1 where that is not known; empty: they do not arrive.
     """
 
     local_batch_sizes: tuple[int, ...]
@@ -41,7 +40,6 @@ class BatchObservation:
     spread_s: tuple[float, ...]
     steps: int
     epoch: int
-    rates_per_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

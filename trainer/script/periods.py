@@ -20,12 +20,10 @@ from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.assembly import make_worker_pace
-from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Engine, announce
-from hetopt.trainer.normalisation import least_share
+from hetopt.trainer.engine import Balance, Engine, announce
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import KeepShares
 from hetopt.trainer.script.audit import Audits
@@ -37,6 +35,7 @@ from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.task import least_share
 
 STEPS_FILE = "steps.jsonl"
 
@@ -161,7 +160,6 @@ class Periods:
         stats: ExchangeStats | None,
         *,
         hidden: bool,
-        micro_batches: int = 1,
         waited_s: float = 0.0,
         energy: float | None = None,
     ) -> StepTrace:
@@ -171,7 +169,6 @@ class Periods:
             loss_sum: of this worker's samples, float64.
             stats: of the exchange; None: there was none.
             hidden: whether it was under backward.
-            micro_batches: backward passes of the step.
             waited_s: for others, in all of them but the last.
             energy: squared norm of this worker's gradient, where workers train for themselves.
         """
@@ -182,7 +179,6 @@ class Periods:
             start=self.begun,
             backward_end=now if computed is None else computed,
             reduce_end=now,
-            micro_batches=micro_batches,
             waited_s=waited_s,
             way="" if stats is None else self.engine.exchange.way,
             exchange=stats,

@@ -29,11 +29,10 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Store, sum_numbers
-from hetopt.trainer.checkpoints.state import SharedState
+from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators
-from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods
@@ -56,8 +55,8 @@ from hetopt.trainer.statistics import parameters_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, make_exchange
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.sync.sync_assembly import make_synchroniser
-from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
+from hetopt.trainer.task import average_buffers, has_averages
 
 CHECKED_STEPS = 20
 """Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
@@ -456,7 +455,6 @@ class Flow:
                 self._loss_sum,
                 self._stats[0] if len(self._stats) == 1 else summed(self._stats) if self._stats else None,
                 hidden=first is not None and first.was_hidden,
-                micro_batches=self.accumulate,
                 waited_s=self._waited_s,
                 # A gradient that a GradScaler did not apply was not finite.
                 energy=math.inf if self._energy is None and self._between is not None else self._energy,

@@ -31,9 +31,16 @@ from torch.utils._pytree import tree_leaves
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
+from hetopt.trainer.checkpoints.folder import (
+    CheckpointFolder,
+    Found,
+    RankState,
+    SharedState,
+    leave_model,
+    parameters_sha256,
+    run_digest,
+)
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
-from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.script.random_state import States
 from hetopt.trainer.script.registry import REGISTRY, Stopped

@@ -27,8 +27,7 @@ from hetopt.trainer.comm.network import (
     measure_network,
     timed_candidates,
 )
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
-from hetopt.trainer.steps.traffic import GroupTraffic
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController, GroupTraffic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -59,153 +58,18 @@ class DoesNotFit(RunFailed):
         return len(self.part)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Before:
-    """What a forward pass changes besides gradients: the model's buffers and torch's random sequences, as they were."""
+def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
+    """Keep what a forward pass changes besides gradients, the buffers and torch's random sequences; return what puts
+    them back."""
+    buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
 
-    buffers: tuple[tuple[Tensor, Tensor], ...]
-    generators: Generators
-    device: torch.device
-
-    @classmethod
-    def now(cls, model: nn.Module, device: torch.device) -> Before:
-        """Keep them as they are."""
-        return cls(
-            buffers=tuple((buffer, buffer.clone()) for buffer in model.buffers()),
-            generators=Generators.at(device),
-            device=device,
-        )
-
-    def restore(self) -> None:
-        """Restore the buffers and the random generators as they were."""
+    def restore() -> None:
         with torch.no_grad():
-            for buffer, kept in self.buffers:
+            for buffer, kept in buffers:
                 buffer.copy_(kept)
-        self.generators.restore_generators(self.device)
+        generators.restore_generators(device)
 
-
-class LocalGradient:
-    """Accumulates a worker's part of the gradient in ``parameter.grad``.
-
-    Args:
-        module: the model with its loss, the mean over a batch; it tells what the last loss was a mean over.
-        reader: of the samples.
-        device: where all of it happens.
-        counts: whether what the loss is a mean over stands for samples, where it is something else.
-
-    Attributes:
-        counted: what the losses of the last run were means over in all, a double on the device; None: over samples.
-        part_counted: the same of its last micro-batch.
-        proven: samples of the largest micro-batch that is known to fit.
-    """
-
-    def __init__(
-        self,
-        module: LossModule,
-        reader: Reader,
-        device: torch.device,
-        *,
-        counts: bool = True,
-    ) -> None:
-        self._module = module
-        self._counts = counts
-        self._reader = reader
-        self._device = device
-        self.counted: Tensor | None = None
-        self.part_counted: Tensor | None = None
-        self._part: MicroBatch | None = None
-        self._runs = 0
-        self.proven = 0
-
-    def try_out(self, part: MicroBatch) -> None:
-        """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
-
-        Raises:
-            DoesNotFit: memory ran out.
-        """
-        before = Before.now(self._module.model, self._device)
-        self._compute([part], 1.0, None, before)
-        before.restore()
-
-    def run(
-        self,
-        parts: Sequence[MicroBatch],
-        factor: float,
-        *,
-        after: Callable[[MicroBatch], None] | None = None,
-    ) -> Tensor:
-        """Add ``factor * samples * mean gradient`` of every micro-batch; the sum of their losses over samples. Where
-        the loss counts something else, that stands for samples.
-
-        Args:
-            parts: what to compute.
-            factor: 1 / B, times the loss scale.
-            after: called when the gradient of each has been added.
-
-        Raises:
-            DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
-                micro-batch larger than ``proven``.
-        """
-        largest = max(map(len, parts), default=0)
-        before = Before.now(self._module.model, self._device) if largest > self.proven else None
-        loss_sum = self._compute(parts, factor, after, before)
-        self._runs += 1
-        if self._runs > _RUNS_WITH_LESS:
-            self.proven = max(self.proven, largest)
-        return loss_sum
-
-    def _compute(
-        self,
-        parts: Sequence[MicroBatch],
-        factor: float,
-        after: Callable[[MicroBatch], None] | None,
-        before: Before | None,
-    ) -> Tensor:
-        """Accumulate; or put everything back and say what did not fit."""
-        try:
-            return self._accumulate(parts, factor, after)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or self._part is None:
-                raise
-        # Out here, where the error is gone: its traceback holds on to what filled the memory.
-        if before is not None:
-            before.restore()
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        raise DoesNotFit(self._part)
-
-    def _accumulate(
-        self, parts: Sequence[MicroBatch], factor: float, after: Callable[[MicroBatch], None] | None
-    ) -> Tensor:
-        loss_sum: Tensor | None = None
-        self.counted = self.part_counted = None
-        if self._counts and self._module.is_counted:
-            self.counted = torch.zeros((), dtype=torch.float64, device=self._device)
-        for part in parts:
-            self._part = part
-            loss = self._add(part, factor)
-            summed = loss.detach().double() * len(part)
-            if self.part_counted is not None and self.counted is not None:
-                self.counted = self.counted + self.part_counted
-                # A mean over nothing is no number.
-                summed = torch.where(self.part_counted > 0, loss.detach().double() * self.part_counted, 0.0)
-            loss_sum = summed if loss_sum is None else loss_sum + summed
-            if after is not None:
-                after(part)
-        return torch.zeros((), dtype=torch.float64, device=self._device) if loss_sum is None else loss_sum
-
-    def _add(self, part: MicroBatch, factor: float) -> Tensor:
-        loss: Tensor = self._module(self._reader.read(part))
-        # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
-        if self.counted is None:
-            weight = torch.tensor(len(part) * factor, device=self._device)
-        else:
-            self.part_counted = self._module.count
-            assert self.part_counted is not None
-            weight = (self.part_counted * factor).to(loss.dtype)
-        torch.autograd.backward(loss, weight)
-        return loss
+    return restore
 
 
 def half_of(samples: int, rank: int) -> int:
@@ -227,17 +91,6 @@ class WholeExchange(Resumable, Protocol):
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`)."""
-
-
-class NoExchange(NoResidual):
-    """Leaves the gradient as it is."""
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Leave the worker's own gradient as it is; nothing is sent."""
-        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-
-
-_NO_EXCHANGE = NoExchange()
 
 
 Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
@@ -274,7 +127,7 @@ class FusedStep:
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
 
-    A worker that trains alone (`NoExchange`) applies the mean gradient of its own samples, whatever the others have.
+    A worker that trains alone (no exchange) applies the mean gradient of its own samples, whatever the others have.
     Averaged over the workers, weighted by their samples, updates by such gradients are those by the gradient of the
     whole batch, for optimizers that are linear in it.
 
@@ -285,7 +138,7 @@ class FusedStep:
     Args:
         module: the model with its loss.
         reader: of the samples.
-        exchange: sums the whole buffer over all workers.
+        exchange: sums the whole buffer over all workers; None: it stays this worker's own.
         stopwatch: of the device.
         pace: how fast this worker may be.
         way: name of what the exchange does, for the traces.
@@ -299,6 +152,7 @@ class FusedStep:
         way: as above; it may change between steps, on all workers alike.
         in_buckets: likewise.
         flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all.
+        proven: samples of the largest micro-batch that is known to fit.
     """
 
     def __init__(
@@ -308,7 +162,7 @@ class FusedStep:
         reader: Reader,
         stopwatch: Stopwatch,
         pace: Slowdown,
-        exchange: WholeExchange = _NO_EXCHANGE,
+        exchange: WholeExchange | None = None,
         way: str = "",
         norms: bool = False,
         counts: Literal["all", "alone", "unused"] = "all",
@@ -317,13 +171,13 @@ class FusedStep:
     ) -> None:
         self._module = module
         self._parameters = parameters = trainable_parameters(module.model)
-        device = parameters[0].device
+        self._device = device = parameters[0].device
         self.way = way
         self.in_buckets = in_buckets
         self._norms = norms
         self._switch = switch
-        self._local = LocalGradient(module, reader, device, counts=counts != "unused")
-        self._is_alone = counts == "alone"
+        self._reader = reader
+        self._is_counted, self._is_alone = counts != "unused", counts == "alone"
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
@@ -334,16 +188,26 @@ class FusedStep:
         ]
         self._buckets = Buckets(parameters, self._send)
         self._computed: Mark | None = None
+        self._counted: Tensor | None = None
+        self._part: MicroBatch | None = None
+        self._runs = self.proven = 0
 
     @property
     def residual(self) -> Resumable:
         """The residual state of the exchange."""
-        return self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
+        in_use = self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
+        return in_use or NoResidual()
 
     def warm_up(self, part: MicroBatch) -> None:
-        """Compute a micro-batch (see `Step`)."""
+        """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
+
+        Raises:
+            DoesNotFit: memory ran out.
+        """
         self._take_gradients()
-        self._local.try_out(part)
+        restore = remembered(self._module.model, self._device)
+        self._accumulated([part], 1.0, restore)
+        restore()
 
     def run(
         self,
@@ -352,7 +216,18 @@ class FusedStep:
         loss_scale: float | None,
         look_at: Sequence[float] = (),
     ) -> StepTrace:
-        """Compute and exchange (see `Step`)."""
+        """Compute the gradient of a step's micro-batches, and exchange it.
+
+        Args:
+            parts: what to compute.
+            global_batch_size: B, samples of all workers.
+            loss_scale: of fp16; None: there is none.
+            look_at: ratios to tell the kept energy at.
+
+        Raises:
+            DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
+                micro-batch larger than ``proven``.
+        """
         if self._switch is not None:
             self.in_buckets, self.way = self._switch(bool(look_at))
         begun = self._stopwatch.mark()
@@ -367,11 +242,12 @@ class FusedStep:
         if self._computed is None:
             self._pace.reach(1.0)
             self._computed = self._stopwatch.mark()
-        if self._local.counted is not None:  # and so nothing is on its way yet
-            by_samples = global_batch_size / self._count_all(self._local.counted)
+        if self._counted is not None:  # and so nothing is on its way yet
+            by_samples = global_batch_size / self._count_all(self._counted)
             self.flat.mul_(by_samples)
             loss_sum = loss_sum * by_samples
-        finite, square, stats = True, None, None
+        finite, square = True, None
+        stats: ExchangeStats | None = None
         if self.in_buckets is not None:
             self._finish_buckets()
             stats = self.in_buckets.wait()
@@ -386,13 +262,14 @@ class FusedStep:
                 self.flat.mul_(1 / loss_scale)
                 finite = all_finite(self.flat)
             square = energy(self.flat) if self._norms and finite else None
-            stats = self._exchange.run(self.flat, look_at) if finite else None
+            if finite:
+                alone = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+                stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
         return StepTrace(
             loss_sum=loss_sum,
             start=begun,
             backward_end=self._computed,
             reduce_end=self._stopwatch.mark(),
-            micro_batches=len(parts),
             finite=finite,
             way=self.way if finite else "",
             exchange=stats,
@@ -402,11 +279,12 @@ class FusedStep:
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
         """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
-        fits = max(map(len, parts), default=0) <= self._local.proven
+        largest = max(map(len, parts), default=0)
+        fits = largest <= self.proven
         if self.in_buckets is not None and fits and not self._module.is_counted:
             self._buckets.arm(len(parts))
         try:
-            return self._local.run(parts, factor)
+            loss_sum = self._accumulated(parts, factor, None if fits else remembered(self._module.model, self._device))
         except DoesNotFit as error:
             if self._buckets.told:
                 raise RunFailed(
@@ -416,6 +294,50 @@ class FusedStep:
                 ) from None
             self._buckets.is_armed = False
             raise
+        self._runs += 1
+        if self._runs > _RUNS_WITH_LESS:
+            self.proven = max(self.proven, largest)
+        return loss_sum
+
+    def _accumulated(self, parts: Sequence[MicroBatch], factor: float, restore: Callable[[], None] | None) -> Tensor:
+        """Add ``factor * samples * mean gradient`` of every micro-batch; return the sum of their losses over samples.
+
+        Where the loss counts something else, that stands for samples. Where memory runs out, everything is put back.
+        """
+        try:
+            loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+            counts = self._is_counted and self._module.is_counted
+            self._counted = torch.zeros_like(loss_sum) if counts else None
+            for part in parts:
+                self._part = part
+                loss_sum = loss_sum + self._added(part, factor)
+            return loss_sum
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or self._part is None:
+                raise
+        # Out here, where the error is gone: its traceback holds on to what filled the memory.
+        if restore is not None:
+            restore()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise DoesNotFit(self._part)
+
+    def _added(self, part: MicroBatch, factor: float) -> Tensor:
+        """Add the gradient of a micro-batch; return the sum of its loss, a double on the device."""
+        loss: Tensor = self._module(self._reader.read(part))
+        summed = loss.detach().double() * len(part)
+        # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
+        weight = torch.tensor(len(part) * factor, device=self._device)
+        if self._counted is not None:
+            count = self._module.count
+            assert count is not None
+            weight = (count * factor).to(loss.dtype)
+            self._counted = self._counted + count
+            # A mean over nothing is no number.
+            summed = torch.where(count > 0, loss.detach().double() * count, 0.0)
+        torch.autograd.backward(loss, weight)
+        return summed
 
     def _send(self, part: Part) -> None:
         if self._computed is None:  # backward goes on
@@ -451,9 +373,14 @@ class FusedStep:
         return float(total) or 1.0
 
 
-def all_finite(flat: Tensor) -> bool:
-    """Whether no worker's part of a gradient is NaN or infinite; the same on all of them."""
+def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether no worker's part of a gradient is NaN or infinite; the same on all of them.
+
+    Args:
+        flat: this worker's part.
+        group: of the workers; None: all.
+    """
     finite = torch.isfinite(flat).all().to("cpu", torch.float32)
     if dist.is_initialized():
-        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN, group=group)
     return bool(finite)

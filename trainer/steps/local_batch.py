@@ -1,8 +1,14 @@
-"""How the samples of one worker reach its steps."""
+"""How the samples of one worker reach its steps, and the thread that reads them before they are needed.
+
+What comes next is known as long as shares stay as they are. When they change, whatever was read under the old ones is
+dropped: only reading is wasted, for the cursor moves when samples are taken, not when they are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -22,7 +28,55 @@ from hetopt.trainer.data.fetch import (
     to_device,
 )
 from hetopt.trainer.data.injection import Injector, drawn_samples
-from hetopt.trainer.data.prefetch import ReadAhead
+
+AHEAD = 2
+"""Micro-batches that are read ahead: the next one, and one more, so that a slow one is made up for by a quick one."""
+
+
+class ReadAhead:
+    """Reads micro-batches in one thread, in the order in which they will be asked for.
+
+    Args:
+        read: gives the samples of a micro-batch; called in the thread alone.
+        upcoming: the micro-batches.
+    """
+
+    def __init__(self, read: Callable[[MicroBatch], Batch], upcoming: Iterator[MicroBatch]) -> None:
+        self._read = read
+        # Reading shares the cores with the computation: it takes one.
+        self._thread = ThreadPoolExecutor(1, "reads-ahead", initializer=torch.set_num_threads, initargs=(1,))
+        self._reading: deque[tuple[MicroBatch, Future[Batch]]] = deque()
+        self.follow(upcoming)
+
+    def follow(self, upcoming: Iterator[MicroBatch]) -> None:
+        """Drop what was read, and read these from here on."""
+        for _, future in self._reading:
+            future.cancel()
+        self._reading.clear()
+        self._upcoming = upcoming
+        for _ in range(AHEAD):
+            self._read_one_more()
+
+    def next(self, part: MicroBatch) -> Batch:
+        """Return the samples of the next micro-batch, once they are read."""
+        expected, future = self._reading.popleft()
+        _check_same(expected, part)
+        self._read_one_more()
+        return future.result()
+
+    def close(self) -> None:
+        """Wait for the read that is under way and end the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _read_one_more(self) -> None:
+        part = next(self._upcoming, None)
+        if part is not None:
+            self._reading.append((part, self._thread.submit(self._read, part)))
+
+
+def _check_same(expected: MicroBatch, part: MicroBatch) -> None:
+    if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
+        raise RuntimeError("other samples were read ahead than are asked for")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +100,8 @@ class BatchReader:
     @property
     def cutting(self) -> Cutting:
         """How slices are cut; one across the end of an epoch is cut there when the data is augmented."""
-        size = len(self.dataset)
-        epoch_size = size if changes_with_epoch(self.dataset) else None
-        return Cutting(epoch_size=epoch_size, unit=self.unit, max_samples=self.max_samples)
+        apart = changes_with_epoch(self.dataset)
+        return Cutting(keeps_epochs_apart=apart, unit=self.unit, max_samples=self.max_samples)
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
         """The micro-batches of one rank."""

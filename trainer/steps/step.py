@@ -110,7 +110,6 @@ class StepTrace:
         start: before the first sample was fetched.
         backward_end: when this worker's last gradient was ready (what its pace waited included).
         reduce_end: when the gradient of all workers was ready.
-        micro_batches: how many the worker's samples were computed in.
         waited_s: of the time until then, spent waiting for other workers.
         finite: whether the summed gradient may be applied; always true without loss scaling.
         way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
@@ -123,7 +122,6 @@ class StepTrace:
     start: Mark
     backward_end: Mark
     reduce_end: Mark
-    micro_batches: int
     waited_s: float = 0.0
     finite: bool = True
     way: str = ""

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,15 +32,23 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.run_spec import Compression
+from hetopt.core.run_rules import why_not_local
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
-from hetopt.trainer.policies.sync.selsync import GradientChange, SelSync
+from hetopt.trainer.data.injection import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.policies import (
+    GradientChange,
+    SelSync,
+    SyncDecision,
+    SyncObservation,
+    SyncPolicy,
+    choose_sync_policy,
+)
 
 VOTE_BYTES = 8
 
@@ -174,7 +183,7 @@ class Synchronizer:
         self._samples: tuple[int, ...] = (0,) * self._workers
         self._local_steps = 0
         self._change = GradientChange(smoothing=sync.smoothing)
-        self._votes: Gathering | None = None
+        self._votes: Callable[[], list[list[float]]] | None = None
         self._told: deque[Told] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
@@ -213,10 +222,10 @@ class Synchronizer:
             return None
         assert trace.gradient_energy is not None
         self._change = self._change.after(trace.gradient_energy)
-        arrived, now = self._votes, Gathering([self._change.change], self._workers)
+        arrived, now = self._votes, Gathering([self._change.change], self._workers).wait
         if self._sync.vote_lag == 0:
-            return tuple(row[0] for row in now.wait())
-        rows = None if arrived is None else arrived.wait()
+            return tuple(row[0] for row in now())
+        rows = None if arrived is None else arrived()
         self._votes = now
         return None if rows is None else tuple(row[0] for row in rows)
 
@@ -278,7 +287,7 @@ class Synchronizer:
             "local_steps": self._local_steps,
             "mean": self._change.mean,
             "change": self._change.change,
-            "votes": None if self._votes is None else self._votes.wait(),
+            "votes": None if self._votes is None else self._votes(),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -301,20 +310,57 @@ class Synchronizer:
                 self._rounded.residual.load_state(state["held_back"])
             self._local_steps = int(state["local_steps"])
             self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
-            self._votes = None if state["votes"] is None else _Arrived(state["votes"])
+            rows = state["votes"]
+            self._votes = None if rows is None else lambda: rows
         except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
             raise BadInput(
                 "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
             ) from None
 
 
-class _Arrived(Gathering):
-    """Rows that a checkpoint kept."""
+def make_synchroniser(
+    spec: RunSpec,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    device: torch.device,
+    clock: Callable[[], float],
+    stopwatch: Stopwatch,
+    dataset_size: int,
+) -> Synchronizer | None:
+    """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
 
-    def __init__(self, rows: list[list[float]]) -> None:
-        super().__init__(rows[0], 1)
-        self._kept = rows
+    Args:
+        spec: of the run.
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        device: where the model is.
+        clock: seconds.
+        stopwatch: of the device.
+        dataset_size: samples of an epoch.
 
-    def wait(self) -> list[list[float]]:
-        """The rows that the checkpoint kept; there is nothing to wait for."""
-        return self._kept
+    Raises:
+        BadInput: the run wants something besides that needs gradients to be exchanged.
+    """
+    if not spec.is_local:
+        return None
+    reason = why_not_local(spec)
+    if reason is not None:
+        raise BadInput(reason, hint="use sync bsp, or leave the other out")
+    policy = choose_sync_policy(
+        spec.sync,
+        workers=len(spec.workers),
+        seed=spec.seed,
+        dataset_size=dataset_size,
+        global_batch_size=samples_of_step(spec),
+    )
+    assert policy is not None
+    return Synchronizer(
+        model,
+        optimizer,
+        channel=partial(Channel, clock=clock, on=device),
+        stopwatch=stopwatch,
+        sync=spec.sync,
+        policy=policy,
+        compression=spec.compression,
+    )

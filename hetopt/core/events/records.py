@@ -378,7 +378,7 @@ class ProbeEvent(Happened):
 class Noted(Happened):
     """What is written for those who read the log itself: nothing is made of it."""
 
-    event: Literal["network_measured", "stream_waits"]
+    event: Literal["network_measured"]
 
 
 LogEvent = Annotated[

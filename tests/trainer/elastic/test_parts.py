@@ -179,7 +179,7 @@ WARDEN = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from hetopt.trainer.elastic.worker_supervisor import keep
+from hetopt.trainer.worker import keep
 lives = Path(sys.argv[1])
 def work():
     with lives.open("a") as stream:
@@ -252,7 +252,7 @@ def test_a_member_that_is_known_to_be_dead_ends_the_waiting_while_connections_ar
 
 HASTY = """
 import os, signal, time
-from hetopt.trainer.elastic.worker_supervisor import _fork
+from hetopt.trainer.worker import _fork
 signal.signal(signal.SIGTERM, lambda *_: None)
 codes = set()
 for _ in range(100):

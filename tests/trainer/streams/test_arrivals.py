@@ -1,4 +1,4 @@
-"""Laws of buffers, rates and replays, on a clock that only sleeping moves."""
+"""Laws of buffers and replays, on a clock that only sleeping moves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.trainer.data.replay import RateMeter, Replay, every_nth_of_all, first_kept, held
+from hetopt.trainer.data.replay import Replay, every_nth_of_all, first_kept, held
 from tests.trainer.virtual_time import VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
@@ -22,10 +22,7 @@ def replay_of(
 ) -> Replay:
     rates = (rate, 2 * rate, 3 * rate)
     stream = Stream.model_validate({"rates": rates, "buffer": policy, **fields})
-    told: list[str] = []
-    return Replay(
-        stream, rank, order=every_nth_of_all(SIZE, 0, rank, 3), clock=clock, sleep=clock.sleep, tell=told.append
-    )
+    return Replay(stream, rank, order=every_nth_of_all(SIZE, 0, rank, 3), clock=clock, sleep=clock.sleep)
 
 
 @given(
@@ -146,24 +143,3 @@ def test_a_wait_beyond_patience_is_refused_before_it_begins() -> None:
     with pytest.raises(RunFailed, match=r"would wait 128 s for a batch of 64: its stream brings 0\.5 samples a second"):
         replay.take(64)
     assert clock.now_s == 0
-
-
-@given(rate=st.floats(0.5, 1000), looks=st.lists(st.floats(0.01, 1.0), min_size=20, max_size=60))
-def test_a_meter_is_right_to_a_sample_and_forgets(rate: float, looks: list[float]) -> None:
-    meter = RateMeter(window_s=4.0, least_s=0.5)
-    now_s, arrived = 0.0, 0
-    meter.see(now_s, arrived)
-    before = 0.0
-    for step_s in looks:
-        now_s += step_s
-        arrived = int(rate * now_s)
-        said = meter.rate_per_s(now_s, arrived)
-        if now_s < 0.5:
-            assert said == -1.0
-        else:
-            assert abs(said - rate) <= 1 / min(now_s, 4.0) + 1e-9
-        before = now_s
-    # The stream stops: after a window of silence nothing is heard of it any more.
-    for second in range(1, 12):
-        said = meter.rate_per_s(before + second, arrived)
-    assert said == 0.0

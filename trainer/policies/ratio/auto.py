@@ -16,9 +16,8 @@ step's progress:
 
 **Explore.** Of the options that keep enough, that one is tried next whose J would be least if what it takes beyond its
 computation were as much less as a prediction may be wrong (`UNTRIED`): optimism in the face of uncertainty (Lai and
-Robbins 1985). A trial is a period of `TRIAL_STEPS`. What trials take longer than the best would have taken for the same
-progress is booked, and those that may cost more than is left of `TRIAL_STEPS x J` wait. Dense training is tried once,
-whatever is thought of it: never to lose to it by more than that is a promise.
+Robbins 1985). A trial is a period of `TRIAL_STEPS`. Those that would take twice as long as the best wait. Dense
+training is tried once, whatever is thought of it: never to lose to it by more than a trial is a promise.
 
 **Commit** to the least J; it is left for what saves `LEAST_SAVING` of it. Only options count that keep `least_gain`,
 and that by the law cost at most `most_lost` more steps. Where the loss rises far above what it was in the periods
@@ -199,7 +198,6 @@ class AutoState(Record):
         backlog: steps' worth of gradient that is held back.
         loss: mean of the periods before, the newer the more.
         rises: periods in a row whose loss was far above that.
-        spent_s: booked for trials.
         step, steps_left: of the run, done and to do, as far as that is known.
         verdict, trials: the last of twins, and how many there were.
     """
@@ -212,7 +210,6 @@ class AutoState(Record):
     backlog: NonNegativeFloat = 0.0
     loss: float | None = None
     rises: NonNegativeInt = 0
-    spent_s: NonNegativeFloat = 0.0
     step: NonNegativeInt = 0
     steps_left: PositiveFloat | None = None
     verdict: Verdict | None = None
@@ -297,7 +294,7 @@ class AutoRatio:
         network = observation.network
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
-        was_tried, state = used.key in state.times.timings, _learned(state, used, observation, network)
+        state = _learned(state, used, observation, network)
         keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=not state.points)
         if state.times.is_suspect or state.rises == 1:  # disturbed, or changed: the next few steps tell
             return state, replace(keep, look_after_steps=TRIAL_STEPS)
@@ -305,9 +302,6 @@ class AutoRatio:
         now, usable = outlook.judged(used), outlook.usable()
         assert now is not None
         best = min((one for one in usable if outlook.is_tried(one.option)), key=_per_progress_s, default=None)
-        if best is not None and not was_tried:
-            over_s = now.step_s * max(0.0, 1 - best.per_progress_s / now.per_progress_s)
-            state = state.model_copy(update={"spent_s": state.spent_s + observation.steps * over_s})
         if best is None or not outlook.keeps_enough(used, now.gain):
             why = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
             if state.sends_all:
@@ -315,7 +309,7 @@ class AutoRatio:
             return state, _changed(keep, now, min(usable, key=_per_progress_s), why)
         if (ratio := outlook.worth_trying(best)) is not None:
             return state, replace(keep, try_ratio=ratio, look_after_steps=1)
-        if chosen := outlook.trial(best, state.spent_s):
+        if chosen := outlook.trial(best):
             return state, _changed(keep, now, chosen, _told(now, chosen, "tried out, it may be the best"))
         saving = 1 - best.per_progress_s / now.per_progress_s
         if saving < LEAST_SAVING:
@@ -398,14 +392,13 @@ class Outlook:
         worth = pays and saving_s >= LEAST_SAVING * best.per_progress_s and chosen.option.gain is None
         return chosen.option.ratio if worth else None
 
-    def trial(self, best: Judged, spent_s: float) -> Judged | None:
-        """What to try next; nothing that may cost more than is left, or cannot be better by what a change is worth."""
-        left_s = TRIAL_STEPS * best.per_progress_s - spent_s
+    def trial(self, best: Judged) -> Judged | None:
+        """Return what to try next: no option twice as slow as the best, or better by less than a change is worth."""
         hopeful = [
             one
             for one in self.usable()
             if not self.is_tried(one.option)
-            and TRIAL_STEPS * (one.per_progress_s - best.per_progress_s) <= left_s
+            and one.per_progress_s <= 2 * best.per_progress_s
             and (is_dense(one.option) or one.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
         ]
         return min(hopeful, key=lambda one: one.hoped_s, default=None)

@@ -1,8 +1,12 @@
-"""SelSync: averages while gradients change, and leaves workers alone while they do not (2307.07950).
+"""When workers that train for themselves average their parameters: pure functions of what all of them know.
 
-A worker votes for a synchronisation where the relative change of its gradient's moving squared norm reaches delta; as
-many as it takes decide for all. Asking whether at least m workers reach delta is asking whether the m-th largest of
-their changes does: one number per step, and delta can be steered by it.
+``(state, observation) -> (state, decision)`` over values that all ranks hold alike, as of the batch policies. Asked
+after every step; the state is a small plain record, and travels in checkpoints. Local SGD and FedAvg average after a
+number of steps that is known beforehand; SelSync while gradients change (2307.07950).
+
+**SelSync.** A worker votes for a synchronisation where the relative change of its gradient's moving squared norm
+reaches delta; as many as it takes decide for all. Asking whether at least m workers reach delta is asking whether the
+m-th largest of their changes does: one number per step, and delta can be steered by it.
 
 Where delta is steered (``auto``), only *when* is left to the votes, and *how often* is not. Left alone, large changes
 come in bursts: averages right after an average bring next to nothing, and long stretches without one let workers drift
@@ -15,10 +19,106 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from hetopt.core.artifact import Record
-from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation
+from hetopt.core.run_rules import steps_of_round
+from hetopt.core.synchronization import Synchronization
+
+StateT = TypeVar("StateT", bound=Record)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncObservation:
+    """What is known after a step.
+
+    Attributes:
+        step: steps done since the run began, this one included.
+        local_steps: of them, those since the last synchronisation, this one included.
+        changes: relative change of the norm of each worker's gradient, in rank order, of this step or of the one
+            before (`Synchronization.vote_lag`); None: nobody asked, or there is none yet. Not a number: taken as
+            infinite, for whoever meets that had better say so.
+    """
+
+    step: int
+    local_steps: int
+    changes: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncDecision:
+    """What to do after this step.
+
+    Attributes:
+        synchronise: average parameters now.
+        participants: ranks whose parameters enter the average; None: all of them. Everyone receives it.
+    """
+
+    synchronise: bool
+    participants: tuple[int, ...] | None = None
+
+
+class SyncPolicy(Protocol, Generic[StateT]):
+    """Decides after every step, with the same arguments on every rank."""
+
+    votes: ClassVar[bool]
+    """Whether it goes by how gradients change, which the workers then have to tell each other."""
+
+    def initial(self) -> StateT:
+        """The state before the first step; its type reads a checkpoint's back (`Record.model_validate`)."""
+
+    def decide(self, state: StateT, observation: SyncObservation) -> tuple[StateT, SyncDecision]:
+        """The next state, and what to do now."""
+
+
+class Rounds(Record):
+    """State of a periodic policy: the number of averages so far."""
+
+    done: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Periodic:
+    """Every H-th step: local SGD (Stich 2018, 1805.09767), or FedAvg (McMahan et al. 2017, 1602.05629).
+
+    H = 1 is BSP for optimizers that are linear in the gradient. In FedAvg some of the workers, drawn anew each time,
+    enter an average that all receive. On devices the others rest. Machines that are paid for train on, and lose what
+    they learned when they are not drawn.
+
+    Attributes:
+        every_steps: H, steps of a round.
+        participants: part of the workers, C; at least one worker.
+        workers: how many there are.
+        seed: of the draws.
+    """
+
+    every_steps: int
+    participants: float = 1.0
+    workers: int = 1
+    seed: int = 0
+
+    votes: ClassVar[bool] = False
+    """False: the averaging period is fixed, so workers need no vote."""
+
+    def initial(self) -> Rounds:
+        """The state before the first round."""
+        return Rounds()
+
+    def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
+        """Whether the round is over, and whose parameters count (see `SyncPolicy`)."""
+        if observation.local_steps < self.every_steps:
+            return state, SyncDecision(synchronise=False)
+        return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
+
+    def _drawn(self, number: int) -> tuple[int, ...] | None:
+        count = max(1, math.ceil(self.participants * self.workers - 1e-9))
+        if count >= self.workers:
+            return None
+        words = np.random.PCG64(np.random.SeedSequence((self.seed, number))).random_raw(self.workers)
+        return tuple(sorted(np.argsort(words, kind="stable")[:count].tolist()))
+
 
 STEERING_GAIN = 0.5
 """How fast ``auto`` moves the log of delta: two synchronisations that were not wished for raise it by a factor of e,
@@ -159,3 +259,38 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
             return workers // 2 + 1
         case _:
             return max(1, math.ceil(quorum * workers - 1e-9))
+
+
+def choose_sync_policy(
+    sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
+) -> SyncPolicy[Any] | None:
+    """The policy that says when parameters are averaged; None: nobody asks (``bsp``).
+
+    Args:
+        sync: the choice.
+        workers: of the run.
+        seed: of draws.
+        dataset_size: samples of an epoch.
+        global_batch_size: samples of a step.
+    """
+    match sync.name:
+        case "local-sgd":
+            return Periodic(every_steps=sync.every_steps)
+        case "fedavg":
+            return Periodic(
+                every_steps=steps_of_round(sync.every_epochs, dataset_size, global_batch_size),
+                participants=sync.participants,
+                workers=workers,
+                seed=seed,
+            )
+        case "selsync":
+            deltas = {"auto": None, "never": math.inf}
+            return SelSync(
+                delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
+                synchronised_share=sync.synchronised_share,
+                needed=votes_needed(sync.votes, sync.quorum, workers),
+                window=sync.window,
+                max_local_steps=sync.max_local_steps,
+            )
+        case _:
+            return None

@@ -1,0 +1,59 @@
+"""A script that shards its model by `fully_shard`, unchanged, on unequal machines: the steps of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from hetopt.trainer.ddp.sharding import replica_devices
+
+from .test_unchanged_scripts import trained
+
+SCRIPT = Path(__file__).with_name("sharded_script.py")
+TWO_OF_TWO = "a:12,a:12,b:4,b:4"
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_a_replica_is_of_one_machine(devices: list[int]) -> None:
+    hosts = [f"host {number}" for number, count in enumerate(devices) for _ in range(count)]
+    each = replica_devices(hosts)
+    assert all(count % each == 0 for count in devices)
+    assert all(len(set(hosts[first : first + each])) == 1 for first in range(0, len(hosts), each))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [
+        ("transformer", TWO_OF_TWO),
+        ("experts", TWO_OF_TWO),
+        ("adapters", TWO_OF_TWO),
+        ("mesh", TWO_OF_TWO),
+        ("transformer", "a:20,a:4"),
+        ("transformer", "a:20,b:4"),
+    ],
+    ids=["tied embeddings", "experts", "adapters", "a mesh of one dimension", "one machine", "a device each"],
+)
+def test_devices_of_unequal_machines_take_the_steps_of_one_process(kind: str, shares: str, tmp_path: Path) -> None:
+    ranks, batch = shares.count(",") + 1, sum(int(share.split(":")[1]) for share in shares.split(","))
+    (alone,), _ = trained(tmp_path / "alone", "plain", SCRIPT, kind, str(batch), ranks=1)
+    own, _ = trained(tmp_path / "shares", "shares", SCRIPT, kind, str(batch), ranks=ranks, SHARES=shares)
+    assert len(alone) == 10
+    assert all(torch.equal(own[0], other) for other in own)
+    assert float((own[0] - alone).abs().max()) < 1e-6
+    assert load_file(tmp_path / "shares" / "model.safetensors")["words.weight"].shape == (19, 12)
+
+
+@pytest.mark.parametrize("compression", ["int8", "topk:0.25,memory=error_feedback"])
+def test_counterparts_of_a_shard_exchange_it_compressed(compression: str, tmp_path: Path) -> None:
+    dense, _ = trained(tmp_path / "dense", "shares", SCRIPT, "transformer", "32", ranks=4, SHARES=TWO_OF_TWO)
+    own, _ = trained(
+        tmp_path / "own", "shares", SCRIPT, "transformer", "32", ranks=4, SHARES=TWO_OF_TWO, COMPRESSION=compression
+    )
+    assert all(torch.equal(own[0], other) for other in own), "replicas stay alike"
+    apart = float((own[0] - dense[0]).norm() / dense[0].norm())
+    assert 0 < apart < 0.2
