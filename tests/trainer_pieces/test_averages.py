@@ -69,7 +69,7 @@ def step(workers, number, much):
     def one(worker):
         worker.learn(much)
         mark = make_stopwatch(CPU).mark()
-        trace = StepTrace(loss_sum=torch.zeros(()), start=mark, backward_end=mark, reduce_end=mark, micro_batches=1)
+        trace = StepTrace(loss_sum=torch.zeros(()), start=mark, backward_end=mark, reduce_end=mark)
         return worker.sync.after(number, trace, SHARES)
 
     return together(workers, one)
