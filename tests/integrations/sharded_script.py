@@ -1,6 +1,6 @@
 """A loop over a model that `fully_shard` shards over all workers, as scripts of torch do it.
 
-``sharded_script.py transformer|experts|adapters|mesh BATCH``: of all workers together.
+``sharded_script.py transformer|experts|adapters|frozen|mesh BATCH``: of all workers together.
 """
 
 import sys
@@ -76,6 +76,8 @@ def main() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(WORDS, (batch * 10, LENGTH + 1))
     model = Language(kind)
+    if kind == "frozen":
+        model.blocks[0].requires_grad_(requires_grad=False)
     mesh = init_device_mesh("cpu", (workers,)) if kind == "mesh" else None
     for block in model.blocks:
         fully_shard(block, mesh=mesh) if mesh else fully_shard(block)

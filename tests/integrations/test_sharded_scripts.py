@@ -32,11 +32,11 @@ def test_a_replica_is_of_one_machine(devices: list[int]) -> None:
         ("transformer", TWO_OF_TWO),
         ("experts", TWO_OF_TWO),
         ("adapters", TWO_OF_TWO),
+        ("frozen", "a:20,b:4"),
         ("mesh", TWO_OF_TWO),
         ("transformer", "a:20,a:4"),
-        ("transformer", "a:20,b:4"),
     ],
-    ids=["tied embeddings", "experts", "adapters", "a mesh of one dimension", "one machine", "a device each"],
+    ids=["tied embeddings", "experts", "adapters", "a frozen block", "a mesh of one dimension", "one machine"],
 )
 def test_devices_of_unequal_machines_take_the_steps_of_one_process(kind: str, shares: str, tmp_path: Path) -> None:
     ranks, batch = shares.count(",") + 1, sum(int(share.split(":")[1]) for share in shares.split(","))

@@ -181,6 +181,8 @@ class DdpRun:
         self._modules.append((module, state))
         self._hooked[id(module)] = state.sums
         self.can_audit = False
+        if state.sums and self._plan.spec.steers_exchange:
+            self.remark("shards of a model travel as the plan begins: nothing is decided about that as it goes on.")
 
     def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
         """Take the batch of a training pass of a sharded module, if it is the outermost."""

@@ -106,7 +106,7 @@ class ShardedState(GradientState):
             compression=spec.compression, dense_bytes=4 * sum(parameter.numel() for parameter in parameters)
         )
         super().__init__(exchange)
-        self.dtype = parameters[0].dtype
+        self.dtype = next(module.parameters()).dtype
         self._exchanges: dict[str, Exchange] = {}
         self._stats: list[ExchangeStats] = []
         self._parts = self._parts_before = 0
