@@ -110,6 +110,13 @@ def test_a_schedule_of_other_steps_is_found_without_training_so_long(tmp_path: P
     assert "the learning rate is 1e-05 in shares and 0.001 else" in str(found)
 
 
+def test_a_schedule_that_follows_a_metric_is_left_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    schedule = "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\n"
+    script.write_text(SESSION.replace("LOSS", APART).replace("with session", f"{schedule}with session"))
+    assert not check_script(script).differs
+
+
 def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
