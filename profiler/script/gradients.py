@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -132,7 +132,7 @@ class GradientRecorder:
             rates = tuple(map(tuple, self._rates.values()))
             told = Told(
                 rates=rates,
-                schedules=tuple(sorted(map(_later_rates, filter(_knows_its_end, alive(LRScheduler))))),
+                schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
                 way=way,
                 normalises=any(map(normalises, alive(nn.Module))),
                 batch_size=self.batch_size or 0,
@@ -184,16 +184,11 @@ def main(arguments: list[str]) -> None:
         recorder.end(0 if stop.code in (None, 0) else 1)
 
 
-def _knows_its_end(schedule: LRScheduler) -> bool:
-    """Return whether a schedule follows from steps alone, not from what is measured on the way."""
-    return not isinstance(schedule, ReduceLROnPlateau)
-
-
 def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
     """Return the learning rates that a schedule comes to; that of its end where it ends before."""
     rates = []
     for step in LATER:
-        with suppress(ValueError):  # OneCycleLR goes no further than it was made for
+        with suppress(ValueError, TypeError):  # OneCycleLR ends at its last step; others follow what is measured
             for _ in range(step - schedule.last_epoch):
                 schedule.step()
         rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
