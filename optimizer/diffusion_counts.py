@@ -7,9 +7,9 @@ A sample is one latent picture at one moment; the autoencoder and the prompt's e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hetopt.optimizer.model_counts import Fields, ModelCount, image
+from hetopt.optimizer.model_counts import Fields, Kind, ModelCount, image
 
 PROMPT_TOKENS = 77
 """Of CLIP's text encoder, which prompts are read by."""
@@ -24,7 +24,6 @@ class _Parts:
     attention_flops: float = 0.0
     activation_bytes: float = 0.0
     layers: int = 0
-    skips: list[int] = field(default_factory=list)
 
     def matrix(self, rows: int, columns: int, *, times: int, bias: bool = True, kept: int = 2) -> None:
         """Add one that is multiplied with at so many places, whose output is kept in 16 bits."""
@@ -57,11 +56,11 @@ class _Parts:
             self.matrix(4 * width, width, times=places)
             self.attention_flops += 4.0 * places * (places + PROMPT_TOKENS) * width
 
-    def counted(self, name: str, sample: str, *, kind: str) -> ModelCount:
+    def counted(self, name: str, sample: str, *, kind: Kind) -> ModelCount:
         """Return the sum."""
         return ModelCount(
             name=name,
-            kind="convolution" if kind == "convolution" else "transformer",
+            kind=kind,
             parameters=self.parameters,
             forward_flops=self.flops + self.attention_flops,
             attention_flops=self.attention_flops,

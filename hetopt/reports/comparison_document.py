@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hetopt.core import formatting
-from hetopt.core.synchronization import spell_sync
 from hetopt.optimizer.plan import Plan
 from hetopt.reports.document import Block, Cell, Column, Figure, Line, Remarks, Table
+from hetopt.reports.plan_document import asked
 
 
 def comparison(plans: Mapping[str, Plan]) -> list[Block]:
@@ -42,20 +42,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, Cell]]:
     yield "batch size", f"{chosen.global_batch_size:,}"
     yield "exchange", formatting.method(chosen.compression, chosen.sync, chosen.precision)
     yield "collective", chosen.collective
-    yield "sync", spell_sync(chosen.sync)
     yield "job", plan.run.task
-    yield "asked for", _asked(plan)
-
-
-def _asked(plan: Plan) -> str:
-    """Return what a plan ends with, and its limits."""
-    goal = plan.goal
-    limits = [
-        None if goal.budget_usd is None else formatting.usd(goal.budget_usd),
-        None if goal.deadline_s is None else formatting.duration(goal.deadline_s),
-    ]
-    ends = f"{goal.amount:g} {goal.ends}" if goal.amount is not None else f"{goal.target_metric} {goal.target_value}"
-    return ", ".join(filter(None, [ends, *limits]))
+    yield "asked for", asked(plan.goal)
 
 
 def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
@@ -70,7 +58,8 @@ def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
         yield f"{name} is {_against(time, 'slower', 'faster')} than {first_name} and {money}{unsure}."
     if len({(plan.run.task, plan.profile.created) for plan in plans.values()}) > 1:
         yield "They are of different profiles: the jobs, or what was measured of one, are not the same."
-    if len({_asked(plan).split(",")[0] for plan in plans.values()}) > 1:
+    goals = (plan.goal for plan in plans.values())
+    if len({(goal.ends, goal.amount, goal.target_metric, goal.target_value) for goal in goals}) > 1:
         yield "They train to different ends."
 
 

@@ -31,6 +31,7 @@ from hetopt.profiler.probe.step_memory import Kept, StepCount
 from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
 from hetopt.trainer.ddp.lifetime import keep_modules
+from hetopt.trainer.ddp.sharding import is_sharded
 from hetopt.trainer.ddp.shares import rows_of, tensors_in
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
@@ -169,7 +170,7 @@ class Training:
     @property
     def is_sharded(self) -> bool:
         """Whether the script shards its model, on one device as on several."""
-        return any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        return is_sharded(self.parameters)
 
     def gradient(self) -> Tensor:
         """Of all parameters, flat; zeros where a step did not use one."""

@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 _KEPT: list[DistributedDataParallel] = []
 
 
+@functools.cache
 def keep_modules() -> None:
-    """Keep every module that is made from here on until the process ends."""
+    """Keep every module that is made from here on until the process ends; asked again, there is nothing left to do."""
     init: Any = DistributedDataParallel.__init__
 
     @functools.wraps(init)

@@ -33,7 +33,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -46,7 +45,7 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.gradient_state import GradientState
 from hetopt.trainer.ddp.lifetime import keep_modules
-from hetopt.trainer.ddp.sharding import ReplicaMesh, ShardedState, whole_model
+from hetopt.trainer.ddp.sharding import ReplicaMesh, ShardedState, is_sharded, whole_model
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
@@ -329,9 +328,9 @@ class DdpRun:
             state.ended()
         if self._drawn_before is not None:
             for _, state in self._modules:
-                self._conclude(state, self._drawn_before.has_drawn(self._device))
+                self._tell_audit(state, self._drawn_before.has_drawn(self._device))
 
-    def _conclude(self, state: CommState, draws: bool) -> None:
+    def _tell_audit(self, state: CommState, draws: bool) -> None:
         """Tell what an audit found, if the pass was one; all workers do."""
         audited = state.audited()
         if audited is None:
@@ -394,8 +393,7 @@ class DdpRun:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
                 self._periods.finish(self._passes())
             module, _ = self._modules[-1]
-            is_sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
-            self._whole = whole_model(module) if is_sharded else _inner(module)
+            self._whole = whole_model(module) if is_sharded(module.parameters()) else _inner(module)
 
     def close(self, *, stopped: bool) -> None:
         """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.
@@ -647,11 +645,11 @@ def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
 
 def _refuse_other_ways(optimizer: Optimizer) -> None:
     """Refuse a script of several workers that trains by neither DistributedDataParallel nor a session."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    is_sharded = any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters)
-    if not is_sharded and "deepspeed" not in sys.modules:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    has_parts = is_sharded(parameters) or any(hasattr(parameter, "_is_flat_param") for parameter in parameters)
+    if not has_parts and "deepspeed" not in sys.modules:
         return
-    way = "FullyShardedDataParallel or a tensor mesh" if is_sharded else "DeepSpeed"
+    way = "FullyShardedDataParallel or a tensor mesh" if has_parts else "DeepSpeed"
     raise BadInput(
         f"The script shards its model over the workers by {way}, which `hetopt launch` cannot weigh.",
         hint="shard it by torch's fully_shard, or wrap it in DistributedDataParallel where it fits on one device",

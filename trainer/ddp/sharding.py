@@ -14,7 +14,7 @@ checkpoints, its clipping and its policies of precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, summed
@@ -43,6 +43,11 @@ def replica_devices(hosts: Sequence[str]) -> int:
         hosts: of the devices, in rank order; those of a machine are neighbours.
     """
     return math.gcd(*(len(list(same)) for _, same in groupby(hosts)))
+
+
+def is_sharded(parameters: Iterable[Tensor]) -> bool:
+    """Return whether any of some parameters is a part of one that several devices hold."""
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class ShardedState(GradientState):
     ) -> None:
         self._spec, self._reach = spec, reach
         self._replicas = replicas
-        parameters = [_local(parameter) for parameter in module.parameters() if parameter.requires_grad]
+        trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
+        parameters = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
         exchange = ExchangeConfig(
             compression=spec.compression, dense_bytes=4 * sum(parameter.numel() for parameter in parameters)
         )
@@ -110,7 +116,7 @@ class ShardedState(GradientState):
         self._exchanges: dict[str, Exchange] = {}
         self._stats: list[ExchangeStats] = []
         self._parts = self._parts_before = 0
-        if replicas is not None and replicas.replicas > 1:
+        if self.sums:
             for name, part in module.named_modules():
                 if isinstance(part, FSDPModule):
                     part.set_all_reduce_hook(partial(self._sum, name))
@@ -157,6 +163,9 @@ class ShardedState(GradientState):
 
 def whole_model(module: nn.Module) -> nn.Module:
     """Return a module whose state is that of a sharded one, put together; called by all devices of a replica."""
+    # Every script's worker would wait for it as it starts.
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
     return _Whole(get_model_state_dict(module, options=options))
 
@@ -179,7 +188,3 @@ class _Whole(nn.Module):
     def named_parameters(self, *args: Any, **options: Any) -> Any:
         """Yield the state's tensors: what a fingerprint is of."""
         return iter(sorted(self._whole.items()))
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
