@@ -20,8 +20,16 @@ from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]
 
+AWS = "aws"
 OWN = "own"
 """What stands in the place of a region where machines are not rented."""
+
+
+def cloud_of(region: str) -> str:
+    """Return the cloud of a region: that of ``lambda:us-east-1`` is Lambda, that of ``us-east-1`` AWS."""
+    return region.partition(":")[0] if ":" in region else AWS
+
+
 Evidence = Literal["measured", "interpolated", "extrapolated", "counted"]
 
 EVIDENCE_IN_WORDS: Mapping[Evidence, str] = MappingProxyType(

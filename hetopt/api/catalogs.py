@@ -8,13 +8,23 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hetopt.api.options import Gpus, Listed, Rentable
+from hetopt.api.options import REGION, Gpus, Listed, Rentable
 from hetopt.core.option import names, options_of, takes
-from hetopt.optimizer.market import catalog_filter
-from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, catalog_in_use, regional_catalogs
+from hetopt.core.plain_text import known
+from hetopt.optimizer.market import catalog_filter, clouds
+from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog, no_prices
+from hetopt.optimizer.market.catalog_choice import (
+    ANY_REGION,
+    CatalogInUse,
+    catalog_in_use,
+    clouds_home,
+    others_in_use,
+    regional_catalogs,
+)
+from hetopt.optimizer.market.clouds import ANY_CLOUD
 from hetopt.optimizer.market.gpus import RentableGpu, RentableGpus, rentable_gpus
 from hetopt.optimizer.market.offer_filter import Wishes, of_listings
+from hetopt.optimizer.plan import AWS
 
 __all__ = ["Found", "RentableGpu", "find", "gpus", "in_use"]
 
@@ -28,11 +38,29 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogI
     return catalog_in_use(region, directory, today=datetime.datetime.now(datetime.UTC).date())
 
 
-def in_regions(region: str, directory: Path | None = None) -> tuple[CatalogInUse, ...]:
-    """Return the catalogue in use of a region, or for `ANY_REGION` of each that has prices; errors as of `in_use`."""
-    if region != ANY_REGION:
-        return (in_use(region, directory),)
-    return regional_catalogs(directory, today=datetime.datetime.now(datetime.UTC).date())
+def in_regions(region: str, directory: Path | None = None, cloud: str = AWS) -> tuple[CatalogInUse, ...]:
+    """Return the catalogue in use of a region, or of each that has prices.
+
+    Args:
+        region: its name, or `ANY_REGION`; of another cloud than AWS the default stands for any.
+        directory: of another catalogue than the bundled one.
+        cloud: that rents machines out; `ANY_CLOUD`: all.
+
+    Raises:
+        BadInput: there is no such region or cloud, or a file cannot be used.
+    """
+    today = datetime.datetime.now(datetime.UTC).date()
+    if cloud in (AWS, ANY_CLOUD):
+        aws = (in_use(region, directory),) if region != ANY_REGION else regional_catalogs(directory, today=today)
+        if cloud == AWS:
+            return aws
+        return (*aws, *others_in_use(cloud, aws[0].catalog, today=today))
+    found = others_in_use(cloud, load_catalog(directory=directory), today=today)
+    if region in (ANY_REGION, REGION):
+        return found
+    regions = {one.catalog.region: one for one in found}
+    name = region if ":" in region else f"{cloud}:{region}"
+    return (regions[known(name, regions, "region")],)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +91,8 @@ def find(**options: Any) -> Found:
     asked = Listed(**options)
     named = {one.name for one in fields(Wishes)}
     wishes = Wishes(**{name: getattr(asked, name) for name in options_of(Rentable) if name in named})
-    catalog = in_use(asked.region, asked.catalog).catalog
-    listings = list(catalog.listings.values())
+    catalog, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud))
+    listings = [listing for one in (catalog, *elsewhere) for listing in one.listings.values()]
     if not catalog.has_prices and (asked.max_hourly_usd is not None or asked.market == "on-demand"):
         raise no_prices(catalog)
     filters = of_listings(catalog, wishes)
@@ -88,6 +116,20 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
         BadInput: no GPU is called so, or there is no such region.
     """
     asked = Gpus(**options)
-    loaded, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog))
+    loaded, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud))
     order = {name: getattr(asked, name) for name in ("market", "sort", "reverse")}
     return rentable_gpus(loaded, names(only, "only"), elsewhere=elsewhere, **order)
+
+
+def import_cloud(file: Path | str, cloud: str) -> dict[str, Any]:
+    """Keep the machines and prices of another cloud, in the columns of SkyPilot's public catalogues.
+
+    Returns:
+        ``types`` and ``regions``, how many there are now, and ``unknown_gpus``, whose machines were left out.
+
+    Raises:
+        BadInput: the file cannot be used, or the cloud cannot be called so.
+    """
+    found, unknown_gpus = clouds.import_cloud(Path(file), cloud, load_catalog(), clouds_home())
+    types = {name for one in found for name in one.listings}
+    return {"cloud": cloud, "types": len(types), "regions": len(found), "unknown_gpus": list(unknown_gpus)}

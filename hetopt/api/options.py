@@ -286,6 +286,12 @@ MOST_MEASURED = 64
 CATALOG = Option(help="Folder of another catalogue, in the format of the bundled one.", metavar="DIR", read=path)
 
 
+CLOUD = Option(
+    help="Who rents the machines out: aws, do, hyperstack, lambda, nebius, oci, scaleway, verda, one that was "
+    "imported, or any. What is not of aws hetopt plans for, and does not rent."
+)
+
+
 @options
 class Rentable(Options):
     """What may be rented."""
@@ -296,7 +302,8 @@ class Rentable(Options):
             help="How to rent: spot, on-demand or any.", names=("hetopt.optimizer.market.catalog_filter:AnyMarket",)
         ),
     ] = "any"
-    region: Annotated[str, Option(help="AWS region.", short="r")] = REGION
+    region: Annotated[str, Option(help="Region of the cloud.", short="r")] = REGION
+    cloud: Annotated[str, CLOUD] = "aws"
     types: Annotated[
         Sequence[str],
         Option(help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'.", read=names),
@@ -343,7 +350,7 @@ class Sought(Rentable):
     ] = "any"
     region: Annotated[
         str,
-        Option(help="AWS region; any: the best of all, with the data set's transfer.", short="r", read=region),
+        Option(help="Region of the cloud; any: the best of all, with the data set's transfer.", short="r", read=region),
     ] = REGION
     budget_usd: Annotated[
         float | None,
@@ -688,7 +695,8 @@ class Listed(Rentable):
 class Gpus(Options):
     """Which GPUs that can be rented are listed, and how."""
 
-    region: Annotated[str, Option(help="AWS region; any: the best of all.", short="r", read=region)] = REGION
+    region: Annotated[str, Option(help="Region of the cloud; any: all.", short="r", read=region)] = REGION
+    cloud: Annotated[str, CLOUD] = "aws"
     market: Annotated[
         str,
         Option(

@@ -34,12 +34,13 @@ from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, age_note
 from hetopt.optimizer.market.catalog_filter import has_accelerator
+from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, obtainable_gpus
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.owned import gpu_named, owned
 from hetopt.optimizer.market.quota import Quotas, obtainable, read_quotas
 from hetopt.optimizer.model_counts import ModelCount, of_flops, of_parameters
 from hetopt.optimizer.model_families import of_config
-from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.plan import AWS, Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
@@ -122,7 +123,7 @@ class Places:
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
         own, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
-        regional = in_regions(asked.region, asked.catalog)
+        regional = in_regions(asked.region, asked.catalog, asked.cloud)
         priced = (replace(known, catalog=known.catalog.priced(own, today=today)) for known in regional)
         return cls(regional=tuple(priced) if own else regional, hosts=hosts)
 
@@ -131,11 +132,14 @@ class Places:
         """Return the catalogue of each region."""
         return tuple(one.catalog for one in self.regional)
 
+    @property
+    def several(self) -> bool:
+        """Whether regions are compared."""
+        return len(self.regional) > 1
+
     def quotas(self, asked: Sought, told: Reporter) -> Quotas:
         """Return the quotas of the one region, or those that were given for each."""
-        if asked.region == ANY_REGION:
-            return read_quotas(asked.quotas)
-        return read_quotas(_quotas(asked.quotas, asked.region, told))
+        return read_quotas(asked.quotas if self.several else _quotas(asked.quotas, self.catalogs[0].region, told))
 
 
 def _planned(
@@ -150,7 +154,7 @@ def _planned(
 
     request = PlanRequest(profile, places.catalogs[0], goal, limits)
     rented = partial(found, request)
-    if asked.region == ANY_REGION:
+    if places.several:
         compared = _compared(request, asked, places, told)
         request = compared.of_market(request, compared.best[0])
         rented = partial(compared.planned, request, found)
@@ -163,7 +167,7 @@ def _planned(
     else:
         told("your own machines")
         plan = better_of(request, places.hosts, rented, seed=seed, now=now)
-    if asked.region != ANY_REGION:
+    if not places.several:
         _tell_price_ages(plan, request.catalog, told)
     return plan
 
@@ -222,7 +226,8 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
 def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> Compared:
     """Return the regions side by side, each with the account's quotas there."""
     days = [one.day for one in places.regional if one.day is not None]
-    told.note(f"prices of {len(days)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
+    renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
+    told.note(f"prices of {len(days)} regions, the oldest of {min(days)}{renewal}")
     markets = [
         Market(catalog=one, quotas=read_quotas(_quotas(asked.quotas, one.region, told)) or request.options.quotas)
         for one in places.catalogs
@@ -587,9 +592,10 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     presumed = not quotas and not asked.quotas and asked.market != "own"
     if presumed:
         quotas, patterns = obtainable()
-        job.assumed.append(
-            f"one machine of {max(quotas.values())} vCPUs a family can be had (`quotas`; none: any number)"
-        )
+        amounts = [f"one machine of {max(quotas.values())} vCPUs a family"] * (asked.cloud in (AWS, ANY_CLOUD))
+        amounts += [f"{GPUS_OBTAINABLE} GPUs of a type of another cloud"] * (asked.cloud != AWS)
+        job.assumed.append(f"{' and '.join(amounts)} can be had (`quotas`; none: any number)")
+        quotas = {**quotas, **obtainable_gpus(places.catalogs)}
         if not (asked.gpus or asked.types):
             names = dict.fromkeys(name for catalog in places.catalogs for name in catalog.instance_types)
             exclude = (*exclude, *(name for name in names if any(fnmatch(name, pattern) for pattern in patterns)))

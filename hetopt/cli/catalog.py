@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -127,6 +128,31 @@ def refresh(
             render.note(f"{len(made.left_out)} left out or changed (--json names all)")
 
 
+@app.command("import", cls=OneScreen)
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A cloud's vms.csv of SkyPilot's public catalogues.")],
+    cloud: Annotated[str, typer.Option("--cloud", metavar="NAME", help="What the cloud is to be called here.")],
+    as_json: Json = False,
+) -> None:
+    """Keep the machines and prices of another cloud, so that `--cloud NAME` plans for them.
+
+    Read are the columns InstanceType, AcceleratorName, AcceleratorCount, vCPUs, MemoryGiB, Region, Price, SpotPrice (in
+    USD an hour) and GpuInfo; other columns, and machines without a GPU, are passed over.
+
+    \b
+      hetopt catalog import vms.csv --cloud runpod
+      hetopt estimate --params 7B --samples 50k --method lora --cloud runpod
+    """
+    from hetopt.api.catalogs import import_cloud
+
+    facts = import_cloud(file, cloud)
+    if as_json:
+        render.print_json(facts)
+        return
+    left_out = "; left out, as no rates are known: " * bool(facts["unknown_gpus"]) + ", ".join(facts["unknown_gpus"])
+    render.note(f"{cloud}: {facts['types']:,} types in {facts['regions']:,} regions{left_out}")
+
+
 def _facts(own: OwnCatalog) -> dict[str, Any]:
     return {
         "region": own.region,
@@ -159,7 +185,7 @@ def gpus(
     if as_json:
         render.print_json([_gpu_facts(gpu) for gpu in found])
     elif found:
-        render.show(gpu_table(found, [one.catalog for one in in_regions(asked.region, asked.catalog)]))
+        render.show(gpu_table(found, [one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud)]))
     if not found:
         render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 

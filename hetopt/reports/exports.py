@@ -26,7 +26,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_spec import MEETING_PORT, RunSpec
 from hetopt.core.step_samples import StepSample, StepSamples
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.plan import Group, Plan
+from hetopt.optimizer.plan import Group, Plan, cloud_of
 from hetopt.reports.report import Report
 
 SPEC_FILE = "spec.json"
@@ -130,7 +130,7 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
         "workdir: .",
         f"num_nodes: {group.machines}",
         "resources:",
-        f"  infra: {json.dumps(f'aws/{group.region}')}",
+        f"  infra: {json.dumps('/'.join((cloud_of(group.region), group.region.rpartition(':')[2])))}",
         f"  instance_type: {json.dumps(group.instance_type)}",
         f"  use_spot: {json.dumps(group.market == 'spot')}",
         "setup: |",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetopt.core import formatting
 from hetopt.core.plain_text import converted_script, typed
-from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
+from hetopt.optimizer.plan import AWS, Candidate, Choice, Goal, Group, Plan, Range, cloud_of
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.document import (
@@ -168,6 +168,8 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
 
     How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
     """
+    if any(cloud_of(group.region) != AWS for group in plan.chosen.groups):
+        return (f"hetopt export {plan_file} --skypilot task.yaml",)
     own = all(group.is_own for group in plan.chosen.groups)
     where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if own else "ec2 --dry-run"
     launch = f"hetopt launch {plan_file} --on {where}"

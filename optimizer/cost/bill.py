@@ -137,7 +137,7 @@ def itemise(
     disk_gb: float = USUAL_DISK_GB,
     hazard_basis: str = "expected over the posterior of the preemption rate",
 ) -> tuple[CostTerm, ...]:
-    """The lines of one cluster's bill; what comes to nothing is left out, but for volumes and addresses.
+    """Return the lines of one cluster's bill; what comes to nothing is left out.
 
     Machines, volumes and addresses are shown for the time without losses; what losses add to all three is one line.
 
@@ -179,7 +179,7 @@ def itemise(
             basis=f"${address.value:g} an hour each ({address.source}, {address.date})",
         ),
     ]
-    terms += [] if all(rental.price.region == OWN for rental in rentals) else beside
+    terms += [term for term in beside if term.usd > 0]
     if whole > hours:
         terms.append(
             CostTerm(

@@ -10,9 +10,10 @@ from pydantic import Field
 
 from hetopt.core.artifact import Record, validated
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.market.catalog import BUNDLED
+from hetopt.optimizer.market.catalog import BUNDLED, Catalog
 from hetopt.optimizer.market.catalog_rows import HINT, read_object
 from hetopt.optimizer.market.instance_type import Confidence
+from hetopt.optimizer.plan import AWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +64,26 @@ def load_billing(directory: Path | None = None) -> Billing:
     if not isinstance(terms, dict):
         raise BadInput(f"{path}: terms is not a JSON object.", hint=HINT)
     return validated(Billing, {**terms, **data}, origin=str(path), hint=HINT)
+
+
+def nothing_beside(billing: Billing) -> Billing:
+    """Return terms by which machines cost their hours, by the second, and nothing else: one's own, other clouds'."""
+    free = {
+        name: getattr(billing, name).model_copy(update={"value": 0.0})
+        for name in Billing.model_fields
+        if name not in ("region", "hours_per_month") and "_free_" not in name
+    }
+    return billing.model_copy(update=free)
+
+
+def terms_of(catalog: Catalog) -> Billing:
+    """Return what a catalogue's cloud asks for beside machines; of other clouds than AWS nothing is known.
+
+    Raises:
+        BadInput: the catalogue's file cannot be used.
+    """
+    billing = load_billing(catalog.directory)
+    return billing if catalog.cloud == AWS else nothing_beside(billing)
 
 
 @overload

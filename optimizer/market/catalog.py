@@ -22,6 +22,7 @@ from hetopt.optimizer.market.catalog_rows import HINT, Name, Whole, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
 from hetopt.optimizer.market.provenance import Source, Sources, read_sources
 from hetopt.optimizer.market.region_cities import unknown_region
+from hetopt.optimizer.plan import AWS
 
 __all__ = [
     "Accelerator",
@@ -40,7 +41,7 @@ __all__ = [
 
 Market = Literal["spot", "on-demand"]
 
-BUNDLED = Path(next(iter(catalogs.__path__))) / "aws"
+BUNDLED = Path(next(iter(catalogs.__path__))) / AWS
 
 Band = Literal["<5%", "5-10%", "10-15%", "15-20%", ">20%"]
 BANDS: Mapping[Band, float] = MappingProxyType(
@@ -148,6 +149,11 @@ class Offer:
         return self.instance_type.name if own else f"{self.instance_type.name} {self.price.market}"
 
     @property
+    def is_of_aws(self) -> bool:
+        """Whether AWS rents it out, whose quotas count it."""
+        return self.instance_type.cloud == AWS
+
+    @property
     def worst_usd_per_hour(self) -> float:
         """What spot prices can rise to, as far as that is known."""
         return max(self.price.usd_per_hour, 0.0 if self.on_demand is None else self.on_demand.usd_per_hour)
@@ -174,6 +180,7 @@ class Catalog:
         regions: every region that the catalogue knows something about.
         listings: the types of which it knows something in ``region``.
         all_caveats: in the order of the file (see `caveats` for those of one type).
+        cloud: that rents them out.
     """
 
     directory: Path
@@ -183,6 +190,7 @@ class Catalog:
     listings: Mapping[str, Listing] = field(repr=False)
     sources: Sources = field(repr=False)
     all_caveats: tuple[Caveat, ...] = field(repr=False)
+    cloud: str = AWS
 
     def instance_type(self, name: str) -> InstanceType:
         """The type of that name.

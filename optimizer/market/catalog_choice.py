@@ -10,6 +10,8 @@ from pathlib import Path
 from hetopt.core.run_folder import home
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 from hetopt.optimizer.market.catalog_folder import refreshed_folders
+from hetopt.optimizer.market.clouds import cloud_catalogs
+from hetopt.optimizer.plan import AWS
 
 ANY_REGION = "any"
 """What is asked for instead of a region by who has no preference."""
@@ -74,6 +76,11 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
         return None
     whose = "" if catalog.directory == BUNDLED else f" in {catalog.directory}"
     span = " to ".join(str(age) for age in (days[0], days[-1])[: len(days)])
+    if catalog.cloud != AWS:
+        return (
+            f"Prices of {catalog.cloud} are {span} days old: `hetopt catalog import FILE --cloud {catalog.cloud}` "
+            "takes newer ones."
+        )
     return (
         f"Prices{whose} are {span} days old: `hetopt catalog refresh --region {catalog.region}` reads today's, "
         "without an account."
@@ -95,6 +102,16 @@ def regional_catalogs(
         for region in base.regions
     )
     return tuple(_in_use(catalog, today) for catalog in catalogs if catalog.has_prices)
+
+
+def clouds_home() -> Path:
+    """Return where imported files of other clouds are kept: ``$HETOPT_HOME/catalogs/clouds``."""
+    return home() / "catalogs" / "clouds"
+
+
+def others_in_use(cloud: str, base: Catalog, *, today: datetime.date) -> tuple[CatalogInUse, ...]:
+    """Return the catalogue of each region of a cloud beside AWS; arguments and errors as of `cloud_catalogs`."""
+    return tuple(_in_use(catalog, today) for catalog in cloud_catalogs(cloud, base, clouds_home()))
 
 
 def oldest_prices(catalog: Catalog) -> dict[str, datetime.date]:

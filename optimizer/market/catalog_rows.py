@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
@@ -36,7 +36,9 @@ def read_rows(
     make: Callable[[Mapping[str, str]], Made],
     *,
     columns: Sequence[str],
-    required: int = 0,
+    required: int | Sequence[str] = 0,
+    others: bool = False,
+    filled: Collection[str] = (),
     called: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Made]]:
     """Yield where each line of a CSV file is, and what is made of its cells; blank cells are unknown, and left out.
@@ -45,7 +47,9 @@ def read_rows(
         path: of the file.
         make: makes a record of a line's cells, by column.
         columns: that there are.
-        required: how many of them the header must have; 0: all.
+        required: how many of them, or which, the header must have; 0: all.
+        others: whether further columns are passed over.
+        filled: columns without which a line is passed over.
         called: by record, the columns of those of its fields that are called otherwise.
 
     Raises:
@@ -53,8 +57,9 @@ def read_rows(
     """
     lines = list(_records(path))
     header = lines[0][1] if lines else []
-    missing = [column for column in columns[: required or None] if column not in header]
-    unknown = [column for column in header if column not in columns]
+    wanted = columns[: required or None] if isinstance(required, int) else required
+    missing = [column for column in wanted if column not in header]
+    unknown = [] if others else [column for column in header if column not in columns]
     if missing or unknown or len(set(header)) < len(header):
         problem = (
             f"lacks the column {missing[0]}"
@@ -68,9 +73,11 @@ def read_rows(
         where = f"{path} line {number}"
         if len(cells) != len(header):
             raise BadInput(f"{where}: has {len(cells)} cells where the header has {len(header)}.", hint=HINT)
-        filled = {column: cell for column, cell in zip(header, cells, strict=True) if cell}
+        told = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in columns}
+        if not told.keys() >= set(filled):
+            continue
         try:
-            made = make(filled)
+            made = make(told)
         except ValidationError as error:
             raise BadInput(f"{where}: {faults(error, called.get(error.title))[0]}.", hint=HINT) from None
         yield where, made

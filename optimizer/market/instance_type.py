@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from hetopt import catalogs
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog_rows import FACT, HINT, Name, Whole, read_rows
+from hetopt.optimizer.plan import AWS, OWN
 
 Architecture = Literal["x86_64", "arm64"]
 Confidence = Literal["high", "medium", "low"]
@@ -156,7 +157,7 @@ class InstanceType:
         network_baseline_gbps: the rate to plan on. ``network_peak_gbps`` is a burst of minutes where it is higher.
         ebs_baseline_mbps: megabits a second to network volumes.
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
-        owned: one machine of its owner, not a type that can be rented.
+        cloud: that rents it out; `OWN`: nobody does, it is one machine of its owner.
         unlike: each of its accelerators, where they are not alike: ``accelerator`` is then the least of them.
         source: where the specification comes from.
     """
@@ -183,7 +184,7 @@ class InstanceType:
     local_nvme_gb: NonNegativeFloat | None = None
     ebs_baseline_mbps: NonNegativeFloat | None = None
     coremark_iterations_per_s: PositiveFloat | None = None
-    owned: bool = False
+    cloud: str = AWS
     unlike: tuple[Accelerator, ...] = ()
     source: Name
 
@@ -195,6 +196,11 @@ class InstanceType:
             raise ValueError(
                 f"network_peak_gbps is {self.network_peak_gbps}, below the baseline of {self.network_baseline_gbps}"
             )
+
+    @property
+    def owned(self) -> bool:
+        """Whether it is one machine of its owner, not a type that can be rented."""
+        return self.cloud == OWN
 
     @property
     def family(self) -> str:

@@ -62,7 +62,7 @@ def owned(catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, meas
         listings[host.name] = Listing(instance_type=machine, on_demand=price)
     types = {**catalog.instance_types, **{name: one.instance_type for name, one in listings.items()}}
     quotas = {own_bucket(name): len(kinds[name]) * one.instance_type.vcpus for name, one in listings.items()}
-    own = replace(catalog, region=OWN, instance_types=types, listings=listings)
+    own = replace(catalog, cloud=OWN, region=OWN, instance_types=types, listings=listings)
     return Owned(catalog=own, quotas=MappingProxyType(quotas))
 
 
@@ -91,8 +91,8 @@ def _machine(catalog: Catalog, host: Host) -> InstanceType:
         network_baseline_gbps=host.network_mbit / 1000,
         accelerator=_least(gpus),
         unlike=gpus if len(set(gpus)) > 1 else (),
-        coremark_iterations_per_s=_coremark(catalog, host.cpus),
-        owned=True,
+        coremark_iterations_per_s=coremark_of(catalog, host.cpus),
+        cloud=OWN,
         source=SOURCE,
     )
 
@@ -115,18 +115,19 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
     return tuple(found)
 
 
-def gpu_named(catalog: Catalog, name: str) -> Accelerator:
-    """Return one GPU by its name, whether it is rented or owned.
+def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
+    """Return one GPU by its name, whether it is rented or owned: of several the one whose memory is nearest.
 
     Raises:
         BadInput: nobody knows it; the hint says what it may have been.
     """
     rented = [one.accelerator for one in catalog.instance_types.values()]
     known = [*(one for one in rented if one is not None and one.fraction == 1), *owned_gpus()]
-    like = next((one for one in known if is_called(one, name)), None)
-    if like is None:
+    alike = [one for one in known if is_called(one, name)]
+    if not alike:
         raise unknown(name, sorted({one.name for one in known}), "GPU")
-    return replace(like, count=1)
+    nearest = alike[0] if memory_gib is None else min(alike, key=lambda one: abs(one.memory_gib - memory_gib))
+    return replace(nearest, count=1)
 
 
 def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
@@ -138,8 +139,8 @@ def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
     return replace(least, name=names, count=len(gpus), memory_gib=min(one.memory_gib for one in gpus))
 
 
-def _coremark(catalog: Catalog, cpus: int) -> float | None:
-    """So many CPUs of the catalogue's median: what is not known of them is in the interval of another family."""
+def coremark_of(catalog: Catalog, cpus: int) -> float | None:
+    """Return the CoreMark of so many CPUs of the catalogue's median type; an interval holds what is not known."""
     rated = [
         one.coremark_iterations_per_s / one.vcpus
         for one in catalog.instance_types.values()

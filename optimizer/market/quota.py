@@ -163,13 +163,13 @@ def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket,
 def bucket_of(offer: Offer) -> Bucket:
     """The quota that machines of this offer count against."""
     market = offer.price.market
-    if offer.instance_type.owned:
+    if not offer.is_of_aws:
         return own_bucket(offer.instance_type.name)
     return Bucket(market=market, family=family_of(offer.instance_type.name, market))
 
 
 def own_bucket(host: str) -> Bucket:
-    """What says that there is one of a machine of one's own."""
+    """Return the bucket of a machine that no quota of AWS counts: one's own, or another cloud's."""
     return Bucket(market="on-demand", family=f"own {host}")
 
 

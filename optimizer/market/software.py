@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from hetopt.optimizer.market.instance_type import Architecture, InstanceType
+from hetopt.optimizer.plan import AWS
 
 FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "software.json"
 
@@ -45,7 +46,7 @@ class Software:
             return f"{accelerator.name} has no known compute capability to hold against {wheel}"
         if not any(runs(kernels, capability) for kernels in self.capabilities[architecture]):
             return f"{accelerator.name} (compute capability {capability}) is not supported by {wheel}"
-        if instance.family not in self.families[architecture]:
+        if instance.cloud == AWS and instance.family not in self.families[architecture]:
             return f"{accelerator.name} is not supported by the boot image, of all machines of {instance.family}"
         return None
 

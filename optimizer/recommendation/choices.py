@@ -16,7 +16,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.quota import named_quota, needed
-from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, QuotaNeed, Range
+from hetopt.optimizer.plan import AWS, Candidate, Choice, ChoiceName, QuotaNeed, Range, cloud_of
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
 from hetopt.optimizer.recommendation.confidence import AS_LIKELY, confident, simulate
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
@@ -170,7 +170,7 @@ def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]
     took = needed(
         (offer.instance_type, offer.price.market, count)
         for offer, count in ((space.options[index].offer, count) for index, count in found.cluster(row).machines)
-        if not offer.instance_type.owned
+        if offer.is_of_aws
     )
     return tuple(
         QuotaNeed(
@@ -259,5 +259,6 @@ def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
     if unlike:
         who = "was not profiled: its" if len(unlike) == 1 else "were not profiled: their"
         probe = f"`hetopt profile {job.task} --explore --on ec2 --types {','.join(unlike)}` measures it"
-        known = "" if job.script or _is_own(chosen) else f"; {probe}"
+        rented = all(cloud_of(group.region) == AWS and not group.is_own for group in chosen.groups)
+        known = f"; {probe}" if rented and not job.script else ""
         yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter{known}."

@@ -14,7 +14,6 @@ from hetopt.core.errors import BadInput, setting
 from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.synchronization import Synchronization
-from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.offer_filter import Wishes
@@ -123,7 +122,6 @@ class PlanRequest:
         catalog: what can be rented.
         goal: what the run is for, and its limits.
         options: what narrows the search.
-        billing: the prices beside the machines' own; absent: those of the catalogue's folder.
         open_hours: when machines may be used; absent: always.
     """
 
@@ -132,7 +130,6 @@ class PlanRequest:
     goal: Goal
     options: Options
     _: KW_ONLY
-    billing: Billing | None = None
     open_hours: OpenHours | None = None
 
     @property

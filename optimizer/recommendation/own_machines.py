@@ -10,7 +10,6 @@ from functools import partial
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
-from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
@@ -21,16 +20,6 @@ from hetopt.optimizer.search.open_hours import OpenHours
 
 STARTUP_S = 20.0
 """Connecting, sending the code and starting processes that import torch, where the profile does not say."""
-
-
-def nothing_beside(billing: Billing) -> Billing:
-    """The terms of one's own machines: beside their hours nothing is paid, and these by the second."""
-    free = {
-        name: getattr(billing, name).model_copy(update={"value": 0.0})
-        for name in Billing.model_fields
-        if name not in ("region", "hours_per_month") and "_free_" not in name
-    }
-    return billing.model_copy(update=free)
 
 
 def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:
@@ -72,7 +61,6 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
         request,
         catalog=own.catalog,
         options=wanted,
-        billing=nothing_beside(load_billing(request.catalog.directory)),
         open_hours=OpenHours.of(hosts, now.astimezone()),
     )
 

@@ -25,7 +25,7 @@ from hetopt.optimizer.convergence.convergence import (
     target_steps,
 )
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss, precision_loss
-from hetopt.optimizer.cost.billing import Billing, load_billing
+from hetopt.optimizer.cost.billing import Billing, terms_of
 from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.data_transfer import data_transfer
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
@@ -33,7 +33,7 @@ from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
-from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan, Sensitivity
+from hetopt.optimizer.plan import AWS, Candidate, Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
@@ -179,7 +179,7 @@ def recommend(
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
     """Return the types without a price; of one's own machines, whose owner says what they cost, none."""
-    return Unpriced.of([] if catalog.region == OWN else [catalog], options)
+    return Unpriced.of([catalog] if catalog.cloud == AWS else [], options)
 
 
 def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
@@ -282,7 +282,7 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     every = evaluation_period_epochs(model, goal)
     sampled = sampled_machines(profile, catalog.instance_types)
     shape = learned_shape(model, sampled)
-    job = job_of(model, shape, goal, options, every, request.billing or load_billing(catalog.directory))
+    job = job_of(model, shape, goal, options, every, terms_of(catalog))
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)

@@ -15,7 +15,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.offer_filter import Unpriced
 from hetopt.optimizer.market.quota import Quotas
-from hetopt.optimizer.plan import Candidate, ChoiceName, Plan, RegionOffer
+from hetopt.optimizer.plan import AWS, Candidate, ChoiceName, Plan, RegionOffer
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, PlanRequest
@@ -112,7 +112,7 @@ def compare_regions(request: PlanRequest, markets: Iterable[Market]) -> Compared
         best=tuple({one.market.catalog.region: one.market for one in winners}.values()),
         offers=tuple(one.offer for one in found[:SHOWN]),
         regions=len(markets),
-        unpriced=Unpriced.of([one.catalog for one in markets], options),
+        unpriced=Unpriced.of([one.catalog for one in markets if one.catalog.cloud == AWS], options),
     )
 
 

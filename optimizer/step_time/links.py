@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.plan import NetworkSource
+from hetopt.optimizer.plan import AWS, NetworkSource
 from hetopt.optimizer.step_time.sampled import SampledMachine
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import sharing
@@ -32,7 +32,16 @@ BUS_BYTES_PER_S = 8e9
 
 SWITCHED_BUS_BYTES_PER_S = 100e9
 SWITCHED_FAMILIES = ("p4", "p5", "p6")
-"""Families whose GPUs are joined by NVSwitch."""
+"""Families of AWS whose GPUs are joined by NVSwitch."""
+SWITCHED_GPUS = ("A100", "H100", "H200", "B200", "B300")
+"""By their names without PCIe: other clouds' machines of several have NVSwitch, too."""
+
+
+def is_switched(instance: InstanceType) -> bool:
+    """Return whether a machine's GPUs are joined by NVSwitch; of machines of one's own nobody says so."""
+    if instance.cloud == AWS:
+        return instance.family.startswith(SWITCHED_FAMILIES)
+    return instance.accelerator is not None and not instance.owned and instance.accelerator.name in SWITCHED_GPUS
 
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather")
@@ -122,7 +131,7 @@ def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkMo
         workers: on it.
         power: how far they share what is between them, see `sharing`.
     """
-    if instance.family.startswith(SWITCHED_FAMILIES):
+    if is_switched(instance):
         return LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=SWITCHED_BUS_BYTES_PER_S)
     return in_company(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)
 

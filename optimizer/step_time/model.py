@@ -11,7 +11,7 @@ from hetopt.core.step_samples import IN_PRECISION, Configuration
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
-from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
+from hetopt.optimizer.step_time.links import is_switched
 from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.prediction import Linearised, predict
@@ -40,7 +40,7 @@ class StepTime:
 
 def switched_types(catalog: Mapping[str, InstanceType]) -> set[str]:
     """Types whose GPUs a switch joins."""
-    return {name for name, instance in catalog.items() if instance.family.startswith(SWITCHED_FAMILIES)}
+    return {name for name, instance in catalog.items() if is_switched(instance)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.software import pinned
-from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.plan import AWS, Plan, cloud_of
 
 MAKE_SUBNETS = "make the default network, `aws ec2 create-default-vpc`, or name `subnets`"
 
@@ -425,7 +425,13 @@ def region_of(plan: Plan) -> str:
             f"the plan has machines in {' and '.join(sorted(regions))}, and a cluster lives in one region.",
             hint=f"make it again with `{Plan.MADE_BY}`",
         )
-    return regions.pop()
+    region = regions.pop()
+    if cloud_of(region) != AWS:
+        raise BadInput(
+            f"the plan is for machines of {cloud_of(region)}, which hetopt does not rent.",
+            hint='rent them there, name them in an inventory and choose `on="ssh"`; or `hetopt export` the plan',
+        )
+    return region
 
 
 def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[str]] | None = None) -> tuple[Role, ...]:
