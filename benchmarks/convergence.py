@@ -11,7 +11,9 @@ Three protocols and a bound, all by one default method and beside the published 
   Single runs scatter by so much around a smooth curve, and what leaves one out can't be expected to be nearer;
 - *smallest*: all larger batch sizes from the smallest one's run and its gradient noise, at every level, which is what a
   first profile knows. How large the critical batch size is for the noise is learned from the other jobs. Beside it
-  Pollux's gain formula with the noise recorded in that run, and no loss of efficiency at all, with goals from these.
+  Pollux's gain formula with the noise recorded in that run, and no loss of efficiency at all, with goals from these;
+- *early*: batch sizes up to 16 times a run's own from its length and the first reading of its noise, which is all that
+  a short profile knows: how plans price another batch size. The prior was set by these logs; goals are for intervals.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
 from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import AveragedLaw
+from hetopt.optimizer.convergence.convergence import LARGEST_BATCH_FACTOR, Convergence, FixedSteps, equal_steps
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 from hetopt.profiler.collect import steps_to_target
 
@@ -39,6 +42,8 @@ GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
 
 SMALLEST_GOALS = {"cifar10": 0.178, "bert": 0.065, "ncf": 0.0795}
 """Median error from one run and its noise: Pollux's formula on the first two, no loss of efficiency on the third."""
+
+EARLY_COVERAGE = 0.82
 
 KAPPAS = tuple(float(each) for each in np.geomspace(0.5, 32.0, 121))
 """Critical batch sizes over the noise scale that are tried on the other jobs."""
@@ -210,6 +215,20 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
     return found
 
 
+def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
+    """Predict larger batch sizes at equal progress, from each run's length and its first reading of the noise."""
+    found = []
+    for own, length in zip(logs, steps, strict=True):
+        known = Convergence(noise_scale=own.noise_scales[0], pilot_batch_sizes=(), log_sd=0.0, basis="")
+        model = equal_steps(known, FixedSteps(count=round(length)), own.batch_size)
+        for other, measured in zip(logs, steps, strict=True):
+            if own.batch_size < other.batch_size <= LARGEST_BATCH_FACTOR * own.batch_size:
+                run = PriorRun(global_batch_size=other.batch_size, steps_to_target=measured)
+                predicted, log_sd = model.steps(other.batch_size, 1.0), model.log_sd(other.batch_size, 1.0)
+                found.append(guess(run, float(predicted), float(log_sd)))
+    return found
+
+
 def kappa_of(jobs: Sequence[Sequence[Log]]) -> float:
     """The critical batch size over noise scale that predicts these jobs best: least mean ``|ln error|`` over jobs."""
 
@@ -290,6 +309,11 @@ def main() -> None:
                 goals[f"{job}_{protocol}_median_error"] = {"at_most": GOALS[job]}
         middle, _ = row(job, "seen", HETOPT, [each for steps in by_level.values() for each in seen(logs, steps)])
         baselines[f"{job}_levels_median_error_seen"] = round(middle, 4)
+        early = [each for steps in by_level.values() for each in from_beginning(logs, steps)]
+        middle, coverage = row(job, "early", HETOPT, early)
+        figures[f"{job}_early_median_error"] = round(middle, 4)
+        figures[f"{job}_early_share_in_90_percent_interval"] = round(coverage, 4)
+        goals[f"{job}_early_share_in_90_percent_interval"] = {"at_least": EARLY_COVERAGE}
         kappa = kappa_of([others for other, others in jobs.items() if other != job])
         figures[f"{job}_smallest_kappa_of_the_others"] = round(kappa, 2)
         alone = [from_smallest(logs, steps, kappa) for steps in by_level.values()]

@@ -27,7 +27,7 @@ STARTED = {
 
 USES = ("benchmarks", "docs", "examples")
 
-FOUND_BY_OTHERS = {"hetopt.__dir__", "hetopt.cli.main._root"}
+FOUND_BY_OTHERS = {"hetopt.__dir__", "hetopt.cli.catalog.import_", "hetopt.cli.main._root"}
 """By Python itself, and by typer."""
 
 

@@ -188,6 +188,23 @@ def region(given: str, name: str) -> str:
 
 
 at_least_one = partial(within, least=1, most=10_000_000, example="128")
+
+
+def batch_size(given: Any, name: str) -> int | str:
+    """Return a batch size in samples, or 'auto'.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    if given == "auto":
+        return "auto"
+    if isinstance(given, str) and not given.isdecimal():
+        raise BadInput(
+            f"`{name}` must be a number of samples, or auto, got {given!r}.", hint=f"for example `{name}=256`"
+        )
+    return int(at_least_one(int(given), name))
+
+
 epochs = partial(within, least=1e-9, most=MOST_EPOCHS, example="5", written=NUMBER)
 
 
@@ -462,7 +479,15 @@ class Search(Sought):
         float | None,
         Option(help="From the request to the first step. Default: by machine.", metavar="TIME", read=duration_s),
     ] = None
-    batch_size: Annotated[int | None, Option(help="Fix the global batch size, samples.", read=at_least_one)] = None
+    batch_size: Annotated[
+        int | str | None,
+        Option(
+            help="Global batch size, samples; auto: the best at equal progress, with the steps that it needs. Default: "
+            "the job's own, but to a target.",
+            names=("auto",),
+            read=batch_size,
+        ),
+    ] = None
     learning_rate_rule: Annotated[
         str | None,
         Option(

@@ -41,7 +41,7 @@ from hetopt.optimizer.market.quota import Quotas, obtainable, read_quotas
 from hetopt.optimizer.model_counts import ModelCount, of_flops, of_parameters
 from hetopt.optimizer.model_families import of_config
 from hetopt.optimizer.plan import AWS, Goal, Plan
-from hetopt.optimizer.recommendation.options import Options, PlanRequest
+from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
@@ -83,9 +83,11 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     places = Places.of(asked)
     limits = search_options(asked, quotas=places.quotas(asked, told), observed=_observed(asked.observed, told))
     measured = profile_of(profile)
-    if measured.job.script and limits.batch_size is None:
-        # A script's batch size is its own: its learning rate goes with it, and its loader says it.
-        limits = replace(limits, batch_size=measured.job.batch_size)
+    if measured.job.script and limits.batch_size == AUTO_BATCH:
+        raise BadInput(
+            "a script says its batch size and its length itself, so hetopt cannot choose them.",
+            hint="give `batch_size` as a number, and the script the same",
+        )
     goal = _goal(measured, asked, told)
     for remark in contradictions(measured, places.catalogs[0].instance_types):
         told.note(remark)

@@ -141,7 +141,7 @@ def import_(
 
     \b
       hetopt catalog import vms.csv --cloud runpod
-      hetopt estimate --params 7B --samples 50k --method lora --cloud runpod
+      hetopt estimate --params 7B --samples 50k --method lora --cloud lambda
     """
     from hetopt.api.catalogs import import_cloud
 

@@ -40,6 +40,14 @@ a wide prior, never assumed.
 KAPPA_LOG_SDS = (1.0, 2.5)
 """Its prior: as likely within the order of magnitude as anywhere."""
 
+EARLY_GROWTH = 3.0
+EARLY_LOG_SDS = (1.5, 3.0)
+"""By what a noise scale that was read at the beginning of training is multiplied, and how wide the prior then is: noise
+grows while a model learns (McCandlish et al. 2018). Of the first reading of public runs, growth by 1, 2, 4 and 8 left
+intervals of steps at 2 to 16 times the batch size that held 67, 93, 95, 95 % of CIFAR-10, 98, 98, 93, 86 % of BERT and
+92, 86, 82, 82 % of a recommender; with `KAPPA_LOG_SDS` 45 to 95, 62 to 98 and 70 to 85 % (`benchmarks.convergence`,
+protocol *early*)."""
+
 BENT_LOG_SCALE = 0.02
 """Half-Cauchy scale of ``ln 1/g``: nearly McCandlish's law unless the runs say otherwise, and then free to bend."""
 
@@ -58,10 +66,12 @@ class AveragedLaw:
     Attributes:
         noise_scale: gradient noise scale in samples, where measured; it stands in for runs at more batch sizes.
         kappa: critical batch size over noise scale, before any run says more.
+        log_sds: of its prior.
     """
 
     noise_scale: float | None = None
     kappa: float = KAPPA
+    log_sds: tuple[float, float] = KAPPA_LOG_SDS
 
     def fit(self, runs: Sequence[PriorRun]) -> AveragedCurve:
         """Weigh all curves by the runs, one at least."""
@@ -100,9 +110,9 @@ class AveragedLaw:
             ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
             return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
         # Below a tenth of a sample a noise scale is the absence of noise; its log must stay finite.
-        distance = np.linspace(-3 * KAPPA_LOG_SDS[1], 3 * KAPPA_LOG_SDS[1], NODES[0])
+        distance = np.linspace(-3 * self.log_sds[1], 3 * self.log_sds[1], NODES[0])
         nodes = max(self.kappa * self.noise_scale, 0.1) * np.exp(distance)
-        return nodes, np.log(sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in KAPPA_LOG_SDS))
+        return nodes, np.log(sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in self.log_sds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +130,14 @@ class AveragedCurve:
         """Weighted median over the curves."""
         sizes, which = _different(global_batch_size)
         return np.asarray(np.exp(self._median(self._curves(sizes)))[which])
+
+    def relative(self, global_batch_size: ArrayLike, reference: float) -> tuple[Array, Array]:
+        """Return the steps at batch sizes over those at a reference, and the spread of the log of that."""
+        sizes, which = _different(global_batch_size)
+        ratios = self._curves(sizes) - self._curves(np.array([reference]))
+        middle = self._median(ratios)
+        apart = np.sqrt((ratios - middle[:, None]) ** 2 @ self.weight)
+        return np.asarray(np.exp(middle)[which]), np.asarray(apart[which])
 
     def log_sd(self, global_batch_size: ArrayLike) -> Array:
         """A run's spread and the curves' disagreement, which grows where no run was."""

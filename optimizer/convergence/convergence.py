@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
 from hetopt.core.synchronization import parse_sync
-from hetopt.optimizer.convergence.averaged_law import AveragedCurve, AveragedLaw
+from hetopt.optimizer.convergence.averaged_law import EARLY_GROWTH, EARLY_LOG_SDS, KAPPA, AveragedCurve, AveragedLaw
 from hetopt.optimizer.convergence.compression_penalty import (
     OPEN_GATE,
     UNFITTED,
@@ -31,12 +31,8 @@ Array = NDArray[np.float64]
 SEED_LOG_SD = 0.15
 """Spread of steps to target between repeats, where no fit says better: leave-one-out error of 3-23 % on public logs."""
 
-MINIMUM_EFFICIENCY = 0.8
-"""A run of fixed length may lose a fifth of the progress that its samples would make at the task's batch size."""
-
 UNMEASURED_BATCH_FACTOR = 4
-"""Where no noise scale was measured: over public logs of CIFAR-10, BERT and NCF a sample kept 80 % of its worth with
-four times the batch in 71 % of cases, and 44 % in the worst; with twice the batch in 78 %."""
+"""How far around a single pilot counts of steps are trusted."""
 
 LARGEST_BATCH_FACTOR = 16
 """Learning-rate rules are known to break down somewhere; no batch larger than this times the task's is proposed."""
@@ -167,7 +163,42 @@ class FixedSteps:
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
-StepsModel: TypeAlias = TargetSteps | EpochSteps | FixedSteps
+@dataclass(frozen=True, kw_only=True)
+class EqualSteps:
+    """Steps at any batch size that make the progress of a given length at the job's own.
+
+        S(B) = S(B0) (1 / B + 1 / Bcrit)^g / (1 / B0 + 1 / Bcrit)^g
+
+    over all curves that pilots, the noise scale or a wide prior leave (`averaged_law`), so that a larger batch size is
+    worth what it surely saves.
+
+    Attributes:
+        own: the length as it was asked for.
+        batch_size: B0, samples.
+        curve: steps by batch size, of which the shape counts.
+    """
+
+    own: EpochSteps | FixedSteps
+    batch_size: int
+    curve: AveragedCurve
+
+    @property
+    def source(self) -> str:
+        """What the number of steps is based on, as a phrase."""
+        return f"as much progress as {self.own.source} with batches of {self.batch_size} make"
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Return the expected steps; compression adds none, as to a given length."""
+        batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
+        return np.maximum(1.0, self.own.steps(self.batch_size, 1.0) * self.curve.relative(batch, self.batch_size)[0])
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Return the spread of the curve's shape between the two batch sizes."""
+        batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
+        return self.curve.relative(batch, self.batch_size)[1]
+
+
+StepsModel: TypeAlias = TargetSteps | EpochSteps | FixedSteps | EqualSteps
 """Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
 
 
@@ -243,31 +274,27 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     )
 
 
-def statistical_efficiency(global_batch_size: float, reference: float, noise: float) -> float:
-    """Progress a sample at one batch size relative to another: ``(Bn + B0) / (Bn + B)`` (Pollux, OSDI 2021)."""
-    return (noise + reference) / (noise + global_batch_size)
+def equal_steps(convergence: Convergence, own: EpochSteps | FixedSteps, batch_size: int) -> EqualSteps:
+    """Return the steps model of a run as good as ``own`` with ``batch_size``, at other batch sizes."""
+    curve = convergence.curve
+    if curve is None:
+        asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(own.steps(batch_size, 1.0)))
+        # No pilot reached the target, so the noise scale is one of the beginning.
+        early = AveragedLaw(noise_scale=convergence.noise_scale, kappa=EARLY_GROWTH * KAPPA, log_sds=EARLY_LOG_SDS)
+        curve = early.fit([asked])
+    return EqualSteps(own=own, batch_size=batch_size, curve=curve)
 
 
 def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
-    """Smallest and largest global batch size worth proposing.
-
-    To a target, S(B) says what a batch size costs, so the limit is how far the pilots can be trusted. A run of fixed
-    length has no such price: there the batch may grow from the task's own while samples keep 80 % of their worth, by
-    the noise scale itself and not `KAPPA` times as much, as nothing would show what a bold guess costs. A smaller one
-    would need more steps and leave what the learning rate was tuned for, for nothing.
-    """
+    """Return the smallest and largest global batch size worth proposing: as far as the counts of steps are trusted."""
     pilots = convergence.pilot_batch_sizes
     if to_target and len(pilots) > 1:
         low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
     elif to_target and pilots:
         low, high = pilots[0] // UNMEASURED_BATCH_FACTOR, pilots[0] * UNMEASURED_BATCH_FACTOR
-    elif convergence.noise_scale is None:
-        low, high = task_batch_size, task_batch_size * UNMEASURED_BATCH_FACTOR
     else:
-        low, largest = task_batch_size, task_batch_size * LARGEST_BATCH_FACTOR
-        noise = convergence.noise_scale
-        efficient = (noise + task_batch_size) / MINIMUM_EFFICIENCY - noise
-        high = int(min(largest, efficient))
+        # A smaller one leaves what the learning rate was tuned for.
+        low, high = task_batch_size, task_batch_size * LARGEST_BATCH_FACTOR
     return max(1, low), max(1, low, high)
 
 

@@ -96,7 +96,7 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
     if cloud in (AWS, ANY_CLOUD) or not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", cloud):
         raise BadInput(
             f"`cloud` must be a name in small letters other than {AWS} and {ANY_CLOUD}, got {cloud!r}.",
-            hint="for example `cloud=lambda`",
+            hint='for example `cloud="lambda"`',
         )
     found = _read(cloud, file, base)
     home.mkdir(parents=True, exist_ok=True)

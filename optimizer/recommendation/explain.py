@@ -11,7 +11,6 @@ from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
-from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
@@ -58,7 +57,7 @@ def explain(
         *_proved(found, chosen, candidate, limits),
         _time(chosen),
         *_precision(model, chosen),
-        *_batch(model, chosen, to_target=to_target),
+        *_batch(model, chosen),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
         *_evidence(model, host, chosen),
@@ -141,24 +140,10 @@ def _precision(model: FittedModel, chosen: Candidate) -> Iterator[str]:
         )
 
 
-def _batch(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
-    """What another batch size than the job's own costs its samples, where nothing else counts that."""
-    own, size, noise = model.profile.job.batch_size, chosen.global_batch_size, model.convergence.noise_scale
-    if size == own:
-        return
-    if to_target:
+def _batch(model: FittedModel, chosen: Candidate) -> Iterator[str]:
+    own, size = model.profile.job.batch_size, chosen.global_batch_size
+    if size != own:
         yield f"The batch size is {size}, not the job's own {own}: what that costs in steps is in their number."
-        return
-    if noise is None:
-        worth = "what a sample is worth then is not known, as no gradient noise was measured"
-    else:
-        kept = statistical_efficiency(size, own, noise)
-        told = formatting.count(round(noise))
-        worth = f"a sample then brings the run {100 * kept:.0f} % of what it would (the noise scale is {told} samples)"
-    yield (
-        f"The batch size is {size}, not the job's own {own}: {worth}, and there are "
-        f"{chosen.prediction.steps.value:.0f} updates; with {setting('batch_size', str(own))} it stays."
-    )
 
 
 def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import IDENTITY, NONE
@@ -27,6 +27,9 @@ from hetopt.optimizer.search.search_space import MAX_TYPES
 if TYPE_CHECKING:
     import optuna
 
+AUTO_BATCH: Literal["auto"] = "auto"
+"""Stands for the best global batch size at equal progress."""
+
 TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
     {"balanced": BALANCED, "fastest": FASTEST, "cheapest": 1 - FASTEST}
 )
@@ -39,7 +42,8 @@ class Options(Wishes):
     Attributes:
         max_machines: machines in a cluster; absent: as many as workers.
         max_workers: workers in a cluster.
-        batch_size: fixes the global batch size.
+        batch_size: fixes the global batch size; `AUTO_BATCH`: search it, at equal progress. Absent: the job's own, but
+            to a target, which every batch size has its steps to.
         startup_s: from the request to the first step on rented machines; absent: by what each machine has to fetch.
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
@@ -62,7 +66,7 @@ class Options(Wishes):
 
     max_machines: int | None = None
     max_workers: int = 64
-    batch_size: int | None = None
+    batch_size: int | Literal["auto"] | None = None
     startup_s: float | None = None
     disk_gb: int | None = None
     data_bytes: float = 0.0

@@ -24,6 +24,7 @@ def run_spec(
     evaluate_every_epochs: float,
     interval_s: float = math.inf,
     learning_rate_rule: ScalingRule | None = None,
+    equal_progress: bool = False,
 ) -> RunSpec:
     """Return what the machines of a candidate are told to do.
 
@@ -36,6 +37,7 @@ def run_spec(
         interval_s: work between checkpoints that its forecast was made with; infinite where no machine is taken back,
             which saves now and then, too.
         learning_rate_rule: absent: the task's.
+        equal_progress: whether the run ends with the steps that its batch size needs for what was asked for.
     """
     profile = model.profile
     job = profile.job
@@ -68,15 +70,17 @@ def run_spec(
         precision=chosen.precision,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=learning_rate_scale(rule, chosen.global_batch_size, job.batch_size),
-        stop=_stop(goal, chosen),
+        stop=_stop(goal, chosen, as_many=equal_progress and chosen.global_batch_size != job.batch_size),
         evaluate_every_epochs=evaluate_every_epochs,
         checkpoint_every_s=round(interval_s) if math.isfinite(interval_s) else CHECKPOINT_INTERVAL_S[1],
     )
 
 
-def _stop(goal: Goal, chosen: Candidate) -> StopRule:
+def _stop(goal: Goal, chosen: Candidate, *, as_many: bool) -> StopRule:
     if goal.ends == "target":
         return StopRule(target=True, max_steps=math.ceil(STEPS_MARGIN * chosen.prediction.steps.high))
+    if as_many:
+        return StopRule(max_steps=math.ceil(chosen.prediction.steps.value))
     if goal.ends == "epochs":
         return StopRule(max_epochs=goal.amount)
     return StopRule(max_steps=math.ceil(goal.amount or 1))

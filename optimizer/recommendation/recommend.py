@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 
+import numpy as np
+
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
@@ -19,12 +21,15 @@ from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     Convergence,
     EpochSteps,
+    EqualSteps,
     FixedSteps,
     StepsModel,
     batch_range,
+    equal_steps,
     target_steps,
 )
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss, precision_loss
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.billing import Billing, terms_of
 from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.data_transfer import data_transfer
@@ -46,7 +51,7 @@ from hetopt.optimizer.recommendation.confidence import confident, simulate
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
 from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
-from hetopt.optimizer.recommendation.options import Options, PlanRequest
+from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
@@ -146,7 +151,11 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, request.profile.job))[:MOST_REASONS],
+        reasons=(
+            *_other_batch(request, problem, found),
+            *dearer_on_spot(chosen, catalog),
+            *reasons(chosen, request.profile.job),
+        )[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
@@ -172,9 +181,36 @@ def recommend(
             evaluate_every_epochs=problem.evaluate_every_epochs,
             interval_s=float(found.forecast.interval_s[found.chosen]),
             learning_rate_rule=options.learning_rate_rule,
+            equal_progress=options.batch_size == AUTO_BATCH,
         ),
         profile=request.profile,
     )
+
+
+WORTH_ANOTHER_BATCH = 0.1
+"""Part of the expected score that another batch size must save at equal progress to be told of."""
+
+
+def _other_batch(request: PlanRequest, problem: SearchProblem, found: Found) -> Iterator[str]:
+    """Yield what the best batch size at equal progress would save, where the job's own is kept unasked."""
+    if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
+        return
+    other = search_problem(replace(request, options=replace(request.options, batch_size=AUTO_BATCH)))
+    best = search(other.space, other.job, request.limits, effort=Effort(types=1))
+    if found.chosen is None or best.chosen is None or not isinstance(other.job.steps, EqualSteps):
+        return
+    own, new = (one.forecast.take(np.array([one.chosen])) for one in (found, best))
+    saved = 1 - float(request.limits.expected_score(new)[0] / request.limits.expected_score(own)[0])
+    if saved < WORTH_ANOTHER_BATCH:
+        return
+    size = other.space.batch_sizes[best.cluster(best.chosen).batch]
+    time, sd = float(new.total_s[0] / own.total_s[0]), float(other.job.steps.log_sd(size, 1.0))
+    shorter, least, most = (f"{100 * (1 - time * math.exp(sign * Z90 * sd)):.0f} %" for sign in (0, 1, -1))
+    if time < 1:
+        yield (
+            f"Batches of {size} would take {shorter} less time ({least} to {most}) for the same progress, at "
+            f"{usd(float(new.cost_usd[0]))}: {setting('batch_size', AUTO_BATCH)}."
+        )
 
 
 def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
@@ -286,7 +322,7 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)
-    if options.batch_size is None:
+    if options.batch_size is None or options.batch_size == AUTO_BATCH:
         own = profile.job.batch_size
         enough = [size for size in space.batch_sizes if size <= own or job.steps.steps(size, 1.0) >= FEWEST_UPDATES]
         space = replace(space, batch_sizes=tuple(enough) or space.batch_sizes[:1])
@@ -296,8 +332,16 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     return SearchProblem(goal=goal, model=model, space=space, job=job, host=host, evaluate_every_epochs=every)
 
 
-def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) -> StepsModel:
-    """Steps that a goal needs.
+def steps_model(
+    model: FittedModel, goal: Goal, evaluate_every_epochs: float, *, equal_progress: bool = False
+) -> StepsModel:
+    """Return the steps that a goal needs.
+
+    Args:
+        model: what the profile says.
+        goal: of the run.
+        evaluate_every_epochs: epochs between looks at the target.
+        equal_progress: whether a given length stands for the progress that it makes at the job's own batch size.
 
     Raises:
         BadInput: the goal is the target, and no pilot of the profile reached it.
@@ -308,14 +352,17 @@ def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) ->
         return target_steps(model.convergence, check_every_samples=evaluate_every_epochs * dataset_size)
     if goal.amount is None:
         raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give `{goal.ends}`")
+    length: EpochSteps | FixedSteps
     if goal.ends == "epochs":
         if not job.counts_epochs:
             raise BadInput(
                 f"nothing told `hetopt profile` how many samples an epoch of {job.task} has.",
                 hint="give `steps` in place of epochs, or profile it again with `epoch_samples`",
             )
-        return EpochSteps(epochs=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
-    return FixedSteps(count=math.ceil(goal.amount))
+        length = EpochSteps(epochs=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
+    else:
+        length = FixedSteps(count=math.ceil(goal.amount))
+    return equal_steps(model.convergence, length, job.batch_size) if equal_progress else length
 
 
 def minimum_gain(convergence: Convergence, *, to_target: bool) -> float:
@@ -366,7 +413,7 @@ def job_of(
     """What does not depend on the cluster, for a run that evaluates ``every`` so many epochs."""
     profile = model.profile
     return JobModel(
-        steps=steps_model(model, goal, every),
+        steps=steps_model(model, goal, every, equal_progress=options.batch_size == AUTO_BATCH),
         evaluate_every_samples=every * profile.job.dataset_size,
         shape=shape,
         startup_log_sd=STARTUP_LOG_SD,
@@ -448,15 +495,15 @@ def space_of(
             excluded = {**excluded, unpriced.counted: unpriced.missing}
         raise nothing_usable(catalog.region, offered, excluded, by_gpus=by_gpus)
     job = model.profile.job
-    if options.batch_size is not None and options.batch_size > job.dataset_size:
+    fixed = options.batch_size if isinstance(options.batch_size, int) else None
+    if fixed is not None and fixed > job.dataset_size:
         raise BadInput(
-            f"`batch_size` must be at most {job.dataset_size:,}, the samples of the training data, "
-            f"got {options.batch_size:,}.",
+            f"`batch_size` must be at most {job.dataset_size:,}, the samples of the training data, got {fixed:,}.",
             hint="with all of them, an epoch is one step",
         )
-    if options.batch_size is not None:
-        batches: tuple[int, ...] = (options.batch_size,)
-    elif goal.ends == "steps":
+    if fixed is not None:
+        batches: tuple[int, ...] = (fixed,)
+    elif not to_target and options.batch_size is None:  # whoever does not ask keeps the batch size
         batches = (min(job.batch_size, job.dataset_size),)
     else:
         smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
@@ -509,7 +556,8 @@ def computings(
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
     """What gradients may travel as, and what pilots say of workers that train for themselves; or what was asked for."""
     gate, asked, most = model.convergence.local, options.sync, options.max_workers
-    size, batch = model.profile.job.dataset_size, options.batch_size or model.profile.job.batch_size
+    size, batch = model.profile.job.dataset_size, model.profile.job.batch_size
+    batch = options.batch_size if isinstance(options.batch_size, int) else batch
     local: Iterable[LocalOption] = ()
     if asked is None:
         local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)

@@ -22,6 +22,7 @@ from hetopt.cli.main import app
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.clouds import BUNDLED_CLOUDS
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from tests.face.conftest import RECORDED, hetopt, plan, rehearsed, small_catalogue
@@ -156,6 +157,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         params="110M", samples="30M", tokens=512, gpus="A10G", quotas=("spot:g=40",), market="spot", objective="fastest"
     )
     told.plan.save(folder / "large.json")
+    shutil.copy(BUNDLED_CLOUDS / "verda.csv", folder / "vms.csv")
     (folder / "mine.py").write_text(SMALLEST, encoding="utf-8")
     for page in DOCUMENTS:
         for text, name in FILE.findall(page.read_text(encoding="utf-8")):
