@@ -609,7 +609,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         mixed_types=1,
         batch_size=job.batch_size,
         precision=None,
-        trials=0,
+        trials=None,
         accept_risk=True,
         compression=(IDENTITY,),
     )

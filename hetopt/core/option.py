@@ -133,6 +133,7 @@ class _Names(dict[str, Any]):
         return Any
 
 
+@cache
 def types_of(record: Any) -> dict[str, Any]:
     """Return the type of each field of a record, with what it is annotated with beside."""
     known_names = _Names(vars(builtins))

@@ -124,8 +124,9 @@ def recommend(
     problem = search_problem(request)
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
     found = search(space, job, limits, effort=options.effort, tell=tell)
-    tell("trials of a study")
-    found, _ = search_study(space, job, limits, found, seed=seed, effort=options.effort)
+    if options.trials is not None:
+        tell("trials of a study")
+        found, _ = search_study(space, job, limits, found, seed=seed, effort=options.effort)
     question = _question(space, job, found, options, seed)
     if found.chosen is None:
         tell("what would have to be allowed")
