@@ -19,9 +19,9 @@ from hetopt.core import formatting
 from hetopt.core.artifact import Record, write_atomically
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.interruption import Reporter
-from hetopt.core.paths import inside
+from hetopt.core.paths import home, inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.run_folder import SPEC_VARIABLE, home
+from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 

@@ -64,6 +64,12 @@ def expanded(path: str | Path) -> Path:
         ) from None
 
 
+def home() -> Path:
+    """Return the folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    base = os.environ.get("HETOPT_HOME")
+    return expanded(base or "~/.hetopt")
+
+
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
     """Return where a foreign name lies below a folder; it need not exist yet.
 

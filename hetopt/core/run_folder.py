@@ -24,7 +24,7 @@ from hetopt.core.artifact import Record, ReplacedRecord, read_record, write_atom
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import ITS_OWNER
 from hetopt.core.formatting import bytes_
-from hetopt.core.paths import MissingFile, expanded, inside, opened_file, read_text, shortened, shown
+from hetopt.core.paths import MissingFile, home, inside, opened_file, read_text, shortened, shown
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import Conditions
 
@@ -272,12 +272,6 @@ class ConditionsReader:
 
 
 _SECRET_BYTES = 8
-
-
-def home() -> Path:
-    """Return the folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
-    base = os.environ.get("HETOPT_HOME")
-    return expanded(base or "~/.hetopt")
 
 
 def runs_home() -> Path:

@@ -28,7 +28,6 @@ from hetopt.reports.document import (
     columns,
 )
 from hetopt.reports.html import cell, parts_bar
-from hetopt.reports.plan_plots import front_svg
 
 MOST_SENTENCES = 3
 """Of the answer, beside what has to be asked for first."""
@@ -425,6 +424,9 @@ def bill(chosen: Candidate) -> Iterator[Block]:
 
 
 def _alternatives(plan: Plan) -> Iterator[Block]:
+    # Drawing needs what runs are drawn with, which takes as long to import as the rest of an answer.
+    from hetopt.reports.plan_plots import front_svg
+
     usual = plan.profile.job.batch_size
     yield Heading("All plans, quickest first")
     yield Drawing(f'<div class="front">{front_svg(plan)}</div>')

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from hetopt.core.artifact import Artifact, Record, changed
-from hetopt.core.run_folder import home
+from hetopt.core.paths import home
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.plan import Watched
 

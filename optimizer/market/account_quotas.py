@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt
 
 from hetopt.core.artifact import Artifact, Record
 from hetopt.core.errors import BadInput
-from hetopt.core.run_folder import home
+from hetopt.core.paths import home
 from hetopt.optimizer.market.quota import Bucket, Quotas, read_quotas, write_quotas
 
 FRESH = datetime.timedelta(days=1)

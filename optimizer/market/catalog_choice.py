@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.core.run_folder import home
+from hetopt.core.paths import home
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 from hetopt.optimizer.market.catalog_folder import refreshed_folders
 from hetopt.optimizer.market.clouds import cloud_catalogs
