@@ -27,6 +27,7 @@ from hetopt.backends.ec2.renter.edge import (
     Retrying,
     connect,
     connect_run,
+    known_regions,
     made,
     read_ledger,
 )
@@ -345,7 +346,7 @@ def search(
     runs = removal.local_runs(RunFolders(home=runs_home()).all())
     begun = Search(home=home, runs=runs, run_id=run_id, everything=everything, everybody=everybody, remove=remove)
     configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
-    asked = removal.regions_to_look_in(home, runs, more_regions)
+    asked = {*(run.region for run in runs.values()), *known_regions(home), *more_regions}
     places = sorted({*(asked or regions(connect(next(iter(configured), _FIRST_REGION)))), *configured})
     who = identity(connect(places[0]))
     removal.settle(runs, time.time(), time.sleep)

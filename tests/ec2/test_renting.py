@@ -18,10 +18,10 @@ import pytest
 from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
+from hetopt.backends.ec2.renter.launcher import Loop, Rented
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import IMAGES
 from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.renting import Rented, Renter
 from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import BadInput, CloudRefused
@@ -35,7 +35,7 @@ Make = Callable[..., Order]
 
 
 def rent(edge: object, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> Rented:
-    renter = Renter(
+    renter = Loop(
         edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
     )
     return renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)

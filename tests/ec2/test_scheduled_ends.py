@@ -18,7 +18,7 @@ from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, permissions
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, read_lease
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import (
     ORDER_FILE,
     UNPLACED_S,
@@ -31,7 +31,6 @@ from hetopt.backends.ec2.renter.order import (
     lifetime_s,
 )
 from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request, read
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.budget_law import SHUTDOWN_S
@@ -102,7 +101,7 @@ def rented(edge: Any, order: Order, plan: Plan, bundle: Bundle, folder: Path, pa
     told: list[str] = []
     called = stack(edge, folder, patience)
     clock, sleep = patience.clock, patience.sleep
-    renter = Renter(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
+    renter = Loop(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
     renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
     return told
 
