@@ -77,7 +77,7 @@ from benchmarks.box.gate import Call, Gate
 from hetopt.backends.ec2.renter import permissions
 from hetopt.backends.ec2.renter.calls import END_ROLE, NAMED
 from hetopt.backends.ec2.renter.ordering import Identity
-from hetopt.backends.host.renewal import PriceChange
+from hetopt.backends.host.protocol import PriceChange
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]

@@ -18,11 +18,15 @@ from hetopt.backends.ec2.renter import doctor, permissions, removal
 from hetopt.backends.ec2.renter import ordering as accounts
 from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
-from hetopt.backends.ec2.renter.cluster_state import judged, last_seen
 from hetopt.backends.ec2.renter.doctor import Check, worst
-from hetopt.backends.ec2.renter.edge import (
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order, judged, last_seen
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
+from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
+from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     BotoEdge,
+    Edge,
     Made,
     Retrying,
     connect,
@@ -31,11 +35,6 @@ from hetopt.backends.ec2.renter.edge import (
     made,
     read_ledger,
 )
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
-from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
-from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.emulation import namespaces
 from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.backends.options import Ec2

@@ -14,8 +14,8 @@ from hetopt.api.options import Ec2, Local, Measurement, Ssh
 from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_probes
-from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.request import connect
 from hetopt.backends.host.bundle import make_bundle
 from hetopt.backends.prediction import STARTUP_S
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample

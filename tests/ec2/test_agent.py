@@ -20,9 +20,8 @@ from hetopt.backends.ec2.bootstrap import NodeConfig, Timer
 from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE, METADATA_TOKEN_S
 from hetopt.backends.ec2.node.agent import Imds, over_http
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
-from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent
+from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent, Checkpoints
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
-from hetopt.backends.host.uploads import Checkpoints
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge, Patience

@@ -19,20 +19,28 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.objects import PriceHistory
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.order import (
+    UNPLACED_S,
     ClusterState,
+    Guard,
     MachineState,
+    Order,
+    Rate,
+    Role,
+    Zone,
+    lifetime_s,
     rebilled,
 )
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Rate, Role, Zone, lifetime_s
 from hetopt.backends.ec2.renter.ordering import Job
 from hetopt.backends.ec2.renter.request import Answer
 from hetopt.backends.host.agent import PLACE_WITHIN_S
-from hetopt.backends.host.protocol import Lease, PaidMachine, Renewal
-from hetopt.backends.host.renewal import (
+from hetopt.backends.host.protocol import (
     PRICES_EVERY_S,
     Allowance,
+    Lease,
+    PaidMachine,
     PriceChange,
+    Renewal,
     Stay,
     renewed_end_s,
     spent_usd,

@@ -17,12 +17,11 @@ import pytest
 
 from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
 from hetopt.backends.ec2.renter.launcher import Loop, Rented
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import IMAGES
 from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Request, read, read_ledger, unresolved
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.optimizer.cost.billing import Billing

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, permissions
-from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import (
     ORDER_FILE,
@@ -31,7 +30,7 @@ from hetopt.backends.ec2.renter.order import (
     lifetime_s,
 )
 from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request, read
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Request, Retrying, read
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop, CloudRefused

@@ -25,14 +25,13 @@ from hetopt.api.account import Setup, checks
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import PART_BYTES, PriceHistory, S3Objects
 from hetopt.backends.ec2.renter import permissions
+from hetopt.backends.ec2.renter.bucket_doctor import Asked, several
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.doctor import Check, plan_checks
-from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import OWNER, RUN_ID
 from hetopt.backends.ec2.renter.ordering import Identity, Orders
 from hetopt.backends.ec2.renter.permissions import bucket_calls
-from hetopt.backends.ec2.renter.policies import Asked, several
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import Answer, BotoEdge, Request
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.billing import Billing
@@ -258,7 +257,7 @@ RENTERS_WRITE = ("lease.json", "order.json", "placement.json", "plan.json", "spe
 def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
     from random import Random
 
-    from hetopt.backends.ec2.renter.edge import Retrying
+    from hetopt.backends.ec2.renter.request import Retrying
 
     edge = Retrying(inner=cloud, sleep=lambda _: None, random=Random(0))
     for _ in range(2):

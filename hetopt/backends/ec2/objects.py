@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.host.protocol import GoesOn, Objects, Versioned
-from hetopt.backends.host.renewal import PriceChange
+from hetopt.backends.host.protocol import GoesOn, Objects, PriceChange, Versioned
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 
@@ -267,7 +266,7 @@ class PriceHistory:
         return cls(client=_client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S))
 
     def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
-        """See `hetopt.backends.host.renewal.AskPrices`."""
+        """See `hetopt.backends.host.protocol.AskPrices`."""
         try:
             pages = self.client.get_paginator("describe_spot_price_history").paginate(
                 **history_parameters(types, from_s)

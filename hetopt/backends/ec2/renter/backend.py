@@ -19,12 +19,10 @@ from pathlib import Path
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
-from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order, Role
+from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Network, Order, Role, last_seen
 from hetopt.backends.ec2.renter.ordering import Moved, Orders, image_kind
-from hetopt.backends.ec2.renter.request import Edge, Request, if_there, instances_in, read
+from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there, instances_in, read
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.options import Ec2

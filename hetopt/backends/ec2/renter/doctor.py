@@ -1,7 +1,7 @@
 """Finds what would stop a launch: each check is one sentence, and one command where something is wrong.
 
 Nothing is made. Permissions are tried with calls that EC2 only checks (``DryRun``), which says nothing of capacity or
-quota; quotas are read, and `renter.policies` evaluates the bucket's policy.
+quota; quotas are read, and `renter.bucket_doctor` evaluates the bucket's policy.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Literal
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.bucket_doctor import denial_of
+from hetopt.backends.ec2.renter.bucket_doctor import denial_of, statements
 from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
-from hetopt.backends.ec2.renter.policies import statements
 from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import CloudRefused, HetoptError

@@ -22,18 +22,25 @@ from pathlib import Path
 from hetopt.backends.backend import RunHandle, advances, is_finished
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.order import (
     BOOT_FOLDER,
+    ORDER_FILE,
     SEEN_FILE,
+    UNPLACED_S,
     ClusterState,
     Duty,
     MachineState,
+    Order,
+    Role,
+    Zone,
     are_due,
     billed_from_s,
     ending_of,
+    filters,
     has_failed,
     judged,
     last_seen,
+    places_of,
     price_request,
     rebilled,
     remember,
@@ -41,8 +48,6 @@ from hetopt.backends.ec2.renter.cluster_state import (
     stopped_s,
     why_failed,
 )
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, Made, connect_run, made, read_ledger
-from hetopt.backends.ec2.renter.order import ORDER_FILE, UNPLACED_S, Order, Role, Zone, filters, places_of
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
@@ -61,16 +66,21 @@ from hetopt.backends.ec2.renter.reconcile import (
 )
 from hetopt.backends.ec2.renter.removal import LOOK_S, Found, Remover, until
 from hetopt.backends.ec2.renter.request import (
+    LEDGER_FILE,
+    SETTLES_S,
     Answer,
     ApiRefused,
     Edge,
+    Made,
     Request,
+    connect_run,
     if_there,
     instances_in,
+    made,
     read,
+    read_ledger,
 )
-from hetopt.backends.host.protocol import Latest, Lease, Renewal, placement_json, ranked_spec, without
-from hetopt.backends.host.uploads import LOG_TAIL_BYTES
+from hetopt.backends.host.protocol import LOG_TAIL_BYTES, Latest, Lease, Renewal, placement_json, ranked_spec, without
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError

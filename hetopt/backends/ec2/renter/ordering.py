@@ -16,7 +16,6 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import changes_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import price_request
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     BootImage,
@@ -26,6 +25,7 @@ from hetopt.backends.ec2.renter.order import (
     Role,
     Zone,
     lifetime_s,
+    price_request,
     usd_per_hour,
     worst_usd_per_hour,
 )

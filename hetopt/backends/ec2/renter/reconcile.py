@@ -22,14 +22,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetopt.backends.backend import MOST_IDLE
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.order import (
     ClusterState,
+    Guard,
     MachineState,
+    Order,
+    Role,
     billed_from_s,
     failed,
     hopeless_hosts,
 )
-from hetopt.backends.ec2.renter.order import Guard, Order, Role
 from hetopt.backends.host.protocol import PaidMachine, Renewal, without
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused

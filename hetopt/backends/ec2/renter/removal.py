@@ -23,17 +23,24 @@ from types import MappingProxyType
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
-from hetopt.backends.ec2.renter.cluster_state import last_seen
-from hetopt.backends.ec2.renter.edge import (
+from hetopt.backends.ec2.renter.order import last_seen
+from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
+from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     SETTLES_S,
+    Answer,
+    ApiRefused,
+    Edge,
+    Kind,
     Made,
+    Request,
+    if_there,
+    instances_in,
+    read,
     read_ledger,
     there,
     unresolved,
 )
-from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, instances_in, read
 from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
