@@ -243,7 +243,8 @@ class Conductor:
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
         goes_on = self._comes_and_goes or self._starts_again
         if not goes_on:
-            self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
+            wish = "asked for" if (change.at_s, change.at_step) == (None, None) else "scheduled"
+            self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {wish}")
         for place in places:
             self._network.kill(place)
         took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
@@ -376,21 +377,14 @@ class Conductor:
         self._collect()
 
 
-def _wish(change: Change) -> str:
-    if change.at_step is not None:
-        return f"scheduled for step {change.at_step}"
-    return "asked for" if change.at_s is None else f"scheduled for {change.at_s:g} s into the training"
-
-
 def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     """Rehearse the run in a folder; nothing of the cluster is left when this returns, however it ends.
 
     Raises:
-        BadInput: the folder has no usable ``spec.json``, or the run is no rehearsal.
+        BadInput: the folder has no usable ``spec.json``.
     """
     spec = read_spec(run_dir)
-    if spec.miniature is None:
-        raise BadInput("the run is no rehearsal.", hint='choose `on="local"`')
+    assert spec.miniature is not None, "the launcher has checked that"
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
 
@@ -551,11 +545,8 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
     if run_status(run_dir).state.is_over:
         raise BadInput(f"the run {run_dir.name} is over.", hint="start it again with `hetopt launch`")
     # One write of one line to a file opened for appending: requests made at the same time do not mix.
-    descriptor = os.open(run_dir / CHANGES_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(descriptor, change.model_dump_json().encode() + b"\n")
-    finally:
-        os.close(descriptor)
+    with (run_dir / CHANGES_FILE).open("ab", buffering=0) as stream:
+        stream.write(change.model_dump_json().encode() + b"\n")
 
 
 def check_change(spec: RunSpec, change: Change) -> None:

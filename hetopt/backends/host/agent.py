@@ -121,7 +121,6 @@ class Agent:
     _said: str = ""
     _doomed: bool = False
     _superseded: bool = False
-    _code: int = 0
 
     def __post_init__(self) -> None:
         """Before it has heard of any lease."""
@@ -160,11 +159,6 @@ class Agent:
         found = self.objects.get(PLACEMENT_OBJECT)
         return placement_of(found, self.id, self.terms.spec_sha256) if found is not None else None
 
-    def _is_over(self, placement: Placement) -> bool:
-        """Whether the run came to an end of its own: it finished, or failed by what no other machine can mend."""
-        events = read_log(self.root / "run" / EVENTS_FILE).events
-        return is_finished(events) or self._code not in (0, RunFailed.exit_code)
-
     def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
         uploads = Uploads(objects=self.objects, models=self.models, run_dir=run_dir, leads=placement.leads)
@@ -201,12 +195,13 @@ class Agent:
             with (host_log_folder(run_dir, placement.node.host) / "host.log").open("a", encoding="utf-8") as log:
                 log.write(f"hetopt: {sentence}\n")
         self._last_uploads(uploads, checkpoints)
-        self._code = code
-        # Whoever hears that the first host has ended must know by then whether anything follows.
-        if placement.leads and self._is_over(placement):
+        events = read_log(run_dir / EVENTS_FILE).events
+        # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
+        # of its own, or failed by what no other machine can mend.
+        if placement.leads and (is_finished(events) or code not in (0, RunFailed.exit_code)):
             self.objects.put(OUTCOME_OBJECT, outcome_json(placement.told.generation))
         # The first host's events say why themselves.
-        why = failure_reason(read_log(run_dir / EVENTS_FILE).events) if code and not placement.leads else None
+        why = failure_reason(events) if code and not placement.leads else None
         self._say(f"ended with {code}", generation=placement.told.generation, reason=why)
         return code
 

@@ -45,16 +45,17 @@ def worst(checks: Iterable[Check]) -> Verdict:
     return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
 
 
-def examined(name: str, step: Callable[[], str], *, unread: Verdict = "bad") -> Check:
+def examined(name: str, step: Callable[..., str], *arguments: object, unread: Verdict = "bad") -> Check:
     """Carry out one check.
 
     Args:
         name: of the check.
         step: returns the sentence where all is well, and raises what is wrong.
+        arguments: of it.
         unread: the verdict where AWS refuses to tell.
     """
     try:
-        return Check(name=name, verdict="good", said=step())
+        return Check(name=name, verdict="good", said=step(*arguments))
     except HetoptError as refused:
         verdict = unread if isinstance(refused, ApiRefused) else "bad"
         return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
@@ -70,19 +71,19 @@ def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
         region: to launch in.
         options: what is to be launched with.
     """
-    credentials = examined("credentials", lambda: _caller(edge))
+    credentials = examined("credentials", lambda: "{0.arn} in account {0.account_id}".format(ordering.identity(edge)))
     yield credentials
     if credentials.verdict != "good":
         return
     account_id = ordering.identity(edge).account_id
-    network = examined("region", lambda: _network(edge, region, options.subnets))
+    network = examined("region", _network, edge, region, options.subnets)
     yield network
     if network.verdict != "good":
         return
-    yield examined("bucket", lambda: _bucket(edge, options.bucket, account_id, region))
+    yield examined("bucket", _bucket, edge, options.bucket, account_id, region)
     profile = options.instance_profile or ordering.PROFILE_NAME
-    yield examined("machines' role", lambda: _profile(edge, profile), unread="unknown")
-    yield examined("end outside", lambda: _end_outside(edge))
+    yield examined("machines' role", _profile, edge, profile, unread="unknown")
+    yield examined("end outside", _end_outside, edge)
     # The tags that the policy of `setup` asks for.
     tags = [{"Key": "hetopt:run-id", "Value": "doctor"}, {"Key": "hetopt:owner", "Value": "doctor"}]
     group = {"GroupName": "hetopt-doctor", "Description": "only tried"}
@@ -95,11 +96,6 @@ def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
 
 def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
     return {"TagSpecifications": [{"ResourceType": kind, "Tags": tags}]}
-
-
-def _caller(edge: Edge) -> str:
-    caller = ordering.identity(edge)
-    return f"{caller.arn} in account {caller.account_id}"
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
@@ -158,8 +154,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
         yield Check(name="types", verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
         return
     for kind in dict.fromkeys(role.image_kind for role in roles):
-        chosen = orders.options.images.get(kind)
-        yield examined(f"image for {kind}", lambda k=kind, c=chosen: _image(edge, k, c))  # type: ignore[misc]
+        yield examined(f"image for {kind}", _image, edge, kind, orders.options.images.get(kind))
     yield from quota_checks(edge, orders.catalog, roles)
 
     def ordered() -> str:
@@ -205,7 +200,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
-        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus: _quota(edge, q, n), unread="unknown")  # type: ignore[misc]
+        yield examined(f"quota {quota.code}", _quota, edge, quota, vcpus, unread="unknown")
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:

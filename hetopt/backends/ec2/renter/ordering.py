@@ -65,12 +65,9 @@ def image_kind(found: InstanceType) -> ImageKind:
     """
     if found.architecture is None:
         raise BadInput(f"the architecture of {found.name} is not known.", hint="plan with other types")
-    if found.accelerator is not None and not found.accelerator.is_cuda:
-        raise BadInput(
-            f"{found.name} has a {found.accelerator.name}, which hetopt cannot train on.",
-            hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
-        )
     objection = pinned().objection(found)
+    if found.accelerator is not None and not found.accelerator.is_cuda:
+        objection = f"{found.accelerator.name} is one that hetopt cannot train on"
     if objection is not None:
         raise BadInput(
             f"{found.name} cannot be trained on: its {objection}.",
@@ -165,10 +162,8 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
         CloudRefused: there is no such image.
         BadInput: it brings disks that outlive their machine.
     """
-    id_ = chosen
-    if id_ is None:
-        parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=IMAGES[kind])
-        id_ = str(edge(parameter)["Parameter"]["Value"])
+    parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=IMAGES[kind])
+    id_ = chosen or str(edge(parameter)["Parameter"]["Value"])
     described = read("ec2", "describe_images", f"the root device of the image for {kind} machines", ImageIds=[id_])
     images: Sequence[Answer] = edge(described)["Images"]
     if not images:
@@ -225,27 +220,24 @@ def zones_for(
     subnets = {subnet["AvailabilityZone"]: subnet for subnet in available}
     changes = changes_of(edge(price_request(names, now_s)))
     spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
-    zones = []
-    for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
-        subnet = subnets[zone]
-        rates: dict[str, Rate] = {}
-        for role in roles:
-            for name in role.instance_types:
-                rates[name] = _rate(
-                    catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd
-                )
-        zones.append(
-            Zone(
-                name=zone,
-                zone_id=subnet.get("AvailabilityZoneId", zone),
-                subnet_id=subnet["SubnetId"],
-                vpc_id=subnet["VpcId"],
-                gives_address=bool(subnet.get("MapPublicIpOnLaunch", True)),
-                rates=rates,
-            )
-        )
-    if not zones:
+    have_all = sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets))
+    if not have_all:
         raise _no_zone(names, offered, subnets, named)
+    zones = (
+        Zone(
+            name=zone,
+            zone_id=subnets[zone].get("AvailabilityZoneId", zone),
+            subnet_id=subnets[zone]["SubnetId"],
+            vpc_id=subnets[zone]["VpcId"],
+            gives_address=bool(subnets[zone].get("MapPublicIpOnLaunch", True)),
+            rates={
+                name: _rate(catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd)
+                for role in roles
+                for name in role.instance_types
+            },
+        )
+        for zone in have_all
+    )
     return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
 
 
@@ -266,16 +258,16 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
 def _no_zone(
     names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any], named: Sequence[str]
 ) -> CloudRefused:
-    if not subnets and named:
-        return CloudRefused("none of the subnets is available.", hint="name other `subnets`")
     if not subnets:
-        return CloudRefused("the region has no default subnet to put machines in.", hint=MAKE_SUBNETS)
-    without = "plan again with `hetopt recommend PROFILE --exclude TYPE`"
+        said = "none of the subnets is available" if named else "the region has no default subnet to put machines in"
+        return CloudRefused(f"{said}.", hint="name other `subnets`" if named else MAKE_SUBNETS)
     absent = [name for name in names if not offered.get(name)]
-    if absent:
-        return CloudRefused(f"{', '.join(absent)} cannot be rented in this region.", hint=without)
     where = "one of the subnets" if named else "a default subnet"
-    return CloudRefused(f"no zone of the region has all of {', '.join(names)} and {where}.", hint=without)
+    said = f"no zone of the region has all of {', '.join(names)} and {where}."
+    return CloudRefused(
+        f"{', '.join(absent)} cannot be rented in this region." if absent else said,
+        hint="plan again with `hetopt recommend PROFILE --exclude TYPE`",
+    )
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:

@@ -81,12 +81,10 @@ class Request:
     def shown(self) -> dict[str, object]:
         """Its parameters as JSON for people: contents stand as what they are."""
 
-        def value(found: object) -> object:
-            if isinstance(found, bytes):
-                return f"<{len(found)} bytes, sha256 {hashlib.sha256(found).hexdigest()[:12]}>"
-            return found
+        def described(body: bytes) -> str:
+            return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:12]}>"
 
-        shown: dict[str, object] = _mapped(self.parameters, value)
+        shown: dict[str, object] = json.loads(json.dumps(self.parameters, default=described))
         return shown
 
 
@@ -104,14 +102,6 @@ class Edge(Protocol):
         Raises:
             CloudRefused: the cloud said no.
         """
-
-
-def _mapped(found: Any, value: Callable[[object], object]) -> Any:
-    if isinstance(found, Mapping):
-        return {key: _mapped(inner, value) for key, inner in found.items()}
-    if isinstance(found, Sequence) and not isinstance(found, str | bytes):
-        return [_mapped(inner, value) for inner in found]
-    return value(found)
 
 
 Reaction = Literal["again", "elsewhere", "passing", "stop"]
