@@ -158,11 +158,6 @@ class SmallWorkers:
         return max(1.0, self.workers / self.processors)
 
     @property
-    def update_s(self) -> float:
-        """The optimizer's step, which all of them do at once after the exchange."""
-        return self.fitted.optimizer_s * self.crowding
-
-    @property
     def largest_batch(self) -> int | None:
         """What one worker's part of the memory holds, samples; absent when memory was not measured or does not grow.
 

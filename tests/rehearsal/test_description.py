@@ -126,7 +126,7 @@ def test_a_bad_line_of_a_schedule_is_named(line: str, sentence: str) -> None:
 
 # What happens to the hosts of a rehearsal and when, and how far a miniature is slowed down.
 
-HOST = HostNow.as_described(EmulatedHost(name="h1", speed=2, rate_bits_per_s=1e8))
+HOST = HostNow(name="h1", speed=2, rate_bits_per_s=1e8)
 
 changes = st.builds(
     lambda host, when, speed: Change(host=host, speed=speed, **when),

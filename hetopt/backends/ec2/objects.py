@@ -117,16 +117,12 @@ class S3Objects(Objects):
 
     def names(self, prefix: str) -> Sequence[str]:
         """All names that begin so."""
-        found: list[str] = []
+        place = {"Bucket": self.bucket, "Prefix": f"{self.prefix}/{prefix}", "ExpectedBucketOwner": self.account_id}
         try:
-            pages = self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=f"{self.prefix}/{prefix}", ExpectedBucketOwner=self.account_id
-            )
-            for page in pages:
-                found += [one["Key"].removeprefix(f"{self.prefix}/") for one in page.get("Contents", ())]
+            found = self.client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
         except failures():
             return []
-        return sorted(found)
+        return sorted(one["Key"].removeprefix(f"{self.prefix}/") for one in found.get("Contents", ()))
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
@@ -213,10 +209,10 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
 
 def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
     """Objects with their sizes; not those by which consoles show folders."""
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for one in page.get("Contents", ()):
-            if not one["Key"].endswith("/"):
-                yield one["Key"], int(one["Size"])
+    found = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).build_full_result()
+    for one in found.get("Contents", ()):
+        if not one["Key"].endswith("/"):
+            yield one["Key"], int(one["Size"])
 
 
 def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
@@ -271,7 +267,6 @@ class PriceHistory:
             pages = self.client.get_paginator("describe_spot_price_history").paginate(
                 **history_parameters(types, from_s)
             )
-            told = [one for page in pages for one in page["SpotPriceHistory"]]
+            return changes_of(pages.build_full_result())
         except failures():
             return None
-        return changes_of({"SpotPriceHistory": told})

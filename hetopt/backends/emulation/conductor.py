@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -94,7 +94,7 @@ class Conductor:
         self._miniature = miniature
         self._network = network
         self._stop_signal = stop_signal
-        self._hosts = [HostNow.as_described(host) for host in miniature.hosts]
+        self._hosts = [HostNow(**host.model_dump()) for host in miniature.hosts]
         self._reader = EventReader(path=run_dir / EVENTS_FILE)
         earlier = self._reader.read()
         self._pending = still_to_come(miniature.changes, earlier)
@@ -392,35 +392,27 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
 CONDITION_CHANGED = "condition_changed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostNow:
+class HostNow(EmulatedHost):
     """What a host is like at the moment, in the units of its description."""
 
-    name: str
-    speed: float
-    rate_bits_per_s: float | None
     alive: bool = True
     leaving: bool = False
     cut: bool = False
-
-    @classmethod
-    def as_described(cls, host: EmulatedHost) -> HostNow:
-        """The host before anything happened to it."""
-        return cls(name=host.name, speed=host.speed, rate_bits_per_s=host.rate_bits_per_s)
 
     def after(self, change: Change) -> HostNow:
         """The host after a change that names it, or all; to the dead nothing happens but that they return."""
         if change.host not in (self.name, EVERY_HOST):
             return self
         if not self.alive:
-            return replace(self, alive=True) if change.returns else self
-        return replace(
-            self,
-            speed=self.speed if change.speed is None else change.speed,
-            rate_bits_per_s=self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
-            alive=not change.dies,
-            leaving=(self.leaving or change.notice) and not change.dies,
-            cut=(self.cut or change.cut) and not (change.heals or change.dies),
+            return self.model_copy(update={"alive": True}) if change.returns else self
+        return self.model_copy(
+            update={
+                "speed": self.speed if change.speed is None else change.speed,
+                "rate_bits_per_s": self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
+                "alive": not change.dies,
+                "leaving": (self.leaving or change.notice) and not change.dies,
+                "cut": (self.cut or change.cut) and not (change.heals or change.dies),
+            }
         )
 
 

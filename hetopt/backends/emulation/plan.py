@@ -190,7 +190,9 @@ def rehearse(
         notes = _describe(hosts, scale, here)
     run = miniature_run(plan.run, hosts, shares, changes, here, scale)
     computed = zip(_workers(hosts), shares, strict=True)
-    updated_s = [scale.time * host.time.time_s(samples) + here.update_s for host, samples in computed]
+    # All do the optimizer's step at once, after the exchange.
+    update_s = here.fitted.optimizer_s * here.crowding
+    updated_s = [scale.time * host.time.time_s(samples) + update_s for host, samples in computed]
     meeting = _meeting(run, here)
     exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and len(hosts) > 1:

@@ -207,9 +207,7 @@ def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]
         )
 
 
-@cache
-def _distributions_here() -> dict[str, list[str]]:
-    return dict(packages_distributions())
+_distributions_here = cache(packages_distributions)
 
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")

@@ -76,13 +76,6 @@ class Rental(Prepared):
         """What the run should cost at the prices of now, and at most of 90 %."""
         return ordering.expected_usd(self.wanted, self.order)
 
-    def save_order(self, folder: Path) -> None:
-        """Write what must be in the run's folder before anything is rented."""
-        self.order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
-        if self.bundle is not None:
-            self.launch.plan.save(folder / PLAN_OBJECT)
-            (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
-
     def requests(self) -> Sequence[Request]:
         """Every call that submitting makes, as long as none is refused."""
         assert self.bundle is not None, "a run that goes on has its calls in its ledger"
@@ -176,7 +169,11 @@ class Ec2Backend(Ec2Launcher):
             )
         self.check_ready(prepared)
         folder, launch = prepared.begun(folders, secret=True)
-        prepared.save_order(folder)
+        # What must be in the run's folder before anything is rented.
+        prepared.order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
+        if prepared.bundle is not None:
+            launch.plan.save(folder / PLAN_OBJECT)
+            (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
         launch.save(folder / LAUNCH_FILE)
         handle = replace(self, accept=prepared.accept_fewer).start(launch.spec, folder, {})
         # The machines' addresses have decided the order of the workers.
@@ -255,7 +252,7 @@ def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> t
 
 
 def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> ProbeRun:
-    nodes = tuple(Node(type=name, workers=_workers_on(catalog, name)) for name in layout)
+    nodes = tuple(Node(type=name, workers=catalog.instance_type(name).cuda_devices or 1) for name in layout)
     workers = sum(node.workers for node in nodes)
     size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
     specs = tuple(
@@ -264,10 +261,6 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
         for _ in range(node.workers)
     )
     return probe(profile, nodes, size, specs)
-
-
-def _workers_on(catalog: Catalog, name: str) -> int:
-    return catalog.instance_type(name).cuda_devices or 1
 
 
 def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:
@@ -292,7 +285,7 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
             name=f"{number}-{name.replace('.', '-')}",
             instance_types=(name,),
             hosts=tuple(hosts),
-            workers_per_machine=_workers_on(catalog, name),
+            workers_per_machine=catalog.instance_type(name).cuda_devices or 1,
             market="spot",
             image_kind=image_kind(catalog.instance_type(name)),
         )
@@ -332,12 +325,14 @@ class Prober(ordering.Orders):
             BudgetStop: the budget does not last until they have booted.
             RunFailed: it brought no step.
         """
+        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
+        types = {node.type for node in probe.configuration.nodes}
         order = self.of_job(
             ordering.Job(
                 roles=roles_for(probe, self.catalog),
                 budget_usd=budget_usd,
                 gradient_bytes=self.gradient_bytes,
-                disk_gb=self._disk_gb(probe),
+                disk_gb=max(disk_gb(self.catalog.instance_type(name), payload) for name in types),
             ),
             run_id=folder.name,
             bundle_sha256=self.bundle.sha256,
@@ -362,12 +357,6 @@ class Prober(ordering.Orders):
         seen = last_seen(folder)
         sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)
         return sample, order.fixed_usd + seen.spent_usd(seen.time_s)
-
-    def _disk_gb(self, probe: ProbeRun) -> int:
-        """Of each machine: the largest need of any, as in a plan."""
-        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
-        types = {node.type for node in probe.configuration.nodes}
-        return max(disk_gb(self.catalog.instance_type(name), payload) for name in types)
 
 
 def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:

@@ -168,7 +168,9 @@ def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     purpose = "what machines and your other terminals read of the run"
     end_s = order.created_s + order.lifetime_s
     return (
-        put_object(order, CODE_STEP, order.bundle_key, bundle, "the code that machines run, by its content"),
+        put_object(
+            order, CODE_STEP, f"code/{order.bundle_sha256}.tar.gz", bundle, "the code that machines run, by its content"
+        ),
         lease_call(order, end_s, end_s - order.checkpoint_s),
         *(
             put_object(order, f"object {name}", f"{order.prefix}/{name}", body, purpose)

@@ -563,7 +563,7 @@ class Loop:
         try:
             for request in calls.object_calls(self.order, contents, bundle):
                 self.edge(request)
-            zone, ids, left = self._somewhere(spec, self._templates(self._group()))
+            zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
             ends = self._end_outside(ids.values())
             self.tell("waiting for the machines' addresses")
             assigned = self.machines_of(ids)
@@ -577,9 +577,7 @@ class Loop:
             raise
 
     def _group(self) -> str:
-        """The id of the machines' security group, which is made where none is named."""
-        if self.order.network.security_group is not None:
-            return self.order.network.security_group
+        """Make the machines' security group, where none is named; its id."""
         group = str(self.edge(calls.security_group_call(self.order, self.order.zones[0]))["GroupId"])
         for request in calls.rule_calls(self.order, group):
             self.edge(request)
@@ -591,8 +589,6 @@ class Loop:
         Raises:
             CloudRefused: it is not listed.
         """
-        if self.order.network.security_group is not None:
-            return self.order.network.security_group
         purpose = "the group that was made for the run"
         look = read("ec2", "describe_security_groups", purpose, Filters=filters(self.order.run_id))
         groups = self.edge(look)["SecurityGroups"]
@@ -689,7 +685,8 @@ class Loop:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
         """
         try:
-            templates = self._templates(self._group_again(), ask, end_s)
+            group = self.order.network.security_group or self._group_again()
+            templates = self._templates(group, ask, end_s)
             attempt = ask * _ATTEMPTS_AN_ASK
             ids, _ = self._in_zone(roles, zone, attempt, templates, together=False)
             if ids:

@@ -96,23 +96,6 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
     return left_s - budget_law.SHUTDOWN_S
 
 
-def outside_end_s(lease_end_s: float, budget_usd: float, worst_usd_per_hour: float) -> float:
-    """When the account ends machines that nothing else has ended, in seconds since the epoch.
-
-    The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang from
-    the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
-
-        outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
-
-    Args:
-        lease_end_s: when machines are shut down, by the budget (`Guard.end_s`).
-        budget_usd: of the run.
-        worst_usd_per_hour: of all machines that the budget was reckoned for.
-    """
-    late_s: float = budget_law.lasts_s(OVERRUN * budget_usd, worst_usd_per_hour) - facts.SCHEDULE_LATE_S
-    return lease_end_s + budget_law.SHUTDOWN_S + late_s
-
-
 @dataclass(frozen=True, kw_only=True)
 class Guard:
     """Says how long a run may go on.
@@ -288,11 +271,6 @@ class Order(Artifact):
         """Where the run's objects are in the bucket."""
         return f"runs/{self.run_id}"
 
-    @property
-    def bundle_key(self) -> str:
-        """Where the code is: by its content, so that runs share it."""
-        return f"code/{self.bundle_sha256}.tar.gz"
-
     def zone(self, name: str) -> Zone:
         """The zone of that name; the first, where none has it."""
         return next((zone for zone in self.zones if zone.name == name), self.zones[0])
@@ -322,11 +300,17 @@ class Order(Artifact):
     def outside_end_s(self, lease_end_s: float | None = None) -> float:
         """When the account ends machines that nothing else has ended, seconds since the epoch.
 
+        The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang
+        from the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
+
+            outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
+
         Args:
-            lease_end_s: of the lease; absent: of the first.
+            lease_end_s: when machines are shut down, by the budget (`Guard.end_s`); absent: by the first lease.
         """
         ends_s = self.created_s + self.lifetime_s if lease_end_s is None else lease_end_s
-        return outside_end_s(ends_s, self.budget_usd, self.worst_usd_per_hour())
+        late_s: float = budget_law.lasts_s(OVERRUN * self.budget_usd, self.worst_usd_per_hour()) - facts.SCHEDULE_LATE_S
+        return ends_s + budget_law.SHUTDOWN_S + late_s
 
     @property
     def latest_end_s(self) -> float:

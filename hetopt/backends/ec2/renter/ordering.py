@@ -588,6 +588,8 @@ class Orders:
         worst = worst_usd_per_hour(roles, zones)
         move = job.move_usd(worst, fixed_usd=fixed)
         longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
+        types = [self.catalog.instance_type(name) for role in roles for name in role.instance_types]
+        slowest = min(found.network_bytes_per_s for found in types)
         return Order(
             run_id=run_id,
             life=life,
@@ -614,7 +616,8 @@ class Orders:
             budget_usd=budget,
             fixed_usd=fixed,
             move_usd=move,
-            checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, self.catalog),
+            # Writing one, and uploading it over the slowest sustained network there may be.
+            checkpoint_s=checkpoint_time_s(job.gradient_bytes) + checkpoint_bytes(job.gradient_bytes) / slowest,
             lifetime_s=min(longest_s, job.deadline_s or longest_s),
         )
 
@@ -670,9 +673,3 @@ def check_prices(plan: Plan, order: Order) -> None:
             f"at the prices of now the plan may cost {usd(high)}, and the budget is {usd(order.budget_usd)} ({why}).",
             hint="plan again, or raise `budget_usd`",
         )
-
-
-def _checkpoint_s(gradient_bytes: int, roles: Sequence[Role], catalog: Catalog) -> float:
-    """Writing a checkpoint, and uploading it over the slowest sustained network there may be."""
-    slowest = min(catalog.instance_type(name).network_bytes_per_s for role in roles for name in role.instance_types)
-    return checkpoint_time_s(gradient_bytes) + checkpoint_bytes(gradient_bytes) / slowest

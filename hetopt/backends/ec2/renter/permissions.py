@@ -48,16 +48,11 @@ def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
     return filled
 
 
-def give_policy(role: str) -> str:
-    """Gives the machines' role its policy, also in the place of an older one."""
-    return f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json"
-
-
 def commands(role: str) -> list[str]:
     """What an administrator types once, with the policies in files of these names."""
     return [
         f"aws iam create-role --role-name {role} --assume-role-policy-document file://node_trust.json",
-        give_policy(role),
+        f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json",
         f"aws iam create-instance-profile --instance-profile-name {role}",
         f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
         f"aws iam create-role --role-name {END_ROLE} --assume-role-policy-document file://end_trust.json",

@@ -417,19 +417,14 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
     named, all_are_lost = ", ".join(sorted(new)), not state.serving
     if state.paused_s is None and not all_are_lost:
         return Pause(state=_with(state, paused_s=now_s))
-    if not (all_are_lost or _has_paused(observed, now_s)):
+    saved = observed.stopped_s is not None and observed.stopped_s >= state.placed_s
+    waited = state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S
+    if not (all_are_lost or saved or waited):
         return None
     # Those that were to join or to relieve others who were all lost have nobody to wait for.
     after = with_places(_with(state, asked_s=None) if all_are_lost else state, new)
     said = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
     return _place(order, after, observed.spec, now_s, say=said)
-
-
-def _has_paused(observed: Observed, now_s: float) -> bool:
-    """Whether all have saved their checkpoint, or nobody waits for that any longer."""
-    state = observed.state
-    saved = observed.stopped_s is not None and observed.stopped_s >= state.placed_s
-    return saved or (state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S)
 
 
 def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:

@@ -285,7 +285,7 @@ class Remover:
 
     def _known(self) -> list[Found]:
         """What the ledger says is there; of machines that are old enough to be listed, those that are."""
-        known: dict[Kind, list[str]] = {kind: self.made.of_kind(prefix) for prefix, kind in _KINDS.items()}
+        known = {kind: [id_ for id_ in self.made.ids if id_.startswith(prefix)] for prefix, kind in _KINDS.items()}
         if not self.made.settles_s:
             known["instance"] = self._alive(known["instance"])
         return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
@@ -322,9 +322,11 @@ class Remover:
 
     def _alive(self, ids: Sequence[str]) -> list[str]:
         """Those that have not ended."""
-        parts = [list(ids[at : at + INSTANCES_A_CALL]) for at in range(0, len(ids), INSTANCES_A_CALL)]
-        wanted = [[{"Name": "instance-id", "Values": part}] for part in parts]
-        return [id_ for part in wanted for id_ in _alive(self.edge, "whether the machines have ended", part)]
+        alive = list[str]()
+        for at in range(0, len(ids), INSTANCES_A_CALL):
+            some: dict[str, object] = {"Name": "instance-id", "Values": list(ids[at : at + INSTANCES_A_CALL])}
+            alive += _alive(self.edge, "whether the machines have ended", [some])
+        return alive
 
     def _delete(self, service: str, operation: str, key: str, ids: Sequence[str]) -> list[str]:
         """Delete one thing; answers its id if EC2 does not know it."""

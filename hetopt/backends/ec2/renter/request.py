@@ -333,10 +333,6 @@ class Made:
     settles_s: float = 0.0
     hanging: bool = False
 
-    def of_kind(self, prefix: str) -> list[str]:
-        """The ids that begin so."""
-        return [id_ for id_ in self.ids if id_.startswith(prefix)]
-
 
 def made(entries: Sequence[Entry], now_s: float) -> Made:
     """What the ledger knows to have been made, and not to have been removed.
@@ -365,13 +361,6 @@ def there(entries: Iterable[Entry]) -> dict[str, float]:
             for id_ in entry.ids:
                 made_s.pop(id_, None)
     return made_s
-
-
-def remember_region(home: Path, region: str) -> None:
-    """Note that something may be rented in a region, before it is. The file outlives the folders of runs."""
-    if region not in known_regions(home):
-        home.mkdir(parents=True, exist_ok=True)
-        append_durably(home / REGIONS_FILE, region)
 
 
 def known_regions(home: Path) -> list[str]:
@@ -405,10 +394,8 @@ def append_durably(path: Path, line: str) -> None:
 def _entry(line: str) -> Entry | None:
     try:
         found: Any = parse_json(line, origin="the ledger")
-        if not isinstance(found, Mapping):
-            return None
         return Entry(**{**found, "ids": tuple(found.get("ids", ()))})
-    except (BadInput, ValueError, TypeError):
+    except (BadInput, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -558,5 +545,8 @@ def connect_run(
         inner: instead of `connect`.
         clock: seconds since the epoch.
     """
-    remember_region(home, region)
+    # Before something may be rented there. The file outlives the folders of runs.
+    if region not in known_regions(home):
+        home.mkdir(parents=True, exist_ok=True)
+        append_durably(home / REGIONS_FILE, region)
     return LedgerEdge(inner=inner or connect(region), path=run_dir / LEDGER_FILE, region=region, clock=clock)
