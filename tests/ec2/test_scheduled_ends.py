@@ -101,7 +101,7 @@ def rented(edge: Any, order: Order, plan: Plan, bundle: Bundle, folder: Path, pa
     called = stack(edge, folder, patience)
     clock, sleep = patience.clock, patience.sleep
     renter = Loop(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
-    renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
+    renter.begin(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
     return told
 
 

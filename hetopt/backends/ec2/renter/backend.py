@@ -35,7 +35,7 @@ from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.cost.billing import load_billing
@@ -255,12 +255,7 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
     nodes = tuple(Node(type=name, workers=catalog.instance_type(name).cuda_devices or 1) for name in layout)
     workers = sum(node.workers for node in nodes)
     size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
-    specs = tuple(
-        WorkerSpec(host=f"{node.type}-{place}", type=node.type, local_batch_size=size)
-        for place, node in enumerate(nodes)
-        for _ in range(node.workers)
-    )
-    return probe(profile, nodes, size, specs)
+    return probe(profile, nodes, size, names=[f"{name}-{place}" for place, name in enumerate(layout)])
 
 
 def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:

@@ -121,17 +121,6 @@ Accept = Callable[[RunSpec], bool]
 """Whether a run may begin as it would be on what was granted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rented:
-    """The machines that were granted: where, which host each is, the run as it starts on them, and whether the account
-    ends them."""
-
-    zone: Zone
-    assigned: Mapping[str, Answer]
-    spec: RunSpec
-    ends_outside: bool = False
-
-
 class NoCapacity(CloudRefused):
     """A pool had not enough to give. What it gave all the same has been given back."""
 
@@ -163,30 +152,43 @@ class Loop:
     """Machines that answers have named, and that are not given back."""
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
-        """Rent all machines, and write down what each costs an hour, beside those of earlier lives.
+        """Rent all machines, tell them who they are, and write down what each costs, beside those of earlier lives.
 
         Args:
-            spec: the run.
+            spec: the run, on the order's hosts.
             contents: objects of the run, by name.
             bundle: the code.
 
         Raises:
-            CloudRefused: it cannot be had. Nothing is left.
+            CloudRefused: it cannot be had; everything that was made on the way has been removed.
         """
         before = last_seen(self.run_dir)
         generation = before.generation + 1 if before.machines else 0
-        resume_from = latest_checkpoint(self.edge, self.order) if generation else None
-        rented = self.rent(spec, contents, bundle, generation=generation, resume_from=resume_from)
-        self.order.of_run(rented.spec).save(self.run_dir / ORDER_FILE)
-        write_spec(self.run_dir, rented.spec)
-        outside = {"ends_outside_s": self.order.outside_end_s() if rented.ends_outside else None}
-        granted = self.granted(rented.assigned, rented.zone, ClusterState(time_s=self.clock()))
+        try:
+            resume_from = latest_checkpoint(self.edge, self.order) if generation else None
+            for request in calls.object_calls(self.order, contents, bundle):
+                self.edge(request)
+            zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
+            ends = self._end_outside(ids.values())
+            self.tell("waiting for the machines' addresses")
+            assigned = self.machines_of(ids)
+            places = places_of(assigned)
+            ends = ends and self.end_later(list(places), self.order.outside_end_s())
+            placed = ranked_spec(left, places.values())
+            self.edge(calls.placement_call(self.order, placement_json(placed, places, generation, resume_from)))
+        except BaseException as error:
+            self._clear_after(error)
+            raise
+        self.order.of_run(placed).save(self.run_dir / ORDER_FILE)
+        write_spec(self.run_dir, placed)
+        outside = {"ends_outside_s": self.order.outside_end_s() if ends else None}
+        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
         seen = ClusterState(
             time_s=self.clock(),
-            zone=rented.zone.name,
+            zone=zone.name,
             generation=generation,
             machines=(*before.machines, *(machine.model_copy(update=outside) for machine in granted)),
-            ends_outside=rented.ends_outside,
+            ends_outside=ends,
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
@@ -538,43 +540,6 @@ class Loop:
     def made(self) -> Made:
         """What the run's ledger knows to be there."""
         return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
-
-    def rent(
-        self,
-        spec: RunSpec,
-        contents: Mapping[str, bytes],
-        bundle: bytes,
-        *,
-        generation: int = 0,
-        resume_from: str | None = None,
-    ) -> Rented:
-        """Rent everything, and tell the machines who they are. Whatever goes wrong, nothing stays.
-
-        Args:
-            spec: the run, on the order's hosts.
-            contents: objects of the run, by name.
-            bundle: the code.
-            generation: of the placement; grows when a run is resumed.
-            resume_from: the checkpoint that all machines go on from.
-
-        Raises:
-            CloudRefused: it cannot be had; everything that was made on the way has been removed.
-        """
-        try:
-            for request in calls.object_calls(self.order, contents, bundle):
-                self.edge(request)
-            zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
-            ends = self._end_outside(ids.values())
-            self.tell("waiting for the machines' addresses")
-            assigned = self.machines_of(ids)
-            places = places_of(assigned)
-            ends = ends and self.end_later(list(places), self.order.outside_end_s())
-            placed = ranked_spec(left, places.values())
-            self.edge(calls.placement_call(self.order, placement_json(placed, places, generation, resume_from)))
-            return Rented(zone=zone, assigned=assigned, spec=placed, ends_outside=ends)
-        except BaseException as error:
-            self._clear_after(error)
-            raise
 
     def _group(self) -> str:
         """Make the machines' security group, where none is named; its id."""
