@@ -204,7 +204,7 @@ OURS = {
     "hetopt/backends/host/bundle.py: folder / f'{first}.py'": "likewise",
     "hetopt/backends/ec2/renter/backend.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/facts.py: Path(__file__).parent / name": "a constant",
-    "hetopt/backends/ec2/renter/permissions.py: Path(__file__).with_name('policies.json')": "a constant",
+    "hetopt/backends/ec2/renter/doctor.py: Path(__file__).with_name('policies.json')": "a constant",
     "hetopt/core/run_folder.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/node/unpack.py: folders[root, folder] / name": "what follows the last slash of a wheel's name",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
-from hetopt.backends.ec2.renter import doctor, permissions, removal
+from hetopt.backends.ec2.renter import doctor, removal
 from hetopt.backends.ec2.renter import ordering as accounts
 from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
@@ -133,7 +133,7 @@ class Setup:
             CloudRefused: it cannot be made.
         """
         edge = connect(self.region)
-        for request in permissions.bucket_calls(self.bucket, self.region, self.account):
+        for request in doctor.bucket_calls(self.bucket, self.region, self.account):
             edge(request)
             yield f"{request.api_name}: {request.purpose}"
 
@@ -152,8 +152,8 @@ class Setup:
             only = [known.instance_type(one).name for one in only]
         place = {"account": self.account, "region": self.region, "bucket": self.bucket, "role": self.role}
         return {
-            **{name: permissions.policy(name, types=only, **place) for name in permissions.POLICIES},
-            "commands": permissions.commands(self.role),
+            **{name: doctor.policy(name, types=only, **place) for name in doctor.POLICIES},
+            "commands": doctor.commands(self.role),
         }
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter.backend import fetch_model
+from hetopt.backends.ec2.renter.doctor import bucket_calls
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.request import BotoEdge
 from hetopt.backends.host.agent import Uploads
 from hetopt.core import run_folder

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import calls, permissions
+from hetopt.backends.ec2.renter import calls, doctor
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import (
     ORDER_FILE,
@@ -49,9 +49,9 @@ def client(service: str) -> Any:
 def role(cloud: BotoEdge) -> str:
     """As the commands of `hetopt setup` make it."""
     iam = client("iam")
-    trust = json.dumps(permissions.policy("end_trust", account=ACCOUNT))
+    trust = json.dumps(doctor.policy("end_trust", account=ACCOUNT))
     made = iam.create_role(RoleName=calls.END_ROLE, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
-    policy = json.dumps(permissions.policy("end_policy", account=ACCOUNT))
+    policy = json.dumps(doctor.policy("end_policy", account=ACCOUNT))
     iam.put_role_policy(RoleName=calls.END_ROLE, PolicyName="hetopt", PolicyDocument=policy)
     return str(made)
 

@@ -15,10 +15,10 @@ import pytest
 from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.doctor import policy as printed
 from hetopt.backends.ec2.renter.launcher import Loop
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity
-from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.removal import LocalRun, Remover, settle
 from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,

@@ -171,7 +171,11 @@ class Conductor:
         now_s = time.monotonic()
         self._read(now_s)
         if self._pauses and not self._agents:
-            self._end_pause()
+            # All have ended: for the pause, unless they came to their end by themselves.
+            self._pauses = False
+            by_itself = self._run.has_ended and self._run.finish_reason != "stopped"
+            if not by_itself and not any(self._codes.values()):
+                self._start_together()
         if not self._run.has_ended:
             since_s = self._training_since_s
             training_s = None if since_s is None else now_s - since_s
@@ -278,13 +282,6 @@ class Conductor:
             return  # a script that saves nothing would lose all that it has done
         self._pauses = True
         (self._run_dir / STOP_FILE).touch()
-
-    def _end_pause(self) -> None:
-        """All have ended: for the pause, unless they came to their end by themselves."""
-        self._pauses = False
-        by_itself = self._run.has_ended and self._run.finish_reason != "stopped"
-        if not by_itself and not any(self._codes.values()):
-            self._start_together()
 
     def _start_together(self) -> None:
         """Start the workers of all hosts that are there, again; those that still run end at once."""

@@ -16,7 +16,6 @@ names nothing any more once these have.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -76,7 +75,6 @@ PLACE_WITHIN_S = 900.0
 """A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
 REPLACED_WITHIN_S = 600.0
 """Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
-DATA_TOLD_EVERY_S = 30.0
 LAST_UPLOADS_S = 60.0
 """A notice comes two minutes early, and training ends in the first of them."""
 
@@ -209,16 +207,12 @@ class Agent:
         """Bring the data set here; not where the machine is to end meanwhile. Its host log tells how far it is."""
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
-        told_s = -math.inf
 
         def goes_on(done: int, total: int) -> bool:
-            nonlocal told_s
-            if done == total or self.clock() >= told_s + DATA_TOLD_EVERY_S:
-                told_s = self.clock()
+            if "heartbeat" in self._turn(uploads.run_dir, due, "fetching data") or done == total:
                 with log.open("a", encoding="utf-8") as stream:
                     stream.write(f"hetopt: {done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here\n")
                 uploads.logs()
-            self._turn(uploads.run_dir, due, "fetching data")
             return not (self._doomed or self._must_end() or self._time_is_up())
 
         return self.objects.download(url, self.root / "data", goes_on)
@@ -518,13 +512,8 @@ class Checkpoints:
 
     def _partial_folders(self) -> dict[str, Path]:
         """Folders of checkpoints by their names: without rank 0, nobody here makes them final."""
-        found: dict[str, Path] = {}
-        folder = self.run_dir / CHECKPOINT_FOLDER
-        for path in folder.iterdir() if folder.is_dir() else ():
-            match = _FOLDER.fullmatch(path.name)
-            if match is not None and path.is_dir():
-                found[match[1]] = path
-        return found
+        paths = [path for path in (self.run_dir / CHECKPOINT_FOLDER).glob("*") if path.is_dir()]
+        return {match[1]: path for path in paths if (match := _FOLDER.fullmatch(path.name)) is not None}
 
     def _send_parts(self, checkpoint: str, parts: Iterable[Path]) -> bool:
         """Send the files of one checkpoint; says whether all went well."""

@@ -24,10 +24,12 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
     """
     found: dict[int, int] = {}
     for place in sorted(range(len(wanted)), key=lambda place: -len(_words(wanted[place]))):
+        # The wanted words stand in the name, one after the other.
+        words = f" {' '.join(_words(wanted[place]))} "
         fits = [
             (len(_words(name)), other)
             for other, name in enumerate(names)
-            if other not in found.values() and _is(_words(wanted[place]), _words(name))
+            if other not in found.values() and words in f" {' '.join(_words(name))} "
         ]
         if not fits:
             return None
@@ -37,11 +39,6 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
 
 def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.casefold())
-
-
-def _is(wanted: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether the wanted words stand in the name, one after the other."""
-    return any(list(name[at : at + len(wanted)]) == list(wanted) for at in range(len(name)))
 
 
 def environment(devices: Sequence[str]) -> dict[str, str]:

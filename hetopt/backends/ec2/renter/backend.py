@@ -361,7 +361,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
         BadInput: the bucket has no such run, or it was never given its machines.
     """
 
-    def get(name: str) -> bytes:
+    def get(name: str) -> str:
         key = f"runs/{run_dir.name}/{name}"
         asked = read("s3", "get_object", "what was ordered", Bucket=bucket, Key=key, ExpectedBucketOwner=account_id)
         answer = if_there(edge, asked)
@@ -370,14 +370,11 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
                 f"the bucket {bucket} has no {name} of a run {run_dir.name}.",
                 hint="give the run's full name, and the `region` and `bucket` that it was launched with",
             )
-        return bytes(answer["Body"])
+        return bytes(answer["Body"]).decode("utf-8", errors="replace")
 
-    def text(name: str) -> str:
-        return get(name).decode("utf-8", errors="replace")
-
-    order = Order.from_json(text(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
-    plan = Plan.from_json(text(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
-    placements = Placements.of_json(get(PLACEMENT_OBJECT))
+    order = Order.from_json(get(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
+    plan = Plan.from_json(get(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
+    placements = Placements.of_json(get(PLACEMENT_OBJECT).encode())
     if placements is None or (order.run_id, order.bucket, order.account_id) != (run_dir.name, bucket, account_id):
         what = PLACEMENT_OBJECT if placements is None else ORDER_FILE
         raise BadInput(

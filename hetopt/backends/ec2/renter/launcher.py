@@ -913,7 +913,7 @@ class Ec2Launcher:
         """
         order = Order.load(run_dir / ORDER_FILE).of_run(spec)
         order.save(run_dir / ORDER_FILE)
-        loop = self._loop(order, run_dir)
+        loop = self._opened(run_dir)
         # What other terminals need to look after the run.
         objects = {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()}
         state = loop.begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
@@ -953,7 +953,7 @@ class Ec2Launcher:
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
-        loop, state = self._opened(handle), last_seen(run_dir)
+        loop, state = self._opened(handle.run_dir), last_seen(run_dir)
         if not state.cleared and state.machines and self.clock() >= self._next_look_s.get(run_dir, 0.0):
             self._next_look_s[run_dir] = self.clock() + LOOK_EVERY_S
             state = loop.settle(loop.billed(loop.look()))
@@ -967,7 +967,7 @@ class Ec2Launcher:
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
             return
-        loop = self._opened(handle)
+        loop = self._opened(handle.run_dir)
         try:
             state = last_seen(run_dir)
         except BadInput as damaged:
@@ -1000,7 +1000,7 @@ class Ec2Launcher:
             BadInput: no machine of the run is that host now.
             CloudRefused: the cloud does not answer.
         """
-        loop, state = self._opened(handle), last_seen(handle.run_dir)
+        loop, state = self._opened(handle.run_dir), last_seen(handle.run_dir)
         ids = [machine.id for machine in state.alive if machine.host == host]
         if not ids or state.stop_wished_s is not None:
             raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
@@ -1014,14 +1014,13 @@ class Ec2Launcher:
             BadInput: it is moving already, or it is over.
             BudgetStop: the budget does not pay for that.
         """
-        loop = self._opened(handle)
+        loop = self._opened(handle.run_dir)
         loop.save(moved(loop.order, last_seen(loop.run_dir), needed_s, self.clock()))
         self._next_look_s[handle.run_dir] = self.clock()
 
-    def _opened(self, handle: RunHandle) -> Loop:
-        return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)
-
-    def _loop(self, order: Order, run_dir: Path) -> Loop:
+    def _opened(self, run_dir: Path) -> Loop:
+        """What looks after the run in a folder, by the order that is there."""
+        order = Order.load(run_dir / ORDER_FILE)
         return Loop(
             edge=connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock),
             order=order,

@@ -237,12 +237,11 @@ class Order(Artifact):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        for role in self.roles:
-            if role.image_kind not in self.images:
-                raise ValueError(f"{role.name} has no image")
-            for zone in self.zones:
-                if missing := [name for name in role.instance_types if name not in zone.rates]:
-                    raise ValueError(f"{missing[0]} has no price in {zone.name}")
+        types = {name for role in self.roles for name in role.instance_types}
+        if any(types - zone.rates.keys() for zone in self.zones):
+            raise ValueError("a type has no price in one of the zones")
+        if any(role.image_kind not in self.images for role in self.roles):
+            raise ValueError("a role has no image")
         hosts = [host for role in self.roles for host in role.hosts]
         if len(set(hosts)) != len(hosts):
             raise ValueError("every machine needs a name of its own")

@@ -8,7 +8,7 @@ which booting relies on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -211,18 +211,16 @@ def zones_for(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": names}],
     )
-    offered: dict[str, set[str]] = {}
-    for found in edge(offerings)["InstanceTypeOfferings"]:
-        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
+    offered = {(found["InstanceType"], found["Location"]) for found in edge(offerings)["InstanceTypeOfferings"]}
     available = [subnet for subnet in subnets_of(edge, named) if subnet.get("State") == "available"]
     # Of several in a zone the one with most free addresses, where that is told.
     available.sort(key=lambda subnet: float(subnet.get("AvailableIpAddressCount", math.inf)))
     subnets = {subnet["AvailabilityZone"]: subnet for subnet in available}
     changes = changes_of(edge(price_request(names, now_s)))
     spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
-    have_all = sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets))
+    have_all = sorted(zone for zone in subnets if all((name, zone) in offered for name in names))
     if not have_all:
-        raise _no_zone(names, offered, subnets, named)
+        raise _no_zone(names, {name for name, _ in offered}, subnets, named)
     zones = (
         Zone(
             name=zone,
@@ -256,12 +254,12 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
 
 
 def _no_zone(
-    names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any], named: Sequence[str]
+    names: Sequence[str], offered: Collection[str], subnets: Mapping[str, Any], named: Sequence[str]
 ) -> CloudRefused:
     if not subnets:
         said = "none of the subnets is available" if named else "the region has no default subnet to put machines in"
         return CloudRefused(f"{said}.", hint="name other `subnets`" if named else MAKE_SUBNETS)
-    absent = [name for name in names if not offered.get(name)]
+    absent = [name for name in names if name not in offered]
     where = "one of the subnets" if named else "a default subnet"
     said = f"no zone of the region has all of {', '.join(names)} and {where}."
     return CloudRefused(

@@ -354,11 +354,11 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
     """Ask for machines for these hosts, as planned."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
-    roles = []
-    for role in order.roles:
-        mine = tuple(host for host in role.hosts if host in hosts)
-        if mine:
-            roles.append(role.model_copy(update={"hosts": mine, **market}))
+    roles = [
+        role.model_copy(update={"hosts": mine, **market})
+        for role in order.roles
+        if (mine := tuple(host for host in role.hosts if host in hosts))
+    ]
     if not roles:
         return None
     how = "on demand" if state.on_demand else "again"
