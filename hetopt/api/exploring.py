@@ -256,8 +256,6 @@ def place_on_ec2(
         data=data,
         version=version("hetopt"),
         gradient_bytes=measured.job.gradient_bytes,
-        clock=time.time,
-        sleep=time.sleep,
     )
     hourly = _spot_usd_per_hour(catalog, types)
     made: list[ProbeRun] = []

@@ -29,7 +29,7 @@ def machine(order: Order) -> Uploads:
     """The machine's side of it, with what it wrote on its own disk."""
     objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix=f"runs/{RUN}", account_id=ACCOUNT)
     models = replace(objects, prefix=f"models/{RUN}")
-    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True)
+    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True, workers=1)
 
 
 @pytest.fixture

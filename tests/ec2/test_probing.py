@@ -87,12 +87,13 @@ def prober(
         worked: list[bool] = []
 
         def sleep(seconds: float) -> None:
-            patience.sleep(max(seconds, 20.0))
-            if not worked:
+            polls = seconds == 1.0
+            patience.sleep(20.0 if polls else seconds)
+            if polls and not worked:
                 worked.append(True)
                 work()
 
-        launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=patience.sleep)
+        launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=sleep)
         return Prober(
             edge=cloud,
             launcher=launcher,
@@ -103,8 +104,6 @@ def prober(
             data=None,
             version="0.1.0",
             gradient_bytes=profile.job.gradient_bytes,
-            clock=patience.clock,
-            sleep=sleep,
         )
 
     return make

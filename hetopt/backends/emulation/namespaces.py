@@ -272,13 +272,12 @@ def _locked(network_id: str, how: int) -> int | None:
 
 
 def _is_locked(network_id: str) -> bool:
-    try:
+    with contextlib.suppress(OSError):  # it has just gone
         descriptor = _locked(network_id, fcntl.LOCK_SH)
-    except OSError:
-        return False  # it has just gone
-    if descriptor is not None:
+        if descriptor is None:
+            return True
         os.close(descriptor)
-    return descriptor is None
+    return False
 
 
 def remove(network_id: str) -> None:

@@ -159,16 +159,16 @@ class Agent:
 
     def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
-        uploads = Uploads(objects=self.objects, models=self.models, run_dir=run_dir, leads=placement.leads)
-        checkpoints = Checkpoints(
+        uploads = Uploads(
             objects=self.objects,
+            models=self.models,
             run_dir=run_dir,
             leads=placement.leads,
             workers=len(placement.told.spec.workers),
             generation=placement.told.generation,
         )
-        uploads.restore()
-        checkpoints.restore(placement.told.resume_from)
+        uploads.restore_events()
+        uploads.restore(placement.told.resume_from)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         spec = placement.told.spec
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
@@ -183,7 +183,7 @@ class Agent:
         self._say("training")
         host = self._start_host(run_dir, placement, folder)
         try:
-            code = self._look_after(host, placement.told.generation, uploads, checkpoints)
+            code = self._look_after(host, uploads)
         finally:
             if host.poll() is None:
                 host.kill()
@@ -192,7 +192,7 @@ class Agent:
         for sentence in uploads.outputs():
             with (host_log_folder(run_dir, placement.node.host) / "host.log").open("a", encoding="utf-8") as log:
                 log.write(f"hetopt: {sentence}\n")
-        self._last_uploads(uploads, checkpoints)
+        self._last_uploads(uploads)
         events = read_log(run_dir / EVENTS_FILE).events
         # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
         # of its own, or failed by what no other machine can mend.
@@ -239,13 +239,7 @@ class Agent:
                 },
             )
 
-    def _look_after(
-        self,
-        host: subprocess.Popen[bytes],
-        generation: int,
-        uploads: Uploads,
-        checkpoints: Checkpoints,
-    ) -> int:
+    def _look_after(self, host: subprocess.Popen[bytes], uploads: Uploads) -> int:
         """Stay until the host process has ended, or must."""
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
@@ -256,7 +250,7 @@ class Agent:
                 if self._must_end():
                     (run_dir / STOP_FILE).touch()
                 placement = self._place()
-                if placement is not None and placement.told.generation > generation:
+                if placement is not None and placement.told.generation > uploads.generation:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
@@ -266,7 +260,7 @@ class Agent:
                 if uploads.events():
                     grew_s = now_s
                 uploads.logs()
-                checkpoints.send(ended=False)
+                uploads.send(ended=False)
             stuck = uploads.leads and now_s - grew_s > STUCK_S
             if self._time_is_up() or stuck:
                 host.kill()
@@ -314,13 +308,13 @@ class Agent:
     def _time_is_up(self) -> bool:
         return self.clock() >= self._armed_s
 
-    def _last_uploads(self, uploads: Uploads, checkpoints: Checkpoints) -> None:
+    def _last_uploads(self, uploads: Uploads) -> None:
         """All that was written, within a time: the others' parts of the last checkpoint may take a little."""
         # Where all go on from is said already when a new placement is there.
         deadline_s = self.clock() + (0.0 if self._superseded else self.last_uploads_s)
         self._superseded = False
         uploads.model()
-        while not checkpoints.send(ended=True) and self.clock() < deadline_s:
+        while not uploads.send(ended=True) and self.clock() < deadline_s:
             self.sleep(self.turn_s)
         uploads.logs()
         uploads.events()
@@ -332,76 +326,6 @@ class Agent:
         state = State(time_s=self.clock(), does=what, **more)
         if self.objects.put(f"state/{self.id}.json", state.model_dump_json(exclude_none=True).encode()):
             self._said = what
-
-
-@dataclass(kw_only=True)
-class Uploads:
-    """Remembers what is in the bucket already.
-
-    Attributes:
-        run_dir: the run's folder on this machine.
-        leads: whether the worker of rank 0 is here.
-        models: where what was trained goes.
-    """
-
-    objects: Objects
-    models: Objects
-    run_dir: Path
-    leads: bool
-    _events_sent: int = 0
-    _logs_sent: dict[str, tuple[float, int]] = field(default_factory=dict)
-
-    def restore(self) -> None:
-        """Bring back the events that earlier machines wrote, where they are to be continued."""
-        if self.leads:
-            text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/"))
-            (self.run_dir / EVENTS_FILE).write_bytes(text)
-            self._events_sent = len(text)
-
-    def events(self) -> bool:
-        """Send what the event log has gained, as an object that is named by where it begins; says whether it grew."""
-        path = self.run_dir / EVENTS_FILE
-        if not self.leads or not path.exists():
-            return False
-        with path.open("rb") as stream:
-            stream.seek(self._events_sent)
-            data = stream.read()
-        data = data[: data.rfind(b"\n") + 1]
-        if not data or not self.objects.put(f"events/{self._events_sent:015d}.jsonl", data):
-            return False
-        self._events_sent += len(data)
-        return True
-
-    def logs(self) -> None:
-        """Send the end of every log that has changed."""
-        folder = self.run_dir / LOG_FOLDER
-        for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
-            status = path.stat()
-            name, state = path.relative_to(folder).as_posix(), (status.st_mtime, status.st_size)
-            if self._logs_sent.get(name) == state:
-                continue
-            with path.open("rb") as stream:
-                stream.seek(max(0, status.st_size - LOG_TAIL_BYTES))
-                if self.objects.put(f"{LOG_FOLDER}/{name}", stream.read()):
-                    self._logs_sent[name] = state
-
-    def outputs(self) -> list[str]:
-        """Send what the script wrote into its folder for that, where worker 0 is; sentences on what is left out."""
-        if not self.leads:
-            return []
-        folder = self.run_dir / OUTPUT_FOLDER
-        found = written_in(folder)
-        lost = [
-            name
-            for name in found.sizes
-            if not self.models.send(f"{OUTPUT_FOLDER}/{name}", inside(folder, name, what="output", any_text=True))
-        ]
-        return [*found.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
-
-    def model(self) -> None:
-        """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""
-        for path in sorted(self.run_dir.glob(MODEL_NAMES)):
-            self.models.send(path.name, path)
 
 
 _FOLDER = re.compile(rf"({CHECKPOINT_PATTERN})(\.partial)?")
@@ -541,6 +465,71 @@ class Checkpoints:
             step = checkpoint_name(name.split("/")[1])
             if step is not None and step not in (named, before) and _step(step) < _step(named):
                 self.objects.delete(name)
+
+
+@dataclass(kw_only=True)
+class Uploads(Checkpoints):
+    """All that one machine sends; it remembers what is in the bucket already.
+
+    Attributes:
+        models: where what was trained goes.
+    """
+
+    models: Objects
+    _events_sent: int = 0
+    _logs_sent: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def restore_events(self) -> None:
+        """Bring back the events that earlier machines wrote, where they are to be continued."""
+        if self.leads:
+            text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/"))
+            (self.run_dir / EVENTS_FILE).write_bytes(text)
+            self._events_sent = len(text)
+
+    def events(self) -> bool:
+        """Send what the event log has gained, as an object that is named by where it begins; says whether it grew."""
+        path = self.run_dir / EVENTS_FILE
+        if not self.leads or not path.exists():
+            return False
+        with path.open("rb") as stream:
+            stream.seek(self._events_sent)
+            data = stream.read()
+        data = data[: data.rfind(b"\n") + 1]
+        if not data or not self.objects.put(f"events/{self._events_sent:015d}.jsonl", data):
+            return False
+        self._events_sent += len(data)
+        return True
+
+    def logs(self) -> None:
+        """Send the end of every log that has changed."""
+        folder = self.run_dir / LOG_FOLDER
+        for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
+            status = path.stat()
+            name, state = path.relative_to(folder).as_posix(), (status.st_mtime, status.st_size)
+            if self._logs_sent.get(name) == state:
+                continue
+            with path.open("rb") as stream:
+                stream.seek(max(0, status.st_size - LOG_TAIL_BYTES))
+                if self.objects.put(f"{LOG_FOLDER}/{name}", stream.read()):
+                    self._logs_sent[name] = state
+
+    def outputs(self) -> list[str]:
+        """Send what the script wrote into its folder for that, where worker 0 is; sentences on what is left out."""
+        if not self.leads:
+            return []
+        folder = self.run_dir / OUTPUT_FOLDER
+        found = written_in(folder)
+        lost = [
+            name
+            for name in found.sizes
+            if not self.models.send(f"{OUTPUT_FOLDER}/{name}", inside(folder, name, what="output", any_text=True))
+        ]
+        return [*found.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
+
+    def model(self) -> None:
+        """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""
+        for path in sorted(self.run_dir.glob(MODEL_NAMES)):
+            self.models.send(path.name, path)
 
 
 def _step(checkpoint: str) -> int:

@@ -36,12 +36,10 @@ class OnHosts(Prepared):
     Attributes:
         inventory: those.
         bundle: the code that they run; None: a run that goes on has it in its folder.
-        reading: how the job reads its samples; None: not known.
     """
 
     inventory: Inventory
     bundle: Bundle | None = None
-    reading: Reading | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +69,7 @@ class SshBackend(ProcessLauncher):
             prediction=prediction,
             notes=(*mapped.notes, *costs),
         )
-        reading = wanted.profile.job.reading
-        return OnHosts(launch=launch, inventory=inventory, bundle=bundle, reading=reading, connects_to=_told(inventory))
+        return OnHosts(launch=launch, inventory=inventory, bundle=bundle, connects_to=_told(inventory))
 
     def prepare_resumed(self, folder: Path, options: Ssh) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
@@ -92,7 +89,7 @@ class SshBackend(ProcessLauncher):
             RunFailed: no host can take part; nothing has begun.
         """
         assert isinstance(prepared, OnHosts)
-        inventory = ready(prepared.inventory, prepared.launch.spec, prepared.reading)
+        inventory = ready(prepared.inventory, prepared.launch.spec, prepared.launch.plan.profile.job.reading)
         folder, launch = prepared.begun(folders)
         launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
         inventory.save(folder / INVENTORY_FILE)

@@ -296,16 +296,12 @@ class Prober(ordering.Orders):
         launcher: rents, watches and gives back.
         bundle: the code, with the task's own file where it has one.
         data: where its data is, in S3.
-        clock: seconds since the epoch.
-        sleep: waits.
     """
 
     launcher: Ec2Launcher
     bundle: Bundle
     data: str | None
     gradient_bytes: int
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
 
     def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
         """Rent what a probe needs, run it, and give everything back: its step, and what that has cost.
@@ -331,7 +327,7 @@ class Prober(ordering.Orders):
             ),
             run_id=folder.name,
             bundle_sha256=self.bundle.sha256,
-            now_s=self.clock(),
+            now_s=self.launcher.clock(),
         )
         order.save(folder / ORDER_FILE)
         (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
@@ -339,7 +335,7 @@ class Prober(ordering.Orders):
         handle = self.launcher.start(spec, folder, {})
         try:
             while not (status := self.launcher.poll(handle)).state.is_over:
-                self.sleep(1.0)
+                self.launcher.sleep(1.0)
         except BaseException:
             with stopping(f"the rented machines of {folder.name}", f"hetopt gc --on ec2 --run {folder.name} --remove"):
                 self.launcher.stop(handle)
