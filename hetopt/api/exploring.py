@@ -17,10 +17,10 @@ from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_p
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.request import connect
 from hetopt.backends.host.bundle import make_bundle
+from hetopt.backends.on_this_machine import SshProbes, ready
 from hetopt.backends.prediction import STARTUP_S
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample
 from hetopt.backends.processes import LocalLauncher
-from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed

@@ -216,7 +216,7 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn",
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("backend", "checking", "conductor", "link", "receive"))
+_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link", "receive"))
 LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
