@@ -430,7 +430,7 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
                 "reason": machine.reason,
                 "up_s": (machine.until_s or now_s) - machine.since_s,
                 "usd": machine.usd(now_s),
-                "usd_is_estimate": machine.is_forgotten,
+                "usd_is_estimate": machine.state == "gone",
                 "heartbeat_s_ago": now_s - machine.heartbeat_s if machine.heartbeat_s is not None else None,
             }
             for machine in seen.machines

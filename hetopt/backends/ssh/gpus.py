@@ -47,11 +47,10 @@ def environment(devices: Sequence[str]) -> dict[str, str]:
         return {}
     try:
         done = subprocess.run(
-            _ASK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN_S, check=False
+            _ASK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return {}  # without the driver's word, CUDA's own order is all there is
-    found = places(devices, done.stdout.strip().splitlines()) if done.returncode == 0 else None
-    if found is None:
-        return {}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, found))}
+    found = places(devices, done.stdout.strip().splitlines())
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, found or ()))}
+    return order if found is not None else {}

@@ -382,14 +382,9 @@ class MachineState(Stay):
     life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
 
     @property
-    def is_forgotten(self) -> bool:
-        """Whether EC2 had forgotten it before its end was seen: until when it was paid for is an estimate."""
-        return self.state == "gone"
-
-    @property
     def has_failed(self) -> bool:
         """Whether it ended by itself before a step was done with it. One that EC2 has forgotten may have done some."""
-        by_itself = self.ending in ("finished", "unknown") and not self.is_forgotten
+        by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
         was_awaited = self.heartbeat_s is None or self.duty == "serves"
         return not self.alive and not self.has_stepped and was_awaited and by_itself
 
@@ -481,8 +476,8 @@ class ClusterState(Artifact):
 
     @property
     def is_estimate(self) -> bool:
-        """Whether what was spent is an estimate, because of some machine nobody saw when it ended."""
-        return any(machine.is_forgotten for machine in self.machines)
+        """Whether what was spent is an estimate, because EC2 had forgotten some machine before its end was seen."""
+        return any(machine.state == "gone" for machine in self.machines)
 
     def spent_usd(self, now_s: float, machines: Iterable[MachineState] | None = None) -> float:
         """What machines have cost by now, each piece of time at the price that was seen for it.

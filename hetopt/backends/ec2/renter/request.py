@@ -301,11 +301,8 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
 
 def read_ledger(path: Path) -> list[Entry]:
     """The entries so far. A last line that was being written when the process died is passed over."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    return [entry for line in lines if (entry := _entry(line)) is not None]
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return [entry for line in text.splitlines() if (entry := _entry(line)) is not None]
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
@@ -365,11 +362,8 @@ def there(entries: Iterable[Entry]) -> dict[str, float]:
 
 def known_regions(home: Path) -> list[str]:
     """Every region that anything was ever rented in from here."""
-    try:
-        lines = (home / REGIONS_FILE).read_text(encoding="utf-8").split()
-    except FileNotFoundError:
-        return []
-    return sorted(set(lines))
+    path = home / REGIONS_FILE
+    return sorted(set(path.read_text(encoding="utf-8").split())) if path.exists() else []
 
 
 def append_durably(path: Path, line: str) -> None:
