@@ -201,8 +201,8 @@ class ProcessLauncher(ABC):
         with lease(run_dir) as held:
             program = self.program(spec, run_dir)
             write_spec(run_dir, spec)
-            for name in (STOP_FILE, LIVING_FILE):
-                (run_dir / name).unlink(missing_ok=True)
+            (run_dir / STOP_FILE).unlink(missing_ok=True)
+            (run_dir / LIVING_FILE).unlink(missing_ok=True)
             log = run_dir / LOG_FOLDER
             log.mkdir(mode=0o700, exist_ok=True)
             launcher = [str(os.getpid())] if self.attached else []
