@@ -164,8 +164,8 @@ class Loop:
         """
         before = last_seen(self.run_dir)
         generation = before.generation + 1 if before.machines else 0
+        resume_from = latest_checkpoint(self.edge, self.order) if generation else None
         try:
-            resume_from = latest_checkpoint(self.edge, self.order) if generation else None
             for request in calls.object_calls(self.order, contents, bundle):
                 self.edge(request)
             zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
