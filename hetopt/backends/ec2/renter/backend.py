@@ -319,12 +319,10 @@ class Prober(ordering.Orders):
         payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
         types = {node.type for node in probe.configuration.nodes}
         order = self.of_job(
-            ordering.Job(
-                roles=roles_for(probe, self.catalog),
-                budget_usd=budget_usd,
-                gradient_bytes=self.gradient_bytes,
-                disk_gb=max(disk_gb(self.catalog.instance_type(name), payload) for name in types),
-            ),
+            roles=roles_for(probe, self.catalog),
+            budget_usd=budget_usd,
+            gradient_bytes=self.gradient_bytes,
+            disk_gb=max(disk_gb(self.catalog.instance_type(name), payload) for name in types),
             run_id=folder.name,
             bundle_sha256=self.bundle.sha256,
             now_s=self.launcher.clock(),

@@ -476,39 +476,36 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     return budget
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What machines are rented for.
+def move_usd(
+    worst_usd_per_hour: float,
+    *,
+    roles: Sequence[Role],
+    budget_usd: float,
+    fixed_usd: float = 0.0,
+    deadline_s: float | None = None,
+    spent_usd: float = 0.0,
+    may_cost_usd: float | None = None,
+) -> float:
+    """USD to be kept back, so that a run can move to on-demand machines before its deadline passes.
 
-    Attributes:
+    0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
+    was planned, or would then not last until the cluster has booted.
+
+    Args:
+        worst_usd_per_hour: of the cluster.
+        roles: the machines.
         budget_usd: for everything, earlier lives included.
-        gradient_bytes: of the model, which checkpoints are a multiple of.
-        disk_gb: of each machine.
+        fixed_usd: whatever the machines do.
         deadline_s: from the order on; absent: as long as the budget lasts.
         spent_usd: what earlier lives have cost.
         may_cost_usd: by the prediction, at most; absent: nothing was predicted.
     """
-
-    roles: tuple[Role, ...]
-    budget_usd: float
-    gradient_bytes: int
-    disk_gb: int
-    deadline_s: float | None = None
-    spent_usd: float = 0.0
-    may_cost_usd: float | None = None
-
-    def move_usd(self, worst_usd_per_hour: float, *, fixed_usd: float = 0.0) -> float:
-        """To be kept back, so that the run can move to on-demand machines before its deadline passes.
-
-        0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
-        was planned, or would then not last until the cluster has booted.
-        """
-        moves = self.deadline_s is not None and any(role.market == "spot" for role in self.roles)
-        if not moves or self.may_cost_usd is None:
-            return 0.0
-        usd = worst_usd_per_hour * UNPLACED_S / 3600
-        needed = max(self.may_cost_usd, least_budget_usd(worst_usd_per_hour, fixed_usd))
-        return 0.0 if self.spent_usd + needed + usd > self.budget_usd else usd
+    moves = deadline_s is not None and any(role.market == "spot" for role in roles)
+    if not moves or may_cost_usd is None:
+        return 0.0
+    usd = worst_usd_per_hour * UNPLACED_S / 3600
+    needed = max(may_cost_usd, least_budget_usd(worst_usd_per_hour, fixed_usd))
+    return 0.0 if spent_usd + needed + usd > budget_usd else usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,25 +546,55 @@ class Orders:
         """
         # Who brings the data set to the region has paid for that out of the same budget.
         before_usd = plan.chosen.prediction.data_transfer_usd
-        job = Job(
+        order = self.of_job(
             roles=roles_of(plan, self.catalog, self.options.substitutes),
             budget_usd=budget_of(plan, self.options.budget_usd),
             gradient_bytes=plan.profile.job.gradient_bytes,
+            disk_gb=plan.chosen.disk_gb,
+            run_id=run_id,
+            bundle_sha256=bundle_sha256,
+            now_s=now_s,
+            life=life,
             deadline_s=plan.goal.deadline_s,
             spent_usd=spent_usd + before_usd,
-            disk_gb=plan.chosen.disk_gb,
             may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
         )
-        order = self.of_job(job, run_id=run_id, bundle_sha256=bundle_sha256, now_s=now_s, life=life)
         return order.of_run(plan.run)
 
-    def of_job(self, job: Job, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0) -> Order:
-        """The order of a job; arguments and errors as in `of_plan`."""
-        roles, budget = job.roles, job.budget_usd
+    def of_job(
+        self,
+        *,
+        roles: tuple[Role, ...],
+        budget_usd: float,
+        gradient_bytes: int,
+        disk_gb: int,
+        run_id: str,
+        bundle_sha256: str,
+        now_s: float,
+        life: int = 0,
+        deadline_s: float | None = None,
+        spent_usd: float = 0.0,
+        may_cost_usd: float | None = None,
+    ) -> Order:
+        """The order of a job; errors as in `of_plan`.
+
+        Args:
+            roles: the machines.
+            budget_usd: for everything, earlier lives included.
+            gradient_bytes: of the model, which checkpoints are a multiple of.
+            disk_gb: of each machine.
+            run_id: the run's name.
+            bundle_sha256: of the code.
+            now_s: seconds since the epoch.
+            life: how often the run was resumed.
+            deadline_s: as of `move_usd`.
+            spent_usd: as there.
+            may_cost_usd: as there.
+        """
         who = identity(self.edge)
         bucket = self.options.bucket or default_bucket(who.account_id, self.catalog.region)
         check_bucket(self.edge, bucket, who.account_id, self.catalog.region)
-        extras = extras_usd_per_hour(self.billing, job.disk_gb)
+        extras = extras_usd_per_hour(self.billing, disk_gb)
         if not self.options.public_address:
             extras -= self.billing.public_ipv4_usd_per_hour.value
         zones = zones_for(self.edge, roles, self.catalog, extras, now_s, self.options.subnets)
@@ -580,12 +607,20 @@ class Orders:
                     f"the zone {self.options.zone} does not have all types of the plan in this account.",
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
-        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing)
+        fixed = fixed_usd(checkpoint_bytes(gradient_bytes), self.billing)
         if not (self.options.public_address and all(zone.gives_address for zone in zones)):
             fixed += _nat_usd(roles, self.billing)
         worst = worst_usd_per_hour(roles, zones)
-        move = job.move_usd(worst, fixed_usd=fixed)
-        longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
+        move = move_usd(
+            worst,
+            roles=roles,
+            budget_usd=budget_usd,
+            fixed_usd=fixed,
+            deadline_s=deadline_s,
+            spent_usd=spent_usd,
+            may_cost_usd=may_cost_usd,
+        )
+        longest_s = lifetime_s(budget_usd, fixed_usd=fixed + move + spent_usd, worst_usd_per_hour=worst)
         types = [self.catalog.instance_type(name) for role in roles for name in role.instance_types]
         slowest = min(found.network_bytes_per_s for found in types)
         return Order(
@@ -599,7 +634,7 @@ class Orders:
             bucket=bucket,
             instance_profile=self.options.instance_profile or PROFILE_NAME,
             end_role=calls.end_role(self.edge),
-            volume_gb=job.disk_gb,
+            volume_gb=disk_gb,
             extras_usd_per_hour=extras,
             zones=zones,
             roles=roles,
@@ -611,12 +646,12 @@ class Orders:
             bundle_sha256=bundle_sha256,
             group_secret=new_secret(),
             created_s=now_s,
-            budget_usd=budget,
+            budget_usd=budget_usd,
             fixed_usd=fixed,
             move_usd=move,
             # Writing one, and uploading it over the slowest sustained network there may be.
-            checkpoint_s=checkpoint_time_s(job.gradient_bytes) + checkpoint_bytes(job.gradient_bytes) / slowest,
-            lifetime_s=min(longest_s, job.deadline_s or longest_s),
+            checkpoint_s=checkpoint_time_s(gradient_bytes) + checkpoint_bytes(gradient_bytes) / slowest,
+            lifetime_s=min(longest_s, deadline_s or longest_s),
         )
 
 
