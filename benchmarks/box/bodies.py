@@ -22,8 +22,7 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.s3.models import s3_backends
 
 from hetopt.backends.host.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
-from hetopt.backends.host.protocol import Lease
-from hetopt.backends.host.renewal import Allowance, AskPrices
+from hetopt.backends.host.protocol import Allowance, AskPrices, Lease
 from hetopt.core.budget_law import HEARTBEAT_S
 
 TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")

@@ -32,14 +32,12 @@ from benchmarks._ports import own_port
 from benchmarks.box.iam import actions_of
 from hetopt.api import account
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
+from hetopt.backends.ec2.renter.doctor import Policy
+from hetopt.backends.ec2.renter.doctor import policy as printed
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import Orders
-from hetopt.backends.ec2.renter.permissions import Policy
-from hetopt.backends.ec2.renter.permissions import policy as printed
-from hetopt.backends.ec2.renter.request import TABLE, Answer, Edge, Request
+from hetopt.backends.ec2.renter.request import TABLE, Answer, BotoEdge, Edge, Request, Retrying
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.run_spec import WorkerSpec
@@ -331,8 +329,8 @@ def _in_its_time(account: Account, home: Path) -> Iterator[None]:
         patch("time.sleep", account.sleep),
         patch("botocore.retries.adaptive.register_retry_handler", lambda client: None),
         patch("hetopt.api.account.time", clock),
-        patch("hetopt.backends.ec2.renter.edge.time", clock),
-        patch("hetopt.backends.ec2.renter.edge.BotoEdge", _door),
+        patch("hetopt.backends.ec2.renter.request.time", clock),
+        patch("hetopt.backends.ec2.renter.request.BotoEdge", _door),
     ):
         yield
 

@@ -74,10 +74,10 @@ from werkzeug.serving import run_simple
 from benchmarks.box import gate, manners, schedules
 from benchmarks.box.bodies import Bodies, Lives
 from benchmarks.box.gate import Call, Gate
-from hetopt.backends.ec2.renter import permissions
+from hetopt.backends.ec2.renter import doctor
 from hetopt.backends.ec2.renter.calls import END_ROLE, NAMED
 from hetopt.backends.ec2.renter.ordering import Identity
-from hetopt.backends.host.renewal import PriceChange
+from hetopt.backends.host.protocol import PriceChange
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -281,9 +281,9 @@ _PLAIN = (
 def make_end_role() -> None:
     """As an administrator makes it by what `hetopt setup` prints."""
     iam, account_id = iam_backends[DEFAULT_ACCOUNT_ID]["aws"], DEFAULT_ACCOUNT_ID
-    trust = json.dumps(permissions.policy("end_trust", account=account_id))
+    trust = json.dumps(doctor.policy("end_trust", account=account_id))
     iam.create_role(END_ROLE, trust, "/", None, "", [], "3600")
-    iam.put_role_policy(END_ROLE, "hetopt", json.dumps(permissions.policy("end_policy", account=account_id)))
+    iam.put_role_policy(END_ROLE, "hetopt", json.dumps(doctor.policy("end_policy", account=account_id)))
 
 
 def _tags_of(id_: str) -> Mapping[str, str]:

@@ -14,27 +14,27 @@ from typing import Any
 
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
-from hetopt.backends.ec2.renter import doctor, permissions, removal
+from hetopt.backends.ec2.renter import doctor, removal
 from hetopt.backends.ec2.renter import ordering as accounts
 from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
-from hetopt.backends.ec2.renter.cluster_state import judged, last_seen
 from hetopt.backends.ec2.renter.doctor import Check, worst
-from hetopt.backends.ec2.renter.edge import (
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order, judged, last_seen
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
+from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
+from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     BotoEdge,
+    Edge,
     Made,
     Retrying,
     connect,
     connect_run,
+    known_regions,
     made,
     read_ledger,
 )
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import OVERRUN, UNPLACED_S, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
-from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
-from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.emulation import namespaces
 from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.backends.options import Ec2
@@ -133,7 +133,7 @@ class Setup:
             CloudRefused: it cannot be made.
         """
         edge = connect(self.region)
-        for request in permissions.bucket_calls(self.bucket, self.region, self.account):
+        for request in doctor.bucket_calls(self.bucket, self.region, self.account):
             edge(request)
             yield f"{request.api_name}: {request.purpose}"
 
@@ -152,8 +152,8 @@ class Setup:
             only = [known.instance_type(one).name for one in only]
         place = {"account": self.account, "region": self.region, "bucket": self.bucket, "role": self.role}
         return {
-            **{name: permissions.policy(name, types=only, **place) for name in permissions.POLICIES},
-            "commands": permissions.commands(self.role),
+            **{name: doctor.policy(name, types=only, **place) for name in doctor.POLICIES},
+            "commands": doctor.commands(self.role),
         }
 
 
@@ -345,7 +345,7 @@ def search(
     runs = removal.local_runs(RunFolders(home=runs_home()).all())
     begun = Search(home=home, runs=runs, run_id=run_id, everything=everything, everybody=everybody, remove=remove)
     configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
-    asked = removal.regions_to_look_in(home, runs, more_regions)
+    asked = {*(run.region for run in runs.values()), *known_regions(home), *more_regions}
     places = sorted({*(asked or regions(connect(next(iter(configured), _FIRST_REGION)))), *configured})
     who = identity(connect(places[0]))
     removal.settle(runs, time.time(), time.sleep)
@@ -430,7 +430,7 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
                 "reason": machine.reason,
                 "up_s": (machine.until_s or now_s) - machine.since_s,
                 "usd": machine.usd(now_s),
-                "usd_is_estimate": machine.is_forgotten,
+                "usd_is_estimate": machine.state == "gone",
                 "heartbeat_s_ago": now_s - machine.heartbeat_s if machine.heartbeat_s is not None else None,
             }
             for machine in seen.machines

@@ -48,7 +48,7 @@ def _ec2(reporter: Reporter) -> Backend:
 BACKENDS: dict[str, tuple[type[Machines], Make]] = {
     Local.PLACE: (Local, _later("on_this_machine", "LocalBackend")),
     Rehearsal.PLACE: (Rehearsal, _later("on_this_machine", "RehearsalBackend")),
-    Ssh.PLACE: (Ssh, _later("ssh.backend", "SshBackend")),
+    Ssh.PLACE: (Ssh, _later("on_this_machine", "SshBackend")),
     Ec2.PLACE: (Ec2, _ec2),
 }
 """By name the record of its options, and what makes it; the reporter is told what goes on in the cloud."""

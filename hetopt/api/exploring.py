@@ -14,13 +14,13 @@ from hetopt.api.options import Ec2, Local, Measurement, Ssh
 from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter.backend import Prober, probe_price_usd, rented_probes
-from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.request import connect
 from hetopt.backends.host.bundle import make_bundle
+from hetopt.backends.on_this_machine import SshProbes, ready
 from hetopt.backends.prediction import STARTUP_S
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample
 from hetopt.backends.processes import LocalLauncher
-from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
@@ -256,8 +256,6 @@ def place_on_ec2(
         data=data,
         version=version("hetopt"),
         gradient_bytes=measured.job.gradient_bytes,
-        clock=time.time,
-        sleep=time.sleep,
     )
     hourly = _spot_usd_per_hour(catalog, types)
     made: list[ProbeRun] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetopt.backends.ssh.backend import checked
+from hetopt.backends.on_this_machine import checked
 from hetopt.backends.ssh.checking import HostFound, Trouble, in_words
 from hetopt.core.errors import BadInput
 from hetopt.core.hosts import Host, parse_hosts, read_hosts

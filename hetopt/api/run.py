@@ -187,8 +187,8 @@ class Run:
 
     def last_known(self) -> tuple[RunStatus, bool]:
         """Return how it is as far as that is known without asking a cloud, and whether nothing of it is left."""
-        from hetopt.backends.ec2.renter.cluster_state import is_cleared, judged, last_seen
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+        from hetopt.backends.ec2.renter.order import is_cleared, judged, last_seen
 
         if not isinstance(self.backend, Ec2Launcher):
             status = self.status()

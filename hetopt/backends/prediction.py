@@ -158,11 +158,6 @@ class SmallWorkers:
         return max(1.0, self.workers / self.processors)
 
     @property
-    def update_s(self) -> float:
-        """The optimizer's step, which all of them do at once after the exchange."""
-        return self.fitted.optimizer_s * self.crowding
-
-    @property
     def largest_batch(self) -> int | None:
         """What one worker's part of the memory holds, samples; absent when memory was not measured or does not grow.
 
@@ -513,7 +508,15 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
         slowdowns = (1.0,) * min(len(plan.run.workers), cpus)
     count = len(slowdowns)
     device, crowding = division(model, count)
-    workers = [_worker_time(device, crowding, slowdown) for slowdown in slowdowns]
+    line = device.step_time
+    workers = [
+        WorkerTime(
+            fixed_s=_slowed_s(device, line.fixed_s, crowding, slowdown),
+            per_sample_s=line.per_sample_s * (crowding + slowdown - 1),
+            floor_s=_slowed_s(device, line.floor_s, crowding, slowdown),
+        )
+        for slowdown in slowdowns
+    ]
     best = solve_shares(workers, plan.chosen.global_batch_size).local_batch_sizes
     shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
     run = plan.run.model_copy(
@@ -551,54 +554,32 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
         jitter=device.step_time.jitter,
         overlap=exchange.overlap,
     )
-    prediction = _prediction(model, device, plan, step, exchange, shares, crowding)
-    return Mapped(run=run, prediction=prediction, notes=exchange.notes)
-
-
-def _worker_time(fitted: FittedDevice, crowding: float, slowdown: float) -> WorkerTime:
-    line = fitted.step_time
-    return WorkerTime(
-        fixed_s=_slowed_s(fitted, line.fixed_s, crowding, slowdown),
-        per_sample_s=line.per_sample_s * (crowding + slowdown - 1),
-        floor_s=_slowed_s(fitted, line.floor_s, crowding, slowdown),
+    # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
+    samples = min(device.largest_measured, model.whole_host.largest_measured)
+    divided = crowding * times_as_long(device.time_s, model.whole_host.time_s, samples)
+    compute_share = step.compute_s / step.step_time_s
+    step_log_sd = math.hypot(
+        RUN_TO_RUN_LOG_SD,
+        compute_share * math.hypot(device.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
+        (1 - compute_share) * exchange.log_sd,
     )
+    prediction = predict_run(
+        model,
+        plan,
+        step,
+        exchange,
+        step_log_sd=step_log_sd,
+        evaluation_s=(plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size,
+        startup_s=plan.profile.startup_s or STARTUP_S,
+        exchanges_on_processors=True,
+    )
+    return Mapped(run=run, prediction=prediction, notes=exchange.notes)
 
 
 def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: float) -> float:
     """``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait
     for a core, and not the optimizer's update."""
     return max(0.0, step_s * (crowding + slowdown - 1) - (slowdown - 1) * fitted.optimizer_s)
-
-
-def _prediction(
-    model: FittedModel,
-    fitted: FittedDevice,
-    plan: Plan,
-    step: Breakdown,
-    exchange: Foreseen,
-    shares: Sequence[int],
-    crowding: float,
-) -> Prediction:
-    # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
-    samples = min(fitted.largest_measured, model.whole_host.largest_measured)
-    divided = crowding * times_as_long(fitted.time_s, model.whole_host.time_s, samples)
-    evaluation_s = (plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size
-    compute_share = step.compute_s / step.step_time_s
-    step_log_sd = math.hypot(
-        RUN_TO_RUN_LOG_SD,
-        compute_share * math.hypot(fitted.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
-        (1 - compute_share) * exchange.log_sd,
-    )
-    return predict_run(
-        model,
-        plan,
-        step,
-        exchange,
-        step_log_sd=step_log_sd,
-        evaluation_s=evaluation_s,
-        startup_s=plan.profile.startup_s or STARTUP_S,
-        exchanges_on_processors=True,
-    )
 
 
 def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:

@@ -46,33 +46,19 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
     """
     if workers < 1:
         raise BadInput(f"`workers` must be at least 1, got {workers}.", hint="for example `workers=2`")
-    cpus = profile.host.logical_cpus
-    found = []
-    for count in counts(workers):
-        for size in _local_sizes(profile, workers):
-            specs = tuple(
-                WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=size, threads=max(1, cpus // count))
-                for _ in range(count)
-            )
-            found.append(probe(profile, (Node(type=LOCAL, workers=count),), size, specs))
-    return tuple(found)
+    return tuple(
+        probe(profile, (Node(type=LOCAL, workers=count),), size, threads=max(1, profile.host.logical_cpus // count))
+        for count in counts(workers)
+        for size in _local_sizes(profile, workers)
+    )
 
 
 def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
     """Each host alone, then the first two, three and more together; a host is called by its own name."""
-    layouts = [(host,) for host in hosts] + [tuple(hosts[:count]) for count in counts(len(hosts)) if count > 1]
-    most = sum(len(host.devices) for host in hosts)
-    found = []
-    for layout in layouts:
-        for size in _local_sizes(profile, most):
-            workers = tuple(
-                WorkerSpec(host=host.name, type=host.name, local_batch_size=size)
-                for host in layout
-                for _ in host.devices
-            )
-            nodes = tuple(Node(type=host.name, workers=len(host.devices)) for host in layout)
-            found.append(probe(profile, nodes, size, workers))
-    return tuple(found)
+    nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
+    layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
+    sizes = _local_sizes(profile, sum(node.workers for node in nodes))
+    return tuple(probe(profile, layout, size) for layout in layouts for size in sizes)
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
@@ -102,9 +88,27 @@ def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
 
 
 def probe(
-    profile: Profile, nodes: tuple[Node, ...], shares: int | tuple[int, ...], workers: tuple[WorkerSpec, ...]
+    profile: Profile,
+    nodes: tuple[Node, ...],
+    size: int,
+    *,
+    names: Sequence[str] | None = None,
+    threads: int | None = None,
 ) -> ProbeRun:
-    """A run of these workers, and the configuration that they are."""
+    """A run of these machines' workers, and the configuration that it is.
+
+    Args:
+        profile: of the job.
+        nodes: the machines.
+        size: samples of each worker.
+        names: of the machines as hosts of the run; None: they are called as their types.
+        threads: of a worker; None: as many as it takes.
+    """
+    workers = tuple(
+        WorkerSpec(host=name, type=node.type, local_batch_size=size, threads=threads)
+        for name, node in zip(names or [node.type for node in nodes], nodes, strict=True)
+        for _ in range(node.workers)
+    )
     # Long enough to measure a step of these workers, and no longer.
     spec = RunSpec(
         task=profile.job.task,
@@ -117,4 +121,4 @@ def probe(
         control_period_steps=PERIOD_STEPS,
         checkpoint_every_s=86_400.0,
     )
-    return ProbeRun(configuration=Configuration(nodes=nodes, local_batch_size=shares), spec=spec)
+    return ProbeRun(configuration=Configuration(nodes=nodes, local_batch_size=size), spec=spec)

@@ -199,34 +199,28 @@ class ProcessLauncher(ABC):
         run_dir = run_dir.resolve()
         self._check(spec)
         with lease(run_dir) as held:
-            return self._start(spec, run_dir, environment, held)
-
-    def _start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str], held: int) -> RunHandle:
-        """Start the process, which keeps the lease."""
-        program = self.program(spec, run_dir)
-        write_spec(run_dir, spec)
-        (run_dir / STOP_FILE).unlink(missing_ok=True)
-        (run_dir / LIVING_FILE).unlink(missing_ok=True)
-        log = run_dir / LOG_FOLDER
-        log.mkdir(mode=0o700, exist_ok=True)
-        command = [*program.prefix, sys.executable, "-m", program.module, str(run_dir)]
-        if self.attached:
-            command.append(str(os.getpid()))
-        logged = log_bytes(run_dir)  # by earlier sessions
-        # Whoever is interrupted must know which process it is to end.
-        with (log / program.log_name).open("ab") as output, in_one_piece():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**program.defaults, **os.environ, **environment, **program.fixed, **INSTALLED_ONLY},
-                start_new_session=True,
-                pass_fds=(held,),
-            )
-            self._started[run_dir] = process
-            named = _Process(pid=process.pid, log_bytes=logged)
-            write_atomically(run_dir / PROCESS_FILE, named.model_dump_json() + "\n")
+            program = self.program(spec, run_dir)
+            write_spec(run_dir, spec)
+            (run_dir / STOP_FILE).unlink(missing_ok=True)
+            (run_dir / LIVING_FILE).unlink(missing_ok=True)
+            log = run_dir / LOG_FOLDER
+            log.mkdir(mode=0o700, exist_ok=True)
+            launcher = [str(os.getpid())] if self.attached else []
+            logged = log_bytes(run_dir)  # by earlier sessions
+            # Whoever is interrupted must know which process it is to end.
+            with (log / program.log_name).open("ab") as output, in_one_piece():
+                process = subprocess.Popen(
+                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), *launcher],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**program.defaults, **os.environ, **environment, **program.fixed, **INSTALLED_ONLY},
+                    start_new_session=True,
+                    pass_fds=(held,),  # the process keeps the lease
+                )
+                self._started[run_dir] = process
+                named = _Process(pid=process.pid, log_bytes=logged)
+                write_atomically(run_dir / PROCESS_FILE, named.model_dump_json() + "\n")
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:

@@ -15,7 +15,7 @@ batch ``B`` by their speeds compute for ``B / sum v_j``, and exchange after that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -252,15 +252,14 @@ class Supervision:
         except CloudRefused as refused:
             said = f"{refused.message} {other.name if replaces else 'everything'} stays for now."
         else:
-            return self._acted(decision, other)
+            return self._acted(decision, other, replaces=replaces)
         self.looked_at = -1  # nothing was done: the next look finds it called for again
         before, self.said = self.said, said
         return said if said != before else None
 
-    def _acted(self, decision: Decision, other: Alternative) -> str:
+    def _acted(self, decision: Decision, other: Alternative, *, replaces: bool) -> str:
         """Write down what was done; what a person is told of it."""
         self._rest()
-        replaces = decision.action == "replace"
         self.replaced.add(other.name)
         self.may_move = self.may_move and replaces
         write_decision(
@@ -409,7 +408,8 @@ class RunProgress:
             # Of the worker that waited least: the others' contains their waiting for it.
             self.sync_s = _mean(self.sync_s if self.step_time_s is not None else None, min(event.sync_s))
             self.step_time_s = _mean(self.step_time_s, event.step_time_s)
-            self.compute_s = _means(self.compute_s, event.compute_s)
+            same_workers = len(self.compute_s) == len(event.compute_s)
+            self.compute_s = tuple(map(_mean, self.compute_s if same_workers else event.compute_s, event.compute_s))
             self.shares, self.periods = event.local_batch_sizes, self.periods + 1
             if self.periods >= _SETTLED:
                 self._settle()
@@ -421,19 +421,6 @@ class RunProgress:
         if len(workers) >= self.whole:
             self.whole, self.whole_step_time_s = len(workers), self.step_time_s
 
-    @classmethod
-    def of(cls, events: Iterable[LogEvent]) -> Self:
-        """The progress of a run after all of these events."""
-        standing = cls()
-        for event in events:
-            standing.take(event)
-        return standing
-
 
 def _mean(before: float | None, now: float) -> float:
     return now if before is None else before + _WEIGHT * (now - before)
-
-
-def _means(before: tuple[float, ...], now: Iterable[float]) -> tuple[float, ...]:
-    values = tuple(now)
-    return values if len(before) != len(values) else tuple(map(_mean, before, values))

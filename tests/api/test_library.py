@@ -21,8 +21,9 @@ from hetopt.api.backends import Machines, backend, options_at
 from hetopt.api.launching import prepare_resumed
 from hetopt.api.run import Run
 from hetopt.backends.host import look
-from hetopt.backends.on_this_machine import FILES_OF_A_READER, LocalBackend, check_readers
+from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh
+from hetopt.backends.ssh.checking import FILES_OF_A_READER, check_readers
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.option import changed
 from hetopt.core.profile import Profile, Reading

@@ -20,12 +20,11 @@ import pytest
 
 from benchmarks._ports import own_port
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, LedgerEdge, Retrying
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders
 from hetopt.backends.ec2.renter.removal import Found, Remover
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Edge, LedgerEdge, Request, Retrying
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.profile import Profile

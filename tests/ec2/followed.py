@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState

@@ -17,12 +17,11 @@ import pytest
 
 from benchmarks.box.metadata import MetadataService, metadata_service
 from hetopt.backends.ec2.bootstrap import NodeConfig, Timer
-from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE, METADATA_TOKEN_S
-from hetopt.backends.ec2.node.agent import Imds, over_http
+from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE
+from hetopt.backends.ec2.node.agent import is_taken, metadata
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
-from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent
+from hetopt.backends.host.agent import PLACE_WITHIN_S, Agent, Checkpoints
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
-from hetopt.backends.host.uploads import Checkpoints
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge, Patience
@@ -82,16 +81,15 @@ def agent(
         group_secret="5ec4e7" + 58 * "0",
     )
     (root / "run").mkdir(parents=True)
-    imds = Imds(transport=over_http, clock=time.time)
     timer = Timer(run=commands, units=root, clock=time.time)
     models = replace(objects, prefix="models/r")
     return Agent(
         terms=config,
-        id=imds.instance_id() or "",
+        id=metadata(ID_PATH) or "",
         root=root,
         objects=objects,
         models=models,
-        is_taken=imds.is_taken,
+        is_taken=is_taken,
         end_at=timer.set,
         turn_s=0.1,
     )
@@ -474,25 +472,12 @@ ACTION = "/latest/meta-data/spot/instance-action"
 def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     with metadata_service({ID_PATH: "i-0123"}) as service:
         monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
-        imds = Imds(transport=over_http, clock=time.time)
-        assert imds.instance_id() == "i-0123"
-        assert not imds.is_taken(), "404 is the normal answer"
+        assert metadata(ID_PATH) == "i-0123"
+        assert not is_taken(), "404 is the normal answer"
         service.answers[ACTION] = json.dumps({"action": "terminate", "time": "2026-11-20T08:24:00Z"})
-        assert imds.is_taken()
-        assert len(service.tokens) == 1, "one token serves for hours"
+        assert is_taken()
         service.tokens.clear()
-        assert imds.is_taken(), "a token that was forgotten is renewed at once"
-        assert service.refused == 1
-
-
-def test_the_token_is_renewed_before_it_ends(monkeypatch: pytest.MonkeyPatch, patience: Patience) -> None:
-    with metadata_service({ID_PATH: "i-0123"}) as service:
-        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, service.url)
-        imds = Imds(transport=over_http, clock=patience.clock)
-        imds.instance_id()
-        patience.now_s += METADATA_TOKEN_S - 30
-        imds.instance_id()
-        assert len(service.tokens) == 2
+        assert is_taken(), "no token is kept"
         assert service.refused == 0
 
 
@@ -503,11 +488,10 @@ def test_nonsense_is_no_notice(text: str) -> None:
             return 200, b"token"
         return (200, text.encode()) if path == ACTION else (404, b"")
 
-    assert not Imds(transport=transport, clock=time.time).is_taken()
+    assert not is_taken(transport)
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, "http://127.0.0.1:9")
-    imds = Imds(transport=over_http, clock=time.time)
-    assert imds.instance_id() is None
-    assert not imds.is_taken()
+    assert metadata(ID_PATH) is None
+    assert not is_taken()

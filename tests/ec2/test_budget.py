@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import boto3
@@ -19,20 +19,28 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.objects import PriceHistory
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.order import (
+    UNPLACED_S,
     ClusterState,
+    Guard,
     MachineState,
+    Order,
+    Rate,
+    Role,
+    Zone,
+    lifetime_s,
     rebilled,
 )
-from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Rate, Role, Zone, lifetime_s
-from hetopt.backends.ec2.renter.ordering import Job
+from hetopt.backends.ec2.renter.ordering import move_usd
 from hetopt.backends.ec2.renter.request import Answer
 from hetopt.backends.host.agent import PLACE_WITHIN_S
-from hetopt.backends.host.protocol import Lease, PaidMachine, Renewal
-from hetopt.backends.host.renewal import (
+from hetopt.backends.host.protocol import (
     PRICES_EVERY_S,
     Allowance,
+    Lease,
+    PaidMachine,
     PriceChange,
+    Renewal,
     Stay,
     renewed_end_s,
     spent_usd,
@@ -95,15 +103,7 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
 ) -> None:
     """Both clusters at their worst price: until those end that wait in vain, and until the lease ends."""
     budget = worst * (hours + UNPLACED_S / 3600)
-    job = Job(
-        roles=(SPOT,),
-        budget_usd=budget,
-        gradient_bytes=1,
-        deadline_s=7e9,
-        may_cost_usd=worst * hours * 0.999,
-        disk_gb=14,
-    )
-    kept = job.move_usd(worst)
+    kept = move_usd(worst, roles=(SPOT,), budget_usd=budget, deadline_s=7e9, may_cost_usd=worst * hours * 0.999)
     assert kept == pytest.approx(worst * UNPLACED_S / 3600)
     guard = Guard(budget_usd=budget, fixed_usd=kept, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
     now_s = at * hours * 3600
@@ -113,13 +113,13 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
 
 
 def test_nothing_is_kept_for_a_move_that_will_not_be() -> None:
-    job = Job(roles=(SPOT,), budget_usd=10.0, gradient_bytes=1, deadline_s=3600.0, may_cost_usd=8.0, disk_gb=14)
-    assert job.move_usd(2.4) == pytest.approx(1.0)
-    assert replace(job, spent_usd=1.5).move_usd(2.4) == 0.0, "the budget pays for no more than what was planned"
-    assert replace(job, deadline_s=None).move_usd(2.4) == 0.0
-    assert replace(job, may_cost_usd=None).move_usd(2.4) == 0.0, "probes end before they move"
+    move = partial(move_usd, 2.4, roles=(SPOT,), budget_usd=10.0, deadline_s=3600.0, may_cost_usd=8.0)
+    assert move() == pytest.approx(1.0)
+    assert move(spent_usd=1.5) == 0.0, "the budget pays for no more than what was planned"
+    assert move(deadline_s=None) == 0.0
+    assert move(may_cost_usd=None) == 0.0, "probes end before they move"
     held = SPOT.model_copy(update={"market": "on-demand"})
-    assert replace(job, roles=(held,)).move_usd(2.4) == 0.0
+    assert move(roles=(held,)) == 0.0
 
 
 def test_machines_wait_no_longer_for_a_place_than_a_move_pays_for() -> None:

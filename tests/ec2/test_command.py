@@ -18,11 +18,9 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger
-from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, ORDER_FILE, Order
+from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import check_prices
-from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.request import LEDGER_FILE, BotoEdge, Request, read_ledger
 from hetopt.core.errors import BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

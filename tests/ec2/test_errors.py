@@ -15,8 +15,18 @@ from random import Random
 import pytest
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.edge import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
-from hetopt.backends.ec2.renter.request import TABLE, UNKNOWN, Answer, ApiRefused, Request, meaning_of
+from hetopt.backends.ec2.renter.request import (
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    TABLE,
+    UNKNOWN,
+    Answer,
+    ApiRefused,
+    Request,
+    Retrying,
+    meaning_of,
+    wait_before,
+)
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.cost.billing import load_billing
 from tests.ec2.conftest import Patience
@@ -127,7 +137,7 @@ def test_botocore_does_not_hammer_an_exhausted_pool(tmp_path: Path, monkeypatch:
     import http.server
     import threading
 
-    from hetopt.backends.ec2.renter.edge import BotoEdge
+    from hetopt.backends.ec2.renter.request import BotoEdge
 
     asked: list[bytes] = []
 

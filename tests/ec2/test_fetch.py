@@ -12,10 +12,10 @@ import pytest
 
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter.backend import fetch_model
-from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.doctor import bucket_calls
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.permissions import bucket_calls
-from hetopt.backends.host.uploads import Uploads
+from hetopt.backends.ec2.renter.request import BotoEdge
+from hetopt.backends.host.agent import Uploads
 from hetopt.core import run_folder
 from hetopt.core.errors import BadInput, CloudRefused
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION
@@ -29,7 +29,7 @@ def machine(order: Order) -> Uploads:
     """The machine's side of it, with what it wrote on its own disk."""
     objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix=f"runs/{RUN}", account_id=ACCOUNT)
     models = replace(objects, prefix=f"models/{RUN}")
-    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True)
+    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True, workers=1)
 
 
 @pytest.fixture

@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.backend import adopt
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge, read_ledger
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
+from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Edge, Request, read_ledger
+from hetopt.backends.host.agent import Checkpoints
 from hetopt.backends.host.protocol import Latest, Lease, Placements, is_over, placement_of
-from hetopt.backends.host.uploads import Checkpoints
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan

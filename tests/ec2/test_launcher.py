@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 
 from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.order import (
     BOOT_FOLDER,
+    ORDER_FILE,
     SEEN_FILE,
     ClusterState,
     MachineState,
+    Order,
     hopeless_hosts,
 )
-from hetopt.backends.ec2.renter.edge import BotoEdge, known_regions
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Edge, Request, known_regions
 from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.host.protocol import Lease, placement_of, without
 from hetopt.core.budget_law import LEASE_OBJECT

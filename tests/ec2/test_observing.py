@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.ec2.renter.cluster_state import ClusterState, Ending, MachineState, remember, seen_pools
-from hetopt.backends.ec2.renter.order import Order, Role
+from hetopt.backends.ec2.renter.order import ClusterState, Ending, MachineState, Order, Role, remember, seen_pools
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 
 HOUR = 3600.0

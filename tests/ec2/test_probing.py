@@ -16,11 +16,9 @@ from hetopt.backends.ec2.renter.backend import (
     rented_probes,
     roles_for,
 )
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
+from hetopt.backends.ec2.renter.request import BotoEdge, Request
 from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
@@ -89,12 +87,13 @@ def prober(
         worked: list[bool] = []
 
         def sleep(seconds: float) -> None:
-            patience.sleep(max(seconds, 20.0))
-            if not worked:
+            polls = seconds == 1.0
+            patience.sleep(20.0 if polls else seconds)
+            if polls and not worked:
                 worked.append(True)
                 work()
 
-        launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=patience.sleep)
+        launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=sleep)
         return Prober(
             edge=cloud,
             launcher=launcher,
@@ -105,8 +104,6 @@ def prober(
             data=None,
             version="0.1.0",
             gradient_bytes=profile.job.gradient_bytes,
-            clock=patience.clock,
-            sleep=sleep,
         )
 
     return make

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
-from hetopt.backends.ec2.renter.order import BootImage, Order, Rate, Role, Zone
+from hetopt.backends.ec2.renter.order import BootImage, ClusterState, MachineState, Order, Rate, Role, Zone
 from hetopt.backends.ec2.renter.reconcile import (
     Action,
     Clear,

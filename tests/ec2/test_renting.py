@@ -17,14 +17,14 @@ import pytest
 
 from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.launcher import Loop
+from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import IMAGES
 from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.renting import Rented, Renter
-from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.ec2.renter.request import LEDGER_FILE, Answer, BotoEdge, Request, read, read_ledger, unresolved
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.run_folder import read_spec
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers, stack
@@ -34,11 +34,11 @@ from tests.face.conftest import Answer as Said
 Make = Callable[..., Order]
 
 
-def rent(edge: object, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> Rented:
-    renter = Renter(
+def rent(edge: object, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> ClusterState:
+    renter = Loop(
         edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
     )
-    return renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
+    return renter.begin(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
 
 
 def test_a_plan_is_rented_and_everything_is_removed(
@@ -58,13 +58,13 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert [one.step for one in promised] == [one.step for one in seen.seen]
     # Everybody knows who is who.
     placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    addresses = [placement["hosts"][machine["InstanceId"]]["address"] for machine in rented.assigned.values()]
+    addresses = [placement["hosts"][machine.id]["address"] for machine in rented.machines]
     assert placement["meeting"] == f"{min(addresses)}:29400"
-    by_host = {host: machine["PrivateIpAddress"] for host, machine in rented.assigned.items()}
-    assert [by_host[worker.host] for worker in rented.spec.workers] == sorted(by_host.values())
+    by_host = {place["host"]: place["address"] for place in placement["hosts"].values()}
+    assert [by_host[worker.host] for worker in read_spec(tmp_path).workers] == sorted(by_host.values())
     assert {worker.host for worker in plan.run.workers} == set(by_host)
-    for host, machine in rented.assigned.items():
-        assert host.startswith(machine["InstanceType"])
+    for machine in rented.machines:
+        assert machine.host.startswith(machine.instance_type)
     entries = read_ledger(tmp_path / LEDGER_FILE)
     assert not unresolved(entries)
     made = {id_ for entry in entries for id_ in entry.ids}
@@ -152,7 +152,7 @@ def test_machines_go_where_they_are_to_be_and_nothing_is_made_beside_them(
     assert saved == pytest.approx(billing.public_ipv4_usd_per_hour.value), "an address that is not had is not paid"
     seen = Recording(inner=cloud)
     rented = rent(seen, order, plan, bundle, tmp_path, patience)
-    assert rented.zone.name == "us-east-1b"
+    assert rented.zone == "us-east-1b"
     assert "create_security_group" not in seen.operations
     for one in seen.seen:
         if one.operation == "create_launch_template":

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import calls, permissions
-from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, read_lease
+from hetopt.backends.ec2.renter import calls, doctor
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
 from hetopt.backends.ec2.renter.order import (
     ORDER_FILE,
     UNPLACED_S,
@@ -31,8 +30,7 @@ from hetopt.backends.ec2.renter.order import (
     lifetime_s,
 )
 from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.renting import Renter
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request, read
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, BotoEdge, Request, Retrying, read
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop, CloudRefused
@@ -51,9 +49,9 @@ def client(service: str) -> Any:
 def role(cloud: BotoEdge) -> str:
     """As the commands of `hetopt setup` make it."""
     iam = client("iam")
-    trust = json.dumps(permissions.policy("end_trust", account=ACCOUNT))
+    trust = json.dumps(doctor.policy("end_trust", account=ACCOUNT))
     made = iam.create_role(RoleName=calls.END_ROLE, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
-    policy = json.dumps(permissions.policy("end_policy", account=ACCOUNT))
+    policy = json.dumps(doctor.policy("end_policy", account=ACCOUNT))
     iam.put_role_policy(RoleName=calls.END_ROLE, PolicyName="hetopt", PolicyDocument=policy)
     return str(made)
 
@@ -102,8 +100,8 @@ def rented(edge: Any, order: Order, plan: Plan, bundle: Bundle, folder: Path, pa
     told: list[str] = []
     called = stack(edge, folder, patience)
     clock, sleep = patience.clock, patience.sleep
-    renter = Renter(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
-    renter.rent(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
+    renter = Loop(edge=called, order=order, run_dir=folder, clock=clock, sleep=sleep, tell=told.append)
+    renter.begin(plan.run, {"plan.json": plan.to_json().encode()}, bundle.data)
     return told
 
 

@@ -24,15 +24,13 @@ from benchmarks.box.iam import allows, other_actions
 from hetopt.api.account import Setup, checks
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import PART_BYTES, PriceHistory, S3Objects
-from hetopt.backends.ec2.renter import permissions
+from hetopt.backends.ec2.renter import doctor
+from hetopt.backends.ec2.renter.bucket_doctor import Asked, several
 from hetopt.backends.ec2.renter.calls import END_ROLE
-from hetopt.backends.ec2.renter.doctor import Check, plan_checks
-from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.doctor import Check, bucket_calls, plan_checks
 from hetopt.backends.ec2.renter.order import OWNER, RUN_ID
 from hetopt.backends.ec2.renter.ordering import Identity, Orders
-from hetopt.backends.ec2.renter.permissions import bucket_calls
-from hetopt.backends.ec2.renter.policies import Asked, several
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import Answer, BotoEdge, Request
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.billing import Billing
@@ -53,8 +51,8 @@ SESSION = Identity(
 USER = Identity(account_id=ACCOUNT, arn=f"arn:aws:iam::{ACCOUNT}:user/ann", user_id="AIDA0123456789EXAMPLE")
 
 
-def operator(*types: str) -> permissions.Policy:
-    return permissions.policy("operator_policy", types=types, account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
+def operator(*types: str) -> doctor.Policy:
+    return doctor.policy("operator_policy", types=types, account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
 
 
 def place(who: Identity, run_id: str = "r") -> Place:
@@ -115,7 +113,7 @@ FORMS: dict[str, dict[str, Any]] = {
 """Ways to call `hetopt setup --print-policy`."""
 
 
-def printed(types: str | tuple[str, ...] = (), **wanted: str) -> dict[str, permissions.Policy]:
+def printed(types: str | tuple[str, ...] = (), **wanted: str) -> dict[str, doctor.Policy]:
     told = Setup.of(**{"region": REGION, **wanted}, account=ACCOUNT).policies(types)
     return {name: policy for name, policy in told.items() if name != "commands"}
 
@@ -221,7 +219,7 @@ def test_the_policy_fits_and_denies_types_that_were_not_named() -> None:
 
 
 def test_machines_may_not_do_what_renters_do() -> None:
-    node = permissions.policy("node_policy", bucket=BUCKET)
+    node = doctor.policy("node_policy", bucket=BUCKET)
     for request in CALLS:
         for one in authorizations(request, place(SESSION)):
             reads = one.action == "s3:GetObject" or "s3:prefix" in one.context
@@ -231,7 +229,7 @@ def test_machines_may_not_do_what_renters_do() -> None:
 def test_machines_use_what_they_are_granted_and_no_more(cloud: BotoEdge, tmp_path: Path) -> None:
     """As IAM decides each of their calls, in the way in which they make it."""
     objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
-    node = permissions.policy("node_policy", bucket=BUCKET)
+    node = doctor.policy("node_policy", bucket=BUCKET)
     be_unkind(policy=node)
     large = tmp_path / "rank-0.safetensors"
     large.write_bytes(b"0" * (PART_BYTES + 1))
@@ -258,7 +256,7 @@ RENTERS_WRITE = ("lease.json", "order.json", "placement.json", "plan.json", "spe
 def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
     from random import Random
 
-    from hetopt.backends.ec2.renter.edge import Retrying
+    from hetopt.backends.ec2.renter.request import Retrying
 
     edge = Retrying(inner=cloud, sleep=lambda _: None, random=Random(0))
     for _ in range(2):
@@ -315,7 +313,7 @@ def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Pat
 def machine_may(action: str, key: str) -> bool:
     from moto.iam.access_control import IAMPolicy, PermissionResult
 
-    node = permissions.policy("node_policy", bucket=BUCKET)
+    node = doctor.policy("node_policy", bucket=BUCKET)
     objects = {**node, "Statement": [one for one in node["Statement"] if "Condition" not in one]}
     told = IAMPolicy(json.dumps(objects)).is_action_permitted(action, f"arn:aws:s3:::{BUCKET}/{key}")
     return bool(told is PermissionResult.PERMITTED)
@@ -344,7 +342,7 @@ def test_machines_write_what_they_tell_and_steer_nobody(run: str) -> None:
 def test_a_machine_that_was_given_more_still_steers_nobody() -> None:
     from moto.iam.access_control import IAMPolicy, PermissionResult
 
-    node = permissions.policy("node_policy", bucket=BUCKET)
+    node = doctor.policy("node_policy", bucket=BUCKET)
     more = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
     both = {**node, "Statement": [more, *(one for one in node["Statement"] if "Condition" not in one)]}
     for name in RENTERS_WRITE:
@@ -357,7 +355,7 @@ def test_a_list_needs_the_whole_name_of_a_run(prefix: str | int) -> None:
     """No prefix that a machine may ask for finds another run unless it holds that run's whole name."""
     key = "runs/20261120-000000-digits-0123456789abcdef/lease.json"
     asked = key[:prefix] if isinstance(prefix, int) else prefix
-    machines = permissions.policy("node_policy", bucket=BUCKET)["Statement"]
+    machines = doctor.policy("node_policy", bucket=BUCKET)["Statement"]
     (listing,) = [one for one in machines if one["Sid"] == "ListOneRun"]
     patterns = listing["Condition"]["StringLike"]["s3:prefix"]
     allowed = any(re.fullmatch(re.escape(one).replace(r"\*", ".*"), asked) for one in patterns)

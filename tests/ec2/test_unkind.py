@@ -15,13 +15,22 @@ import pytest
 from benchmarks.box.iam import actions_of
 from benchmarks.box.stories import Account, Groups, Narrator
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.edge import LEDGER_FILE, SETTLES_S, BotoEdge, made, read_ledger
+from hetopt.backends.ec2.renter.doctor import policy as printed
+from hetopt.backends.ec2.renter.launcher import Loop
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity
-from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.removal import LocalRun, Remover, settle
-from hetopt.backends.ec2.renter.renting import Renter
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
+from hetopt.backends.ec2.renter.request import (
+    LEDGER_FILE,
+    SETTLES_S,
+    Answer,
+    ApiRefused,
+    BotoEdge,
+    Edge,
+    Request,
+    made,
+    read_ledger,
+)
 from hetopt.backends.host.bundle import Bundle
 from hetopt.core.errors import CloudRefused
 from hetopt.core.profile import Profile
@@ -49,8 +58,8 @@ def patience() -> Patience:
     return Shared()
 
 
-def renter(edge: Edge, order: Order, folder: Path, patience: Patience) -> Renter:
-    return Renter(
+def renter(edge: Edge, order: Order, folder: Path, patience: Patience) -> Loop:
+    return Loop(
         edge=stack(edge, folder, patience), order=order, run_dir=folder, clock=patience.clock, sleep=patience.sleep
     )
 
@@ -86,7 +95,7 @@ def test_what_no_list_shows_yet_is_ended_by_the_ids_that_were_granted(
     be_unkind(lag_s=LAG_S, exhausted=["c7g.xlarge"])
     seen = Recording(inner=cloud)
     with pytest.raises(CloudRefused, match="no zone has all machines"):
-        renter(seen, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
+        renter(seen, order, tmp_path, patience).begin(plan.run, {}, bundle.data)
     granted = {id_ for entry in read_ledger(tmp_path / LEDGER_FILE) if entry.makes == "fleet" for id_ in entry.ids}
     ending = [one.parameters["InstanceIds"] for one in seen.seen if one.operation == "terminate_instances"]
     ended = {id_ for ids in ending for id_ in ids}
@@ -122,7 +131,7 @@ def test_a_launch_that_is_broken_off_gives_back_what_no_list_shows_yet(
 
     be_unkind(lag_s=LAG_S)
     with pytest.raises(KeyboardInterrupt):
-        renter(broken, order_for(), tmp_path, patience).rent(plan.run, {}, bundle.data)
+        renter(broken, order_for(), tmp_path, patience).begin(plan.run, {}, bundle.data)
     be_unkind(lag_s=0)
     assert leftovers(cloud) == []
     assert sum(patience.waits) <= 3 * SETTLES_S
@@ -137,14 +146,12 @@ def test_machines_beside_a_refusal_are_ended_at_once(
     renting = renter(cloud, order_for(), tmp_path, patience)
     if partly:
         renting = replace(renting, accept=lambda spec: True)
-        rented = renting.rent(plan.run, {}, bundle.data)
-        assert len(rented.assigned) == 1
-        assert alive(cloud) == [machine["InstanceId"] for machine in rented.assigned.values()], (
-            "the c7g.xlarge, which is there as asked for"
-        )
+        rented = renting.begin(plan.run, {}, bundle.data)
+        assert len(rented.machines) == 1
+        assert alive(cloud) == [rented.machines[0].id], "the c7g.xlarge, which is there as asked for"
     else:
         with pytest.raises(CloudRefused, match="no zone has all machines"):
-            renting.rent(plan.run, {}, bundle.data)
+            renting.begin(plan.run, {}, bundle.data)
         assert alive(cloud) == []
 
 
@@ -152,11 +159,11 @@ def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     order = order_for()
-    rented = renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
+    rented = renter(cloud, order, tmp_path, patience).begin(plan.run, {}, bundle.data)
     before = alive(cloud)
     be_unkind(advance_s=60, lag_s=LAG_S, short={"c7i.large": 2})
     more = renter(cloud, order, tmp_path, patience)
-    granted, missing = more.ask(order.roles[:1], rented.zone, ask=1, end_s=None)
+    granted, missing = more.ask(order.roles[:1], order.zone(rented.zone), ask=1, end_s=None)
     assert not granted
     assert set(missing) == set(order.roles[0].hosts)
     assert alive(cloud) == before
@@ -186,7 +193,7 @@ def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     order = order_for()
-    renter(cloud, order, tmp_path, patience).rent(plan.run, {}, bundle.data)
+    renter(cloud, order, tmp_path, patience).begin(plan.run, {}, bundle.data)
     whole = leftovers(cloud)
     for operation in LISTS:
         remover = Remover(edge=Failing(cloud, operation), sleep=patience.sleep)

@@ -374,7 +374,9 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     going = RunStatus(state=RunState.RUNNING)
     now_s = events[-1].time_s if events else 0.0
     assert render.height(status_document.status(watched.facts(folder, going, now_s=now_s)))
-    standing = RunProgress.of(events)
+    standing = RunProgress()
+    for event in events:
+        standing.take(event)
     assert all(speed > 0 for speed in standing.speeds)
     fit = FitWatch()
     for event in events:

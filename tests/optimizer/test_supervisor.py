@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hetopt.backends.supervisor import (
 from hetopt.core.errors import BudgetStop, CloudRefused
 from hetopt.core.events.fold import Roster, RunFold
 from hetopt.core.events.log import DECISIONS_FILE, read_events
-from hetopt.core.events.records import StartedWorker
+from hetopt.core.events.records import LogEvent, StartedWorker
 from hetopt.optimizer.plan import Range
 from tests.logs import events_of
 
@@ -219,6 +220,14 @@ def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: P
     assert str(supervision.look()).startswith("replaces h3")
 
 
+def progress(events: Iterable[LogEvent]) -> RunProgress:
+    """After all of these events."""
+    standing = RunProgress()
+    for event in events:
+        standing.take(event)
+    return standing
+
+
 def test_the_best_that_a_type_has_shown_is_remembered() -> None:
     workers = [{"host": "h0", "type": "c7i.large"}, {"host": "h1", "type": "c6i.large"}]
     started = {"event": "run_started", "time_s": 0.0, "workers": workers}
@@ -227,11 +236,11 @@ def test_the_best_that_a_type_has_shown_is_remembered() -> None:
         told = {"event": "step", "time_s": 1.0, "step": 10, "steps": 10, "step_time_s": 1.0, "sync_s": [0.1, 0.1]}
         return [{**told, "local_batch_sizes": [10, 20], "compute_s": [1.0, second_s]} for _ in range(count)]
 
-    assert RunProgress.of(events_of([started, *steps(3, 1.0)])).quickest == {}, "first steps tell little"
-    known = RunProgress.of(events_of([started, *steps(4, 1.0), *steps(40, 4.0)]))
+    assert progress(events_of([started, *steps(3, 1.0)])).quickest == {}, "first steps tell little"
+    known = progress(events_of([started, *steps(4, 1.0), *steps(40, 4.0)]))
     assert known.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
     assert known.speeds[1] == pytest.approx(5.0, rel=0.01)
-    again = RunProgress.of(events_of([started, *steps(4, 1.0), started]))
+    again = progress(events_of([started, *steps(4, 1.0), started]))
     assert again.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
     assert again.speeds == ()
 
@@ -248,7 +257,7 @@ def test_standing_follows_the_log() -> None:
         step(11.0, 10, 1.0),
         step(21.0, 20, 2.0),
     ]
-    seen = RunProgress.of(events_of(events))
+    seen = progress(events_of(events))
     assert (len(seen.workers), seen.now_s) == (2, 21.0)
     assert seen.step_time_s == pytest.approx(1.3)
     assert seen.steps_left(PROMISE) == 9980
@@ -256,5 +265,5 @@ def test_standing_follows_the_log() -> None:
         {"event": "worker_lost", "time_s": 22.0, "host": "h1"},
         {**started, "time_s": 23.0, "workers": [{"host": "h0"}]},
     ]
-    after = RunProgress.of(events_of([*events, *lost]))
+    after = progress(events_of([*events, *lost]))
     assert (len(after.workers), after.step_time_s) == (1, None), "other workers, other times"

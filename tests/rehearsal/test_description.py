@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,7 +125,7 @@ def test_a_bad_line_of_a_schedule_is_named(line: str, sentence: str) -> None:
 
 # What happens to the hosts of a rehearsal and when, and how far a miniature is slowed down.
 
-HOST = HostNow.as_described(EmulatedHost(name="h1", speed=2, rate_bits_per_s=1e8))
+HOST = HostNow(name="h1", speed=2, rate_bits_per_s=1e8)
 
 changes = st.builds(
     lambda host, when, speed: Change(host=host, speed=speed, **when),
@@ -170,11 +169,11 @@ CUT = HOST.after(Change(host="h1", cut=True))
     ("host", "change", "after"),
     [
         (HOST, Change(host="h2", speed=9), HOST),
-        (HOST, Change(host="*", speed=9), replace(HOST, speed=9)),
-        (HOST, Change(host="h1", rate_bits_per_s=5), replace(HOST, rate_bits_per_s=5)),
-        (HOST, Change(host="h1", dies=True), replace(HOST, alive=False)),
+        (HOST, Change(host="*", speed=9), HOST.model_copy(update={"speed": 9})),
+        (HOST, Change(host="h1", rate_bits_per_s=5), HOST.model_copy(update={"rate_bits_per_s": 5})),
+        (HOST, Change(host="h1", dies=True), HOST.model_copy(update={"alive": False})),
         (DEAD, Change(host="h1", speed=9), DEAD),
-        (CUT, Change(host="h1", speed=9), replace(CUT, speed=9)),
+        (CUT, Change(host="h1", speed=9), CUT.model_copy(update={"speed": 9})),
         (CUT, Change(host="h1", heals=True), HOST),
         (CUT, Change(host="h1", dies=True), DEAD),
         (HOST, Change(host="h1", heals=True), HOST),

@@ -141,7 +141,7 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
         state=RunState.FAILED,
         reason=events(tmp_path, "run_failed")[0]["reason"],
     )
-    assert re.fullmatch(r"host h2 died at step 6\d, as scheduled for step 60", status.reason or "")
+    assert re.fullmatch(r"host h2 died at step 6\d, as scheduled", status.reason or "")
     [started] = events(tmp_path, "run_started")
     assert [worker["host"] for worker in started["workers"]] == ["h0", "h1", "h1", "h2"]  # ranked as described
     changed: dict[str, list[tuple[float, float, bool]]] = {"h0": [], "h1": [], "h2": []}

@@ -31,9 +31,9 @@ from tests.docs.shown import assert_shown
 
 PACKAGES = dict.fromkeys(look.PACKAGES, "1.0") | {"torch": "2.13.0+cu130"}
 HEALTHY: dict[str, Any] = {
-    "python": (3, 12), "executable": "/usr/bin/python3", "system": "Linux", "machine": "x86_64", "hostname": "box1",
+    "python": (3, 12), "executable": "/usr/bin/python3",
     "identity": "one", "time_s": 1e4, "cpus": 16, "memory_bytes": 64 * 2**30,
-    "folder": "/srv/alice/.cache/hetopt", "writable": True, "there": "/srv/alice", "free_bytes": 10**12,
+    "writable": True, "there": "/srv/alice", "free_bytes": 10**12,
     "packages": PACKAGES, "gpus": [["RTX 3090", "24576", "570.1", "8.6"]],
     "cuda": "13.0", "address": "10.0.0.1", "port": 4000, "listen_trouble": None,
 }  # fmt: skip

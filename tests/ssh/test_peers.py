@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 import hetopt
 from hetopt.api.backends import backend
 from hetopt.backends.host.protocol import State
+from hetopt.backends.on_this_machine import OnHosts
 from hetopt.backends.options import Ssh
 from hetopt.backends.ssh import receive
-from hetopt.backends.ssh.backend import OnHosts
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, alone, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
 from hetopt.backends.ssh.link import Begun

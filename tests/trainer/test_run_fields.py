@@ -15,8 +15,8 @@ from hetopt.backends.ec2.renter.backend import _as_machines_read_it
 from hetopt.backends.emulation.plan import parse_hosts as described_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.host.bundle import Bundle
+from hetopt.backends.on_this_machine import _mapped, spec_on
 from hetopt.backends.prediction import predict_on_local
-from hetopt.backends.ssh.backend import _mapped, spec_on
 from hetopt.backends.ssh.checking import Inventory
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EventLog, read_events

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.host.protocol import GoesOn, Objects, Versioned
-from hetopt.backends.host.renewal import PriceChange
+from hetopt.backends.host.protocol import GoesOn, Objects, PriceChange, Versioned
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 
@@ -118,16 +117,12 @@ class S3Objects(Objects):
 
     def names(self, prefix: str) -> Sequence[str]:
         """All names that begin so."""
-        found: list[str] = []
+        place = {"Bucket": self.bucket, "Prefix": f"{self.prefix}/{prefix}", "ExpectedBucketOwner": self.account_id}
         try:
-            pages = self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=f"{self.prefix}/{prefix}", ExpectedBucketOwner=self.account_id
-            )
-            for page in pages:
-                found += [one["Key"].removeprefix(f"{self.prefix}/") for one in page.get("Contents", ())]
+            found = self.client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
         except failures():
             return []
-        return sorted(found)
+        return sorted(one["Key"].removeprefix(f"{self.prefix}/") for one in found.get("Contents", ()))
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
@@ -214,10 +209,10 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
 
 def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
     """Objects with their sizes; not those by which consoles show folders."""
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for one in page.get("Contents", ()):
-            if not one["Key"].endswith("/"):
-                yield one["Key"], int(one["Size"])
+    found = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).build_full_result()
+    for one in found.get("Contents", ()):
+        if not one["Key"].endswith("/"):
+            yield one["Key"], int(one["Size"])
 
 
 def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
@@ -267,12 +262,11 @@ class PriceHistory:
         return cls(client=_client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S))
 
     def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
-        """See `hetopt.backends.host.renewal.AskPrices`."""
+        """See `hetopt.backends.host.protocol.AskPrices`."""
         try:
             pages = self.client.get_paginator("describe_spot_price_history").paginate(
                 **history_parameters(types, from_s)
             )
-            told = [one for page in pages for one in page["SpotPriceHistory"]]
+            return changes_of(pages.build_full_result())
         except failures():
             return None
-        return changes_of({"SpotPriceHistory": told})

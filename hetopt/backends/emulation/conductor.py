@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -94,7 +94,7 @@ class Conductor:
         self._miniature = miniature
         self._network = network
         self._stop_signal = stop_signal
-        self._hosts = [HostNow.as_described(host) for host in miniature.hosts]
+        self._hosts = [HostNow(**host.model_dump()) for host in miniature.hosts]
         self._reader = EventReader(path=run_dir / EVENTS_FILE)
         earlier = self._reader.read()
         self._pending = still_to_come(miniature.changes, earlier)
@@ -171,7 +171,11 @@ class Conductor:
         now_s = time.monotonic()
         self._read(now_s)
         if self._pauses and not self._agents:
-            self._end_pause()
+            # All have ended: for the pause, unless they came to their end by themselves.
+            self._pauses = False
+            by_itself = self._run.has_ended and self._run.finish_reason != "stopped"
+            if not by_itself and not any(self._codes.values()):
+                self._start_together()
         if not self._run.has_ended:
             since_s = self._training_since_s
             training_s = None if since_s is None else now_s - since_s
@@ -243,7 +247,8 @@ class Conductor:
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
         goes_on = self._comes_and_goes or self._starts_again
         if not goes_on:
-            self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
+            wish = "asked for" if (change.at_s, change.at_step) == (None, None) else "scheduled"
+            self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {wish}")
         for place in places:
             self._network.kill(place)
         took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
@@ -277,13 +282,6 @@ class Conductor:
             return  # a script that saves nothing would lose all that it has done
         self._pauses = True
         (self._run_dir / STOP_FILE).touch()
-
-    def _end_pause(self) -> None:
-        """All have ended: for the pause, unless they came to their end by themselves."""
-        self._pauses = False
-        by_itself = self._run.has_ended and self._run.finish_reason != "stopped"
-        if not by_itself and not any(self._codes.values()):
-            self._start_together()
 
     def _start_together(self) -> None:
         """Start the workers of all hosts that are there, again; those that still run end at once."""
@@ -376,21 +374,14 @@ class Conductor:
         self._collect()
 
 
-def _wish(change: Change) -> str:
-    if change.at_step is not None:
-        return f"scheduled for step {change.at_step}"
-    return "asked for" if change.at_s is None else f"scheduled for {change.at_s:g} s into the training"
-
-
 def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     """Rehearse the run in a folder; nothing of the cluster is left when this returns, however it ends.
 
     Raises:
-        BadInput: the folder has no usable ``spec.json``, or the run is no rehearsal.
+        BadInput: the folder has no usable ``spec.json``.
     """
     spec = read_spec(run_dir)
-    if spec.miniature is None:
-        raise BadInput("the run is no rehearsal.", hint='choose `on="local"`')
+    assert spec.miniature is not None, "the launcher has checked that"
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
 
@@ -398,35 +389,27 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
 CONDITION_CHANGED = "condition_changed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostNow:
+class HostNow(EmulatedHost):
     """What a host is like at the moment, in the units of its description."""
 
-    name: str
-    speed: float
-    rate_bits_per_s: float | None
     alive: bool = True
     leaving: bool = False
     cut: bool = False
-
-    @classmethod
-    def as_described(cls, host: EmulatedHost) -> HostNow:
-        """The host before anything happened to it."""
-        return cls(name=host.name, speed=host.speed, rate_bits_per_s=host.rate_bits_per_s)
 
     def after(self, change: Change) -> HostNow:
         """The host after a change that names it, or all; to the dead nothing happens but that they return."""
         if change.host not in (self.name, EVERY_HOST):
             return self
         if not self.alive:
-            return replace(self, alive=True) if change.returns else self
-        return replace(
-            self,
-            speed=self.speed if change.speed is None else change.speed,
-            rate_bits_per_s=self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
-            alive=not change.dies,
-            leaving=(self.leaving or change.notice) and not change.dies,
-            cut=(self.cut or change.cut) and not (change.heals or change.dies),
+            return self.model_copy(update={"alive": True}) if change.returns else self
+        return self.model_copy(
+            update={
+                "speed": self.speed if change.speed is None else change.speed,
+                "rate_bits_per_s": self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
+                "alive": not change.dies,
+                "leaving": (self.leaving or change.notice) and not change.dies,
+                "cut": (self.cut or change.cut) and not (change.heals or change.dies),
+            }
         )
 
 
@@ -551,11 +534,8 @@ def ask_for_change(run_dir: Path, change: Change) -> None:
     if run_status(run_dir).state.is_over:
         raise BadInput(f"the run {run_dir.name} is over.", hint="start it again with `hetopt launch`")
     # One write of one line to a file opened for appending: requests made at the same time do not mix.
-    descriptor = os.open(run_dir / CHANGES_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(descriptor, change.model_dump_json().encode() + b"\n")
-    finally:
-        os.close(descriptor)
+    with (run_dir / CHANGES_FILE).open("ab", buffering=0) as stream:
+        stream.write(change.model_dump_json().encode() + b"\n")
 
 
 def check_change(spec: RunSpec, change: Change) -> None:

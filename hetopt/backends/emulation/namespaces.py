@@ -34,7 +34,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Literal
 
 from hetopt.core.comm.cost import Primitive
@@ -67,7 +66,7 @@ def host_address(place: int) -> str:
     return f"10.77.0.{_FIRST_OCTET + place}"
 
 
-class EmulatedNetwork:
+class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     """A network that this process has made, and removes. A context manager."""
 
     def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], lock: int) -> None:
@@ -104,19 +103,14 @@ class EmulatedNetwork:
             raise
         return network
 
-    def __enter__(self) -> EmulatedNetwork:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     address = staticmethod(host_address)
 
     def namespace(self, place: int) -> str:
         """The name of a host's namespace, for `ip netns exec`."""
-        return _namespace(self.id, self._hosts[place])
+        return f"{_switch(self.id)}-{self._hosts[place].name}"
 
     def set_rates(self, rates_bits_per_s: Mapping[int, float | None]) -> None:
         """Give links new rates, both directions, while traffic flows. None lifts the limit.
@@ -252,7 +246,8 @@ def find_networks() -> list[FoundNetwork]:
     Raises:
         BadInput: there are some, and this process may not look into them.
     """
-    ids = sorted({found[0] for name in _all_names() if (found := _ID.match(name.removeprefix(PREFIX)))})
+    names = (name.removeprefix(PREFIX) for name in namespaces() if name.startswith(PREFIX))
+    ids = sorted({found[0] for name in names if (found := _ID.match(name))})
     return [FoundNetwork(id=id_, purpose=_purpose(id_), in_use=_is_locked(id_)) for id_ in ids]
 
 
@@ -277,13 +272,12 @@ def _locked(network_id: str, how: int) -> int | None:
 
 
 def _is_locked(network_id: str) -> bool:
-    try:
+    with contextlib.suppress(OSError):  # it has just gone
         descriptor = _locked(network_id, fcntl.LOCK_SH)
-    except OSError:
-        return False  # it has just gone
-    if descriptor is not None:
+        if descriptor is None:
+            return True
         os.close(descriptor)
-    return descriptor is None
+    return False
 
 
 def remove(network_id: str) -> None:
@@ -298,8 +292,9 @@ def remove(network_id: str) -> None:
     switch = _switch(network_id)
     names = _names(network_id)
     kill_in(names)
-    run_batch("ip", [f"netns del {name}" for name in names if name != switch], tolerates=True)
-    run_batch("ip", [f"netns del {switch}"] if switch in names else [], tolerates=True)
+    for name in sorted(names, key=lambda name: name == switch):
+        with contextlib.suppress(NetworkRefused):  # another process removes it, too
+            run("ip", ["netns", "del", name])
     if left := _names(network_id):
         raise RunFailed(f"the network namespaces {', '.join(left)} cannot be removed.", hint="run `hetopt gc` as root")
 
@@ -352,16 +347,8 @@ def _switch(network_id: str) -> str:
     return f"{PREFIX}{network_id}"
 
 
-def _namespace(network_id: str, host: EmulatedHost) -> str:
-    return f"{PREFIX}{network_id}-{host.name}"
-
-
 def _port(place: int) -> str:
     return f"port{place}"
-
-
-def _all_names() -> list[str]:
-    return [name for name in namespaces() if name.startswith(PREFIX)]
 
 
 def _names(network_id: str) -> list[str]:
@@ -412,52 +399,43 @@ def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = Non
     return [find_tool(tool) or tool, *inside, *arguments]
 
 
-def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None) -> str:
+def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, lines: Sequence[str] = ()) -> str:
     """Do one command and return what it printed.
+
+    Args:
+        tool: that does it.
+        arguments: of the command.
+        namespace: inside which; None: this process's.
+        lines: that it reads, each a command of its own.
 
     Raises:
         NetworkRefused: it failed.
     """
-    done = _call(command(tool, arguments, namespace=namespace), None)
+    argv, text = command(tool, arguments, namespace=namespace), "".join(f"{line}\n" for line in lines)
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise NetworkRefused(argv[0], error.strerror or "it cannot be run") from None
     if done.returncode != 0:
-        raise NetworkRefused(f"{tool} {' '.join(arguments)}", _reason(done.stderr))
+        failed = re.search(r"Command failed -:(\d+)", done.stderr)
+        words = lines[int(failed[1]) - 1] if lines and failed else " ".join(arguments)
+        raise NetworkRefused(f"{tool} {words}", _reason(done.stderr))
     return done.stdout
 
 
-def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None, tolerates: bool = False) -> None:
+def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None) -> None:
     """Do many commands, one a line without the tool's name, in one process; the first that fails ends it.
 
     Args:
         tool: that does them.
         lines: the commands.
         namespace: inside which; None: this process's.
-        tolerates: passes over those that fail: for removing what may be gone already.
 
     Raises:
         NetworkRefused: one of them failed.
     """
-    if not lines:
-        return
-    done = _call(command(tool, ["-force"] * tolerates + ["-batch", "-"], namespace=namespace), lines)
-    if done.returncode != 0 and not tolerates:
-        failed = re.search(r"Command failed -:(\d+)", done.stderr)
-        raise NetworkRefused(f"{tool} {lines[int(failed[1]) - 1] if failed else lines[0]}", _reason(done.stderr))
-
-
-def _call(arguments: list[str], lines: Sequence[str] | None) -> subprocess.CompletedProcess[str]:
-    text = None if lines is None else "".join(f"{line}\n" for line in lines)
-    try:
-        return subprocess.run(
-            arguments,
-            input=text,
-            stdin=subprocess.DEVNULL if text is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except OSError as error:
-        raise NetworkRefused(arguments[0], error.strerror or "it cannot be run") from None
+    if lines:
+        run(tool, ["-batch", "-"], namespace=namespace, lines=lines)
 
 
 def _reason(stderr: str) -> str:
@@ -505,19 +483,14 @@ def namespaces() -> list[str]:
 
 
 def pids_in(names: Iterable[str]) -> list[int]:
-    """The processes in these namespaces: those whose own namespace is the same file."""
-    inodes: set[tuple[int, int]] = set()
-    for name in names:
-        with contextlib.suppress(OSError):
-            status = (_FOLDER / name).stat()
-            inodes.add((status.st_dev, status.st_ino))
+    """The processes in these namespaces."""
     pids: list[int] = []
-    for entry in os.listdir("/proc") if inodes else ():
-        if entry.isdigit():
-            with contextlib.suppress(OSError):  # gone since, a zombie, or not ours to look at
-                status = os.stat(f"/proc/{entry}/ns/net")
-                if (status.st_dev, status.st_ino) in inodes:
-                    pids.append(int(entry))
+    for name in names:
+        try:
+            pids += map(int, run("ip", ["netns", "pids", name]).split())
+        except NetworkRefused:
+            if file_of(name).exists():
+                raise
     return pids
 
 

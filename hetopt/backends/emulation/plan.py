@@ -165,14 +165,17 @@ def rehearse(
     if stands_in:
         plan = in_its_place(plan, processors)
     model, batch = fit(plan.profile, plan.run.precision), plan.chosen.global_batch_size
+    planned = planned_hosts(wanted) if described is None else ()
+    count = sum(host.workers for host in described or (planned_host.host for planned_host in planned))
+    here = SmallWorkers.of(model, processors, count)
+    if batch < here.workers:
+        raise BadInput(
+            f"the global batch size must be at least {here.workers}, one sample a worker, got {batch}.",
+            hint="use fewer workers, or plan with a larger `batch_size`",
+        )
     if described is None:
-        hosts = planned_hosts(wanted)
-        here = SmallWorkers.of(model, processors, sum(host.host.workers for host in hosts))
-        check_batch(batch, here.workers)
-        best = tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
+        hosts, best = planned, tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
     else:
-        here = SmallWorkers.of(model, processors, sum(host.workers for host in described))
-        check_batch(batch, here.workers)
         hosts = described_hosts(described, here.alone)
         # Equal shares are equal whatever the best ones are, of which a slow host may have none.
         anyhow = (batch - here.workers + 1, *(1 for _ in range(here.workers - 1)))
@@ -186,9 +189,10 @@ def rehearse(
         scale = Scale(time=factor, links=1.0)
         notes = _describe(hosts, scale, here)
     run = miniature_run(plan.run, hosts, shares, changes, here, scale)
-    workers = [host for host in hosts for _ in range(host.host.workers)]
-    compute_s = [scale.time * host.time.time_s(samples) for host, samples in zip(workers, shares, strict=True)]
-    updated_s = [time_s + here.update_s for time_s in compute_s]
+    computed = zip(_workers(hosts), shares, strict=True)
+    # All do the optimizer's step at once, after the exchange.
+    update_s = here.fitted.optimizer_s * here.crowding
+    updated_s = [scale.time * host.time.time_s(samples) + update_s for host, samples in computed]
     meeting = _meeting(run, here)
     exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
     if run.ratio_policy == "auto" and len(hosts) > 1:
@@ -198,13 +202,17 @@ def rehearse(
     return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
 
 
+def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
+    """The host of each worker, in order."""
+    return [host for host in hosts for _ in range(host.host.workers)]
+
+
 def fitting_factor(
     hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
 ) -> float:
     """The least factor at which all computation fits, also while a scheduled change makes a host faster."""
-    workers = [host for host in hosts for _ in range(host.host.workers)]
     wanted_s = []
-    for host, samples in zip(workers, shares, strict=True):
+    for host, samples in zip(_workers(hosts), shares, strict=True):
         speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
         wanted_s.append(host.time.time_s(samples) / max([1.0, *(speed / host.host.speed for speed in speeds)]))
     work_s = [here.work_s(samples) for samples in shares]
@@ -262,7 +270,6 @@ def miniature_run(
 ) -> RunSpec:
     """What the workers and their conductor are told to do."""
     most = here.largest_batch
-    workers = [host for host in hosts for _ in range(host.host.workers)]
     return run.model_copy(
         update={
             "workers": tuple(
@@ -275,7 +282,7 @@ def miniature_run(
                     device="auto" if here.on_gpu else "cpu",
                     max_local_batch_size=most,
                 )
-                for host, samples in zip(workers, shares, strict=True)
+                for host, samples in zip(_workers(hosts), shares, strict=True)
             ),
             "miniature": ScaledEmulation(
                 hosts=tuple(scale.host(host.host) for host in hosts),
@@ -331,6 +338,9 @@ def _predict(
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
     evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
     compute_share = step.compute_s / step.step_time_s
+    # All agents start at once, then all workers; each of both is one processor's work. The profile's start-up was that
+    # of one agent and, after it, of workers with a processor each.
+    worker_s = WORKER_S if profile.startup_s is None else max(0.0, profile.startup_s - AGENT_S)
     return predict_run(
         model,
         plan,
@@ -338,17 +348,8 @@ def _predict(
         exchange,
         step_log_sd=math.hypot(compute_share * REHEARSED_LOG_SD, (1 - compute_share) * exchange.log_sd),
         evaluation_s=evaluation_s,
-        startup_s=_startup_s(profile.startup_s, len(hosts), here),
+        startup_s=BUILD_S + AGENT_S * max(1.0, len(hosts) / here.cpus) + worker_s * max(1.0, here.workers / here.cpus),
     )
-
-
-def _startup_s(profiled_s: float | None, hosts: int, here: SmallWorkers) -> float:
-    """All agents start at once, then all workers; each of both is one processor's work.
-
-    The profile's start-up was that of one agent and, after it, of workers with a processor each.
-    """
-    worker_s = WORKER_S if profiled_s is None else max(0.0, profiled_s - AGENT_S)
-    return BUILD_S + AGENT_S * max(1.0, hosts / here.cpus) + worker_s * max(1.0, here.workers / here.cpus)
 
 
 STEP_S = 0.002
@@ -373,10 +374,18 @@ def in_its_place(plan: Plan, processors: int) -> Plan:
             f"what {compression.name} sends depends on the shapes of parameters, and a stand-in has others.",
             hint='launch with `compression="dense"`',
         )
-    steps = math.ceil(plan.chosen.prediction.steps.value)
-    if plan.run.stop.max_steps is not None:
-        steps = plan.run.stop.max_steps
-    changed = {"profile": _profile(plan.profile, processors), "run": _run(plan.run)}
+    steps = plan.run.stop.max_steps or math.ceil(plan.chosen.prediction.steps.value)
+    run = plan.run.model_copy(
+        update={
+            "task": STAND_IN,
+            "script": (),
+            "data_dir": None,
+            "precision": "fp32",
+            "micro_batch_size": None,
+            "learning_rate_scale": 1.0,
+        }
+    )
+    changed = {"profile": _profile(plan.profile, processors), "run": run}
     return plan.model_copy(update=changed).adjusted(steps=steps)
 
 
@@ -387,19 +396,6 @@ def remark(plan: Plan) -> str:
         f"The job ({job.task}) is not trained here: a gradient of {formatting.bytes_(GRADIENT_BYTES)} stands in for "
         f"{formatting.bytes_(job.gradient_bytes)}, over links {slower} times slower for that. Times are the cluster's; "
         "losses mean nothing."
-    )
-
-
-def _run(run: RunSpec) -> RunSpec:
-    return run.model_copy(
-        update={
-            "task": STAND_IN,
-            "script": (),
-            "data_dir": None,
-            "precision": "fp32",
-            "micro_batch_size": None,
-            "learning_rate_scale": 1.0,
-        }
     )
 
 
@@ -527,18 +523,13 @@ def _change(where: str, text: str, hosts: Collection[str]) -> Change:
         raise BadInput(f"{where} names no host.", hint=_CHANGE_EXAMPLE)
     host, *fates = words
     if host != EVERY_HOST and host not in hosts:
-        raise BadInput(f"{where} names the host {host!r}; there is {_listed(hosts)}.", hint=_CHANGE_EXAMPLE)
+        raise BadInput(f"{where} names the host {host!r}; there is {', '.join(hosts)}.", hint=_CHANGE_EXAMPLE)
     if not fates and not item.pairs:
         raise BadInput(f"{where} does not say what happens to {host}.", hint=_CHANGE_EXAMPLE)
     happens = {known(fate, (*_FATES, "speed=", "rate="), f"change in {where}"): "true" for fate in fates}
     fields(Item(where=where, pairs=item.pairs), _CHANGED)
     said = {**moment, "host": host, **happens, **item.pairs}
     return record(Change, Item(where=where, pairs=said), _CHANGE, units=_UNITS)
-
-
-def _listed(hosts: Collection[str]) -> str:
-    names = list(hosts)
-    return ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
 
 
 SPEED_DIGITS = 4
@@ -616,10 +607,9 @@ def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
     """Samples of each worker with which the slowest ends earliest, host by host.
 
     Raises:
-        BadInput: fewer samples than workers, or a host so slow that its best share is none.
+        BadInput: a host is so slow that its best share is none.
     """
-    workers = [host for host in hosts for _ in range(host.host.workers)]
-    check_batch(batch, len(workers))
+    workers = _workers(hosts)
     # Allowed to take nothing, a worker that is too slow for the others does just that.
     shares = solve_shares([replace(host.time, min_samples=0) for host in workers], batch).local_batch_sizes
     for host, samples in zip(workers, shares, strict=True):
@@ -630,16 +620,3 @@ def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
                 hint="leave it out, make it faster, or plan with a larger `batch_size`",
             )
     return shares
-
-
-def check_batch(batch: int, workers: int) -> None:
-    """Refuse a batch that does not give every worker a sample.
-
-    Raises:
-        BadInput: so it is.
-    """
-    if batch < workers:
-        raise BadInput(
-            f"the global batch size must be at least {workers}, one sample a worker, got {batch}.",
-            hint="use fewer workers, or plan with a larger `batch_size`",
-        )

@@ -1,43 +1,70 @@
 """A host's part in a run: waits for its place, hosts the workers, heeds the end, and keeps the run's objects current.
 
 It lives as long as the lease among the objects lets it, and where nobody follows a rented run as long as the budget
-pays for that lease (`hetopt.backends.host.renewal`). What is among the objects is believed within what the machine was
+pays for that lease (`hetopt.backends.host.protocol`). What is among the objects is believed within what the machine was
 told when it began: the latest end, and the run that was ordered.
+
+While it trains it copies into the bucket: events, the end of its logs, the model, a script's outputs.
+Of a checkpoint each worker's part is on the disk of its own machine. The first host, which knows when one is complete,
+picks one at a time (``ckpt/WANTED``); each machine sends its parts of that one, and only when all are there does the
+first host name it in ``ckpt/LATEST``. So what LATEST names can always be resumed from, and checkpoints that are written
+faster than they travel cost nothing.
+
+LATEST is only written over what was read: a first host that is cut off, and does not know that others go on without it,
+names nothing any more once these have.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hetopt.backends.backend import is_finished
 from hetopt.backends.host.protocol import (
+    CHECKPOINT_PATTERN,
+    LOG_TAIL_BYTES,
     OUTCOME_OBJECT,
+    WANTED_OBJECT,
+    Allowance,
+    AskPrices,
+    Latest,
     Lease,
     Objects,
     Placement,
     State,
     Terms,
+    checkpoint_name,
     is_over,
     outcome_json,
     placement_of,
 )
-from hetopt.backends.host.renewal import Allowance, AskPrices
-from hetopt.backends.host.uploads import Checkpoints, Uploads
 from hetopt.backends.processes import QUIET_TORCH
+from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.listening import SECRET_VARIABLE, collectives_on
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import STOP_FILE, host_log_folder, write_spec
+from hetopt.core.run_folder import (
+    CHECKPOINT_FOLDER,
+    LATEST_FILE,
+    LATEST_OBJECT,
+    LOG_FOLDER,
+    MODEL_NAMES,
+    OUTPUT_FOLDER,
+    STOP_FILE,
+    host_log_folder,
+    write_spec,
+    written_in,
+)
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 
@@ -48,7 +75,6 @@ PLACE_WITHIN_S = 900.0
 """A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
 REPLACED_WITHIN_S = 600.0
 """Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
-DATA_TOLD_EVERY_S = 30.0
 LAST_UPLOADS_S = 60.0
 """A notice comes two minutes early, and training ends in the first of them."""
 
@@ -93,7 +119,6 @@ class Agent:
     _said: str = ""
     _doomed: bool = False
     _superseded: bool = False
-    _code: int = 0
 
     def __post_init__(self) -> None:
         """Before it has heard of any lease."""
@@ -132,23 +157,18 @@ class Agent:
         found = self.objects.get(PLACEMENT_OBJECT)
         return placement_of(found, self.id, self.terms.spec_sha256) if found is not None else None
 
-    def _is_over(self, placement: Placement) -> bool:
-        """Whether the run came to an end of its own: it finished, or failed by what no other machine can mend."""
-        events = read_log(self.root / "run" / EVENTS_FILE).events
-        return is_finished(events) or self._code not in (0, RunFailed.exit_code)
-
     def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
-        uploads = Uploads(objects=self.objects, models=self.models, run_dir=run_dir, leads=placement.leads)
-        checkpoints = Checkpoints(
+        uploads = Uploads(
             objects=self.objects,
+            models=self.models,
             run_dir=run_dir,
             leads=placement.leads,
             workers=len(placement.told.spec.workers),
             generation=placement.told.generation,
         )
-        uploads.restore()
-        checkpoints.restore(placement.told.resume_from)
+        uploads.restore_events()
+        uploads.restore(placement.told.resume_from)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         spec = placement.told.spec
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
@@ -163,7 +183,7 @@ class Agent:
         self._say("training")
         host = self._start_host(run_dir, placement, folder)
         try:
-            code = self._look_after(host, placement.told.generation, uploads, checkpoints)
+            code = self._look_after(host, uploads)
         finally:
             if host.poll() is None:
                 host.kill()
@@ -172,13 +192,14 @@ class Agent:
         for sentence in uploads.outputs():
             with (host_log_folder(run_dir, placement.node.host) / "host.log").open("a", encoding="utf-8") as log:
                 log.write(f"hetopt: {sentence}\n")
-        self._last_uploads(uploads, checkpoints)
-        self._code = code
-        # Whoever hears that the first host has ended must know by then whether anything follows.
-        if placement.leads and self._is_over(placement):
+        self._last_uploads(uploads)
+        events = read_log(run_dir / EVENTS_FILE).events
+        # Whoever hears that the first host has ended must know by then whether anything follows: the run came to an end
+        # of its own, or failed by what no other machine can mend.
+        if placement.leads and (is_finished(events) or code not in (0, RunFailed.exit_code)):
             self.objects.put(OUTCOME_OBJECT, outcome_json(placement.told.generation))
         # The first host's events say why themselves.
-        why = failure_reason(read_log(run_dir / EVENTS_FILE).events) if code and not placement.leads else None
+        why = failure_reason(events) if code and not placement.leads else None
         self._say(f"ended with {code}", generation=placement.told.generation, reason=why)
         return code
 
@@ -186,16 +207,12 @@ class Agent:
         """Bring the data set here; not where the machine is to end meanwhile. Its host log tells how far it is."""
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
-        told_s = -math.inf
 
         def goes_on(done: int, total: int) -> bool:
-            nonlocal told_s
-            if done == total or self.clock() >= told_s + DATA_TOLD_EVERY_S:
-                told_s = self.clock()
+            if "heartbeat" in self._turn(uploads.run_dir, due, "fetching data") or done == total:
                 with log.open("a", encoding="utf-8") as stream:
                     stream.write(f"hetopt: {done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here\n")
                 uploads.logs()
-            self._turn(uploads.run_dir, due, "fetching data")
             return not (self._doomed or self._must_end() or self._time_is_up())
 
         return self.objects.download(url, self.root / "data", goes_on)
@@ -222,13 +239,7 @@ class Agent:
                 },
             )
 
-    def _look_after(
-        self,
-        host: subprocess.Popen[bytes],
-        generation: int,
-        uploads: Uploads,
-        checkpoints: Checkpoints,
-    ) -> int:
+    def _look_after(self, host: subprocess.Popen[bytes], uploads: Uploads) -> int:
         """Stay until the host process has ended, or must."""
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
@@ -239,7 +250,7 @@ class Agent:
                 if self._must_end():
                     (run_dir / STOP_FILE).touch()
                 placement = self._place()
-                if placement is not None and placement.told.generation > generation:
+                if placement is not None and placement.told.generation > uploads.generation:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
@@ -249,7 +260,7 @@ class Agent:
                 if uploads.events():
                     grew_s = now_s
                 uploads.logs()
-                checkpoints.send(ended=False)
+                uploads.send(ended=False)
             stuck = uploads.leads and now_s - grew_s > STUCK_S
             if self._time_is_up() or stuck:
                 host.kill()
@@ -297,13 +308,13 @@ class Agent:
     def _time_is_up(self) -> bool:
         return self.clock() >= self._armed_s
 
-    def _last_uploads(self, uploads: Uploads, checkpoints: Checkpoints) -> None:
+    def _last_uploads(self, uploads: Uploads) -> None:
         """All that was written, within a time: the others' parts of the last checkpoint may take a little."""
         # Where all go on from is said already when a new placement is there.
         deadline_s = self.clock() + (0.0 if self._superseded else self.last_uploads_s)
         self._superseded = False
         uploads.model()
-        while not checkpoints.send(ended=True) and self.clock() < deadline_s:
+        while not uploads.send(ended=True) and self.clock() < deadline_s:
             self.sleep(self.turn_s)
         uploads.logs()
         uploads.events()
@@ -315,3 +326,211 @@ class Agent:
         state = State(time_s=self.clock(), does=what, **more)
         if self.objects.put(f"state/{self.id}.json", state.model_dump_json(exclude_none=True).encode()):
             self._said = what
+
+
+_FOLDER = re.compile(rf"({CHECKPOINT_PATTERN})(\.partial)?")
+_PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
+"""The files of a checkpoint; those of hetopt 0.1 are torch's (`.pt`). While one is written it has another name."""
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """One machine's side of it.
+
+    Attributes:
+        run_dir: the run's folder on this machine.
+        leads: whether the worker of rank 0 is here.
+        workers: of the whole run.
+        generation: of the machines that train together.
+    """
+
+    objects: Objects
+    run_dir: Path
+    leads: bool
+    workers: int
+    generation: int = 0
+    _sent: set[str] = field(default_factory=set)
+    _pending: str | None = None
+    _named: str | None = None
+
+    def send(self, *, ended: bool) -> bool:
+        """Do what is to be done for the next checkpoint; says whether nothing is left to do.
+
+        Args:
+            ended: no worker writes any more, so that the newest one is the last.
+        """
+        return self._lead(ended=ended) if self.leads else self._follow(ended=ended)
+
+    def restore(self, checkpoint: str | None) -> None:
+        """Bring back the checkpoint that all machines go on from.
+
+        What this machine has of its own is forgotten: it may be newer than what the others have.
+
+        Raises:
+            RunFailed: it cannot be read.
+        """
+        folder = self.run_dir / CHECKPOINT_FOLDER
+        shutil.rmtree(folder, ignore_errors=True)
+        if checkpoint is None:
+            return
+        prefix = f"ckpt/{checkpoint}/"
+        for name in self.objects.names(prefix):
+            part = name.removeprefix(prefix)
+            if not _PARTS.fullmatch(part):
+                continue  # nothing that a checkpoint has
+            path = inside(folder, f"{checkpoint}/{part}", what="file of a checkpoint")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.objects.fetch(name, path):
+                raise RunFailed(f"the checkpoint {checkpoint} cannot be read.", hint="launch the run again")
+        if folder.is_dir():
+            write_atomically(folder / LATEST_FILE, checkpoint + "\n")
+            self._named = checkpoint
+
+    def _lead(self, *, ended: bool) -> bool:
+        """Pick the newest checkpoint, once the one before is complete; name it when it is."""
+        path = self.run_dir / CHECKPOINT_FOLDER / LATEST_FILE
+        newest = checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
+        free = self._pending is None or (ended and self._pending != newest)
+        if (
+            newest is not None
+            and newest != self._named
+            and free
+            and self._send_parts(newest, (path.parent / newest).glob("*"))
+            and self.objects.put(WANTED_OBJECT, newest.encode())
+        ):
+            self._pending = newest
+        if self._pending is not None and self._is_complete(self._pending):
+            before, self._named, self._pending = self._named, self._pending, None
+            if self._name(Latest(checkpoint=self._named, generation=self.generation)):
+                self._forget_older(self._named, before)
+            else:
+                self._named, self._pending = before, self._named
+        return newest is None or newest == self._named
+
+    def _name(self, latest: Latest) -> bool:
+        """Name it in the bucket, unless a later generation has named one; says whether it is named."""
+        there = self.objects.versioned(LATEST_OBJECT)
+        if there is not None:
+            if there.data == latest.data:
+                return True  # an answer was lost
+            named = Latest.of(there.data)
+            if named is not None and named.generation > latest.generation:
+                return False
+        return self.objects.put_over(LATEST_OBJECT, latest.data, None if there is None else there.version)
+
+    def _follow(self, *, ended: bool) -> bool:
+        """Send this machine's parts of what is wanted, and of the last; keep no older ones on its disk."""
+        folders = self._partial_folders()
+        if not folders:
+            return True
+        wanted = checkpoint_name((self.objects.get(WANTED_OBJECT) or b"").decode("ascii", errors="replace"))
+        # Stopping ends with a checkpoint, and all workers stop at the same step: the newest is what will be wanted.
+        chosen = max(folders, key=_step) if ended else wanted
+        if chosen is None or chosen not in folders:
+            return not ended
+        done = self._send_parts(chosen, folders[chosen].glob("rank-*"))
+        for name, folder in folders.items():
+            if _step(name) < _step(chosen):
+                shutil.rmtree(folder, ignore_errors=True)
+        return done
+
+    def _partial_folders(self) -> dict[str, Path]:
+        """Folders of checkpoints by their names: without rank 0, nobody here makes them final."""
+        paths = [path for path in (self.run_dir / CHECKPOINT_FOLDER).glob("*") if path.is_dir()]
+        return {match[1]: path for path in paths if (match := _FOLDER.fullmatch(path.name)) is not None}
+
+    def _send_parts(self, checkpoint: str, parts: Iterable[Path]) -> bool:
+        """Send the files of one checkpoint; says whether all went well."""
+        well = True
+        for path in sorted(path for path in parts if _PARTS.fullmatch(path.name)):
+            name = f"ckpt/{checkpoint}/{path.name}"
+            if name in self._sent:
+                continue
+            try:
+                arrived = self.objects.send(name, path)
+            except FileNotFoundError:
+                return False  # a newer one has taken its place
+            if arrived:
+                self._sent.add(name)
+            well = well and arrived
+        return well
+
+    def _is_complete(self, checkpoint: str) -> bool:
+        parts = {PurePosixPath(name).stem for name in self.objects.names(f"ckpt/{checkpoint}/")}
+        return {"state", "manifest", *(f"rank-{rank}" for rank in range(self.workers))} <= parts
+
+    def _forget_older(self, named: str, before: str | None) -> None:
+        """Keep two in the bucket: whoever is just reading the one before must still find it."""
+        for name in self.objects.names("ckpt/step-"):
+            step = checkpoint_name(name.split("/")[1])
+            if step is not None and step not in (named, before) and _step(step) < _step(named):
+                self.objects.delete(name)
+
+
+@dataclass(kw_only=True)
+class Uploads(Checkpoints):
+    """All that one machine sends; it remembers what is in the bucket already.
+
+    Attributes:
+        models: where what was trained goes.
+    """
+
+    models: Objects
+    _events_sent: int = 0
+    _logs_sent: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def restore_events(self) -> None:
+        """Bring back the events that earlier machines wrote, where they are to be continued."""
+        if self.leads:
+            text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/"))
+            (self.run_dir / EVENTS_FILE).write_bytes(text)
+            self._events_sent = len(text)
+
+    def events(self) -> bool:
+        """Send what the event log has gained, as an object that is named by where it begins; says whether it grew."""
+        path = self.run_dir / EVENTS_FILE
+        if not self.leads or not path.exists():
+            return False
+        with path.open("rb") as stream:
+            stream.seek(self._events_sent)
+            data = stream.read()
+        data = data[: data.rfind(b"\n") + 1]
+        if not data or not self.objects.put(f"events/{self._events_sent:015d}.jsonl", data):
+            return False
+        self._events_sent += len(data)
+        return True
+
+    def logs(self) -> None:
+        """Send the end of every log that has changed."""
+        folder = self.run_dir / LOG_FOLDER
+        for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
+            status = path.stat()
+            name, state = path.relative_to(folder).as_posix(), (status.st_mtime, status.st_size)
+            if self._logs_sent.get(name) == state:
+                continue
+            with path.open("rb") as stream:
+                stream.seek(max(0, status.st_size - LOG_TAIL_BYTES))
+                if self.objects.put(f"{LOG_FOLDER}/{name}", stream.read()):
+                    self._logs_sent[name] = state
+
+    def outputs(self) -> list[str]:
+        """Send what the script wrote into its folder for that, where worker 0 is; sentences on what is left out."""
+        if not self.leads:
+            return []
+        folder = self.run_dir / OUTPUT_FOLDER
+        found = written_in(folder)
+        lost = [
+            name
+            for name in found.sizes
+            if not self.models.send(f"{OUTPUT_FOLDER}/{name}", inside(folder, name, what="output", any_text=True))
+        ]
+        return [*found.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
+
+    def model(self) -> None:
+        """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""
+        for path in sorted(self.run_dir.glob(MODEL_NAMES)):
+            self.models.send(path.name, path)
+
+
+def _step(checkpoint: str) -> int:
+    return int(checkpoint.removeprefix("step-"))

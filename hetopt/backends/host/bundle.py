@@ -207,9 +207,7 @@ def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]
         )
 
 
-@cache
-def _distributions_here() -> dict[str, list[str]]:
-    return dict(packages_distributions())
+_distributions_here = cache(packages_distributions)
 
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
@@ -218,7 +216,7 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn",
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("backend", "checking", "conductor", "link", "receive"))
+_LAUNCHING = tuple(f"ssh/{name}.py" for name in ("checking", "conductor", "link", "receive"))
 LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import platform
 import re
 import resource
 import socket
@@ -166,14 +165,10 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
     return {
         "python": list(sys.version_info[:2]),
         "executable": sys.executable,
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "hostname": socket.gethostname(),
         "identity": identity(),
         "time_s": time.time(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory_bytes(),
-        "folder": folder,
         "writable": os.access(there, os.W_OK | os.X_OK),
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,

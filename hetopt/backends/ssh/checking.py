@@ -20,7 +20,6 @@ from pydantic import Field
 
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.host import look
-from hetopt.backends.on_this_machine import check_readers
 from hetopt.backends.ssh.gpus import places
 from hetopt.backends.ssh.link import Conversation
 from hetopt.core.artifact import Artifact, HostName, Record, Told
@@ -56,14 +55,10 @@ class Seen(Record):
 
     python: tuple[Count, Count]
     executable: Told
-    system: Told
-    machine: Told
-    hostname: Told
     identity: Told
     time_s: float = Field(ge=0, le=1e11)
     cpus: int = Field(ge=1, le=4096)
     memory_bytes: Count | None
-    folder: Told
     writable: bool
     there: Told
     free_bytes: Count
@@ -101,13 +96,13 @@ class Suggested:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Trouble:
     """One thing about a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
 
-    verdict: Literal["bad", "unknown"]
     said: str
     hint: str
+    verdict: Literal["bad", "unknown"] = "bad"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +156,7 @@ def check_hosts(
     for host, talk, answer in zip(hosts, talks, answers, strict=True):
         if isinstance(answer, HetoptError):
             said = answer.message.rstrip(".").removeprefix(f"{host.name} ")
-            found.append(HostFound(name=host.name, troubles=(_bad(said, answer.hint or ""),), rates={}))
+            found.append(HostFound(name=host.name, troubles=(Trouble(said, answer.hint or ""),), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
         troubles = [*alone(host, answer, asked_s=talk.asked_s), *between[host.name]]
@@ -233,14 +228,6 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     )
 
 
-def _bad(said: str, hint: str) -> Trouble:
-    return Trouble(verdict="bad", said=said, hint=hint)
-
-
-def _unknown(said: str, hint: str) -> Trouble:
-    return Trouble(verdict="unknown", said=said, hint=hint)
-
-
 def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
     """Yield what of one host would keep it from training, or is to be known.
 
@@ -251,16 +238,16 @@ def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
     """
     if seen.installs is not None:
         hint = "name an interpreter that has torch, without `install`"
-        yield _bad(f"nothing can be installed there: {seen.installs}", hint)
+        yield Trouble(f"nothing can be installed there: {seen.installs}", hint)
     locked = PYTHON.removeprefix("python")
     if host.install and CPU in host.devices and ".".join(map(str, seen.python)) != locked:
-        yield _bad(
+        yield Trouble(
             f"it has Python {'.'.join(map(str, seen.python))}, and the locked torch for CPUs is for {locked}",
             f'name another interpreter there: python = "{PYTHON}"',
         )
     missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
     if missing and not host.install:
-        yield _bad(
+        yield Trouble(
             f"{seen.executable} has no {', '.join(missing)}",
             # Debian and others let pip install nothing beside the system's own packages (PEP 668).
             f"`{typed(seen.executable)} -m venv ~/venv && ~/venv/bin/pip install "
@@ -268,32 +255,34 @@ def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
             'there, and python = "~/venv/bin/python" in the inventory; or let each run install its own, install = true',
         )
     if not seen.writable:
-        yield _bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
+        yield Trouble(
+            f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"'
+        )
     packages = CPU_PACKAGES_BYTES if CPU in host.devices else GPU_PACKAGES_BYTES
     needed = LEAST_FREE_BYTES + host.install * packages
     if seen.free_bytes < needed:
-        yield _bad(
+        yield Trouble(
             f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(needed)}",
             'make room, or name another folder: folder = "/data/alice/hetopt"',
         )
     off_s = seen.time_s - asked_s
     if abs(off_s) > LARGEST_SKEW_S + FACTS_WITHIN_S * (off_s > 0):
-        yield _unknown(
+        yield Trouble(
             f"its clock is {duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} this machine's",
             "set it: `timedatectl set-ntp true` there",
+            "unknown",
         )
     if seen.left:
         runs = f"{len(seen.left)} run{'s' * (len(seen.left) > 1)}"
-        yield _unknown(f"{runs} left files there", f"`rm -r {typed(*seen.left)}`")
+        yield Trouble(f"{runs} left files there", f"`rm -r {typed(*seen.left)}`", "unknown")
     yield from _devices(host, seen)
 
 
 def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
     wanted = [device for device in host.devices if device != CPU]
-    judged = _bad if wanted else _unknown
     if isinstance(seen.gpus, str):
         hint = "see `nvidia-smi` there; after an update it wants a reboot"
-        yield judged(f"the NVIDIA driver does not answer ({seen.gpus})", hint)
+        yield Trouble(f"the NVIDIA driver does not answer ({seen.gpus})", hint, "bad" if wanted else "unknown")
         return
     names = [gpu[0] for gpu in seen.gpus]
     there, listed_ = ", ".join(names) or "none", f"devices = {list(names)}".replace("'", '"')
@@ -301,20 +290,20 @@ def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
     built, driver_runs = cuda_of(torch), _version(seen.cuda or "")
     if len(wanted) > len(names):
         are = "is" if len(names) == 1 else "are"
-        yield _bad(
+        yield Trouble(
             f"{len(wanted)} GPUs are wanted, and there {are} {there}", "correct `devices`, or see `nvidia-smi` there"
         )
     elif places(wanted, names) is None:
-        yield _bad(f"its GPUs are {there}, and not {', '.join(wanted)}", f"correct it: {listed_}")
+        yield Trouble(f"its GPUs are {there}, and not {', '.join(wanted)}", f"correct it: {listed_}")
     elif not wanted and names:
-        yield _unknown(f"it has {there}, which nobody uses", listed_)
+        yield Trouble(f"it has {there}, which nobody uses", listed_, "unknown")
     elif not wanted or host.install:
         return  # a torch that is installed will be that of the lock
     elif built is None:
-        yield _bad(f"its torch {torch} is built without CUDA", "install torch with CUDA there, https://pytorch.org")
+        yield Trouble(f"its torch {torch} is built without CUDA", "install torch with CUDA there, https://pytorch.org")
     # Within a major version of CUDA a driver runs what is newer than itself (NVIDIA, CUDA compatibility).
     elif driver_runs and driver_runs[0] < built[0]:
-        yield _bad(
+        yield Trouble(
             f"its driver runs CUDA {seen.cuda} and its torch needs {built[0]}",
             "install a newer NVIDIA driver, or a torch that was built for it",
         )
@@ -327,7 +316,7 @@ def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
     lacking = [rows[at][0] for at in taken or () if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]
     if precision in ("bf16", "tf32") and lacking:
         hint = 'plan without it: `precision="fp16"`, or `precision="fp32"`'
-        yield _bad(f"its {lacking[0]} has no units for {precision}", hint)
+        yield Trouble(f"its {lacking[0]} has no units for {precision}", hint)
 
 
 def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> Iterator[Trouble]:
@@ -338,7 +327,50 @@ def _readers(seen: Seen, host: Host, spec: RunSpec, reading: Reading | None) -> 
             "it", reading if samples else None, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files
         )
     except RunFailed as refused:
-        yield _bad(refused.message.rstrip("."), refused.hint or "")
+        yield Trouble(refused.message.rstrip("."), refused.hint or "")
+
+
+FILES_OF_A_READER = 4
+"""Pipes and a handle that a process keeps of each of its readers (counted with torch 2.13 on Linux)."""
+
+
+def check_readers(
+    where: str, reading: Reading | None, samples: Sequence[int], *, shared_bytes: int | None, open_files: int | None
+) -> None:
+    """Refuse what a machine's shared memory or limit of open files cannot hold.
+
+    The ``r`` readers of a worker have ``a`` batches each ready, of ``t`` tensors and ``n_i`` samples of ``s`` bytes:
+
+        sum_i n_i s r a          bytes in /dev/shm
+        r (a t + 4)              open files of a worker, one for each tensor (torch, "Multiprocessing")
+
+    Args:
+        where: the machine, to begin the sentence.
+        reading: of the job; None: nobody reads for its workers.
+        samples: of a batch of each worker that the machine has.
+        shared_bytes: that /dev/shm has in all; None: it is not there.
+        open_files: that a process may have; None: as many as it wants.
+
+    Raises:
+        RunFailed: they cannot.
+    """
+    if reading is None:
+        return
+    ready = reading.processes * reading.batches_ahead
+    needed = sum(samples) * reading.sample_bytes * ready
+    readers = f"the loader's {reading.processes} readers keep {ready} batches ready for each worker"
+    fewer = "a smaller `num_workers` or `prefetch_factor` of the DataLoader"
+    if shared_bytes is not None and needed > shared_bytes:
+        raise RunFailed(
+            f"{where} has {bytes_(shared_bytes)} of shared memory in /dev/shm, and {readers}, {bytes_(needed)} in all.",
+            hint=f"make /dev/shm larger (docker calls it shm-size), or take {fewer}",
+        )
+    files = ready * reading.tensors + reading.processes * FILES_OF_A_READER
+    if open_files is not None and files > open_files:
+        raise RunFailed(
+            f"{where} lets a process open {open_files:,} files, and {readers}, {files:,} files in all.",
+            hint=f"raise the limit (`ulimit -n`), or take {fewer}",
+        )
 
 
 def cuda_of(torch: str) -> tuple[int, int] | None:
@@ -379,15 +411,15 @@ def together(
     newest = max(torches, key=lambda name: _version(torches[name]), default="")
     for name, one in seen.items():
         if one.identity in first:
-            found[name].append(_bad(f"it is the same machine as {first[one.identity]}", "leave one of them out"))
+            found[name].append(Trouble(f"it is the same machine as {first[one.identity]}", "leave one of them out"))
         first.setdefault(one.identity, name)
         if one.identity == this:
             said = "it is this machine: it trains beside whatever you do here"
-            found[name].append(_unknown(said, "leave it out, or give it `hours`"))
+            found[name].append(Trouble(said, "leave it out, or give it `hours`", "unknown"))
         if name in torches and _version(torches[name]) != _version(torches[newest]):
             said = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
             hint = "install the same there: results of two versions differ in their last digits"
-            found[name].append(_unknown(said, hint))
+            found[name].append(Trouble(said, hint, "unknown"))
         found[name] += _unreached(name, seen, ways.get(name)) if len(hosts) > 1 else ()
     return found
 
@@ -395,14 +427,14 @@ def together(
 def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterator[Trouble]:
     if seen[name].port is None:
         said = f"its workers cannot listen on {seen[name].address or 'any address'} ({seen[name].listen_trouble})"
-        yield _bad(said, 'say by which address the others reach it: private = "192.168.1.20"')
+        yield Trouble(said, 'say by which address the others reach it: private = "192.168.1.20"')
     failed: dict[str, list[str]] = {}
     for other, how in way.reached.items() if way is not None else ():
         failed.setdefault(how, []).append(other)
     for how, others in failed.items():
         if how != "yes":
             at = f" at {seen[others[0]].address}" if len(others) == 1 else ""
-            yield _bad(
+            yield Trouble(
                 f"it cannot reach {listed(others)}{at} ({how.lower()})",
                 f"let {name} reach all ports of {listed(others)} (firewall), or have all of them in one VPN and "
                 "say their addresses there: `private`",

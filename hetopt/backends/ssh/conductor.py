@@ -35,8 +35,8 @@ from hetopt.backends.host.protocol import (
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link
-from hetopt.backends.ssh.objects import FolderObjects, write_text
-from hetopt.core.artifact import read_words
+from hetopt.backends.ssh.objects import FolderObjects
+from hetopt.core.artifact import read_words, write_atomically
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
@@ -236,14 +236,10 @@ class Conductor:
             self._place()
         elif move == "pause":
             self._pause()
-        elif move == "wait":
-            self._alone_s = self._alone_s or now_s
-            if not self._allowed():
-                self._alone_s = None  # whoever has them for himself gives them back
-            elif now_s - self._alone_s > RETURN_WITHIN_S:
-                raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
-        if move != "wait":
-            self._alone_s = None
+        # Whoever has them for himself gives them back.
+        self._alone_s = (self._alone_s or now_s) if move == "wait" and self._allowed() else None
+        if self._alone_s is not None and now_s - self._alone_s > RETURN_WITHIN_S:
+            raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
         self._look(now_s)
 
     def _look(self, now_s: float) -> None:
@@ -309,11 +305,11 @@ class Conductor:
             self._again_s[name] = time.monotonic() + AGAIN_S
             if not self._members:
                 raise
-            return
-        self._fresh.add(name)
-        self._ahead_s.pop(name, None)
-        if self._members:
-            self._log.write("condition_changed", host=name, returns=True)
+        else:
+            self._fresh.add(name)
+            self._ahead_s.pop(name, None)
+            if self._members:
+                self._log.write("condition_changed", host=name, returns=True)
 
     def _allowed(self) -> list[str]:
         """Hosts within their hours that can take part and are not given up."""
@@ -416,20 +412,18 @@ class Conductor:
             with (self.run_dir / EVENTS_FILE).open("ab") as stream:
                 stream.write(in_our_time(data, self._ahead_s.get(host, 0.0)))
         elif first == LOG_FOLDER:
-            write_text(inside(self.run_dir / LOG_FOLDER, rest, what="log"), data)
+            path = inside(self.run_dir / LOG_FOLDER, rest, what="log")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data.decode("utf-8", errors="replace"))
             self._objects.delete(name)  # it is there now
         elif first == "state":
-            self._heard(host, data)
-
-    def _heard(self, host: str, data: bytes) -> None:
-        said = read_words(State, data, host)
-        # Where the clock is set later, an event says so.
-        self._ahead_s.setdefault(host, said.time_s - time.time())
-        code = said.does.removeprefix("ended with ")
-        if code != said.does and said.generation == self._generation:
-            self._ended[host] = int(code)
-            if said.reason:
-                self._reasons.append(said.reason[:500])
+            said = read_words(State, data, host)
+            # Where the clock is set later, an event says so.
+            self._ahead_s.setdefault(host, said.time_s - time.time())
+            code = said.does.removeprefix("ended with ")
+            if code != said.does and said.generation == self._generation:
+                self._ended[host] = int(code)
+                self._reasons += [said.reason[:500]] if said.reason else []
 
     def _conclude(self, *, failed: bool) -> int:
         """Let the hosts bring what they have, and say how it ended."""
@@ -441,10 +435,8 @@ class Conductor:
         code = exit_code(list(self._ended.values()), host_died=failed and not self._ended)
         events = read_log(self.run_dir / EVENTS_FILE).events
         if failed and failure_reason(events) is None:
-            reason = (
-                next(iter(self._reasons), None) or last_log_line(self.run_dir) or "the hosts ended without saying why"
-            )
-            self._log.write("run_failed", reason=reason)
+            said = self._reasons[0] if self._reasons else last_log_line(self.run_dir)
+            self._log.write("run_failed", reason=said or "the hosts ended without saying why")
         return code
 
     def _let_go(self) -> None:

@@ -24,10 +24,12 @@ def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
     """
     found: dict[int, int] = {}
     for place in sorted(range(len(wanted)), key=lambda place: -len(_words(wanted[place]))):
+        # The wanted words stand in the name, one after the other.
+        words = f" {' '.join(_words(wanted[place]))} "
         fits = [
             (len(_words(name)), other)
             for other, name in enumerate(names)
-            if other not in found.values() and _is(_words(wanted[place]), _words(name))
+            if other not in found.values() and words in f" {' '.join(_words(name))} "
         ]
         if not fits:
             return None
@@ -39,22 +41,16 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.casefold())
 
 
-def _is(wanted: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether the wanted words stand in the name, one after the other."""
-    return any(list(name[at : at + len(wanted)]) == list(wanted) for at in range(len(name)))
-
-
 def environment(devices: Sequence[str]) -> dict[str, str]:
     """What workers are told so that the first of them has the first device; nothing where they train on the CPU."""
     if CPU in devices:
         return {}
     try:
         done = subprocess.run(
-            _ASK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN_S, check=False
+            _ASK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return {}  # without the driver's word, CUDA's own order is all there is
-    found = places(devices, done.stdout.strip().splitlines()) if done.returncode == 0 else None
-    if found is None:
-        return {}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, found))}
+    found = places(devices, done.stdout.strip().splitlines())
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, found or ()))}
+    return order if found is not None else {}

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hetopt.backends.host.protocol import OUTCOME_OBJECT, GoesOn, Objects, Versioned
-from hetopt.core.artifact import Record, read_words, write_atomically
+from hetopt.core.artifact import Record, read_words
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
 from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER
@@ -295,14 +295,11 @@ class RemoteObjects(Objects):
         """See `Objects`."""
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            while True:
-                offset = stream.tell()
-                data = stream.read(PART_BYTES)
-                last = offset + len(data) >= size or not data
-                if not self._ask("put_part", name, data, offset=offset, last=last)[0].done:
-                    return False
-                if last:
-                    return True
+            parts = ((offset, stream.read(PART_BYTES)) for offset in range(0, max(1, size), PART_BYTES))
+            return all(
+                self._ask("put_part", name, data, offset=offset, last=offset + PART_BYTES >= size)[0].done
+                for offset, data in parts
+            )
 
     def fetch(self, name: str, path: Path) -> bool:
         """See `Objects`."""
@@ -328,9 +325,3 @@ class RemoteObjects(Objects):
         raise BadInput(
             f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
         )
-
-
-def write_text(path: Path, data: bytes) -> None:
-    """Put what a host printed beside the run; a reader sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, data.decode("utf-8", errors="replace"))

@@ -17,9 +17,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, UNITS_FOLDER, UNITS_VARIABLE, NodeConfig, Timer
@@ -49,8 +48,7 @@ def main(arguments: list[str]) -> int:
         region=config.region, bucket=config.bucket, prefix=config.prefix, account_id=config.account_id
     )
     models = replace(objects, prefix=f"{MODELS_FOLDER}/{config.run_id}")
-    imds = Imds(transport=over_http, clock=time.time)
-    instance_id = imds.instance_id()
+    instance_id = metadata(_PATHS["id"])
     if instance_id is None:
         raise BadInput("there is no metadata service here.", hint="the agent runs on rented machines only")
     timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
@@ -61,7 +59,7 @@ def main(arguments: list[str]) -> int:
         root=root,
         objects=objects,
         models=models,
-        is_taken=imds.is_taken,
+        is_taken=is_taken,
         end_at=timer.set,
         prices=prices,
         notice_every_s=facts.NOTICE_EVERY_S,
@@ -69,55 +67,11 @@ def main(arguments: list[str]) -> int:
 
 
 _PATHS = facts.METADATA_PATHS
-_RENEWED_EARLY_S = 60
 _TIMEOUT_S = 2.0
 
 Response = tuple[int, bytes]
 Transport = Callable[[str, str, Mapping[str, str]], Response]
 """Method, path and headers in; status and body out. Status 0: the service cannot be reached."""
-
-
-@dataclass(kw_only=True)
-class Imds:
-    """Asks the metadata service, with a token that is renewed before it ends, or when the service forgot it."""
-
-    transport: Transport
-    clock: Callable[[], float]
-    _token: str | None = field(default=None, repr=False)
-    _token_until_s: float = field(default=0.0, repr=False)
-
-    def instance_id(self) -> str | None:
-        """The id of this machine; None where there is no metadata service."""
-        return self._text(_PATHS["id"])
-
-    def is_taken(self) -> bool:
-        """Return whether it is announced that EC2 takes this machine back."""
-        announced = self._text(_PATHS["interruption"])
-        return announced is not None and _object(announced).get("action") in facts.TAKING_ACTIONS
-
-    def _text(self, path: str) -> str | None:
-        """What is at a path; None where there is nothing, or nobody answers."""
-        for _ in range(2):
-            token = self._current_token()
-            if token is None:
-                return None
-            status, body = self.transport("GET", path, {facts.METADATA_HEADERS["token"]: token})
-            if status == 200:
-                return body.decode("utf-8", errors="replace").strip()
-            if status != 401:
-                return None
-            self._token = None  # the service was restarted, or the token has ended early
-        return None
-
-    def _current_token(self) -> str | None:
-        if self._token is None or self.clock() >= self._token_until_s - _RENEWED_EARLY_S:
-            headers = {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)}
-            status, body = self.transport("PUT", _PATHS["token"], headers)
-            if status != 200:
-                return None
-            self._token = body.decode("ascii", errors="replace").strip()
-            self._token_until_s = self.clock() + facts.METADATA_TOKEN_S
-        return self._token
 
 
 def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
@@ -135,12 +89,23 @@ def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
         return 0, b""
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def metadata(path: str, transport: Transport = over_http) -> str | None:
+    """What the metadata service has at a path, by a token for this question; None: nothing, or nobody answers."""
+    status, token = transport("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
+    if status != 200:
+        return None
+    asker = {facts.METADATA_HEADERS["token"]: token.decode("ascii", errors="replace").strip()}
+    status, body = transport("GET", path, asker)
+    return body.decode("utf-8", errors="replace").strip() if status == 200 else None
+
+
+def is_taken(transport: Transport = over_http) -> bool:
+    """Return whether it is announced that EC2 takes this machine back."""
     try:
-        found = json.loads(text)
+        announced = json.loads(metadata(_PATHS["interruption"], transport) or "{}")
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return False
+    return isinstance(announced, dict) and announced.get("action") in facts.TAKING_ACTIONS
 
 
 if __name__ == "__main__":

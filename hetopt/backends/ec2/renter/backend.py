@@ -19,12 +19,10 @@ from pathlib import Path
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
-from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order, Role
+from hetopt.backends.ec2.renter.order import ORDER_FILE, ClusterState, Network, Order, Role, last_seen
 from hetopt.backends.ec2.renter.ordering import Moved, Orders, image_kind
-from hetopt.backends.ec2.renter.request import Edge, Request, if_there, instances_in, read
+from hetopt.backends.ec2.renter.request import Edge, Request, connect, if_there, instances_in, read
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.host.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.options import Ec2
@@ -37,7 +35,7 @@ from hetopt.core.paths import shown
 from hetopt.core.plain_text import typed
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, RunFolders, read_spec, write_spec
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.cost.billing import load_billing
@@ -77,13 +75,6 @@ class Rental(Prepared):
     def expected_usd(self) -> tuple[float, float]:
         """What the run should cost at the prices of now, and at most of 90 %."""
         return ordering.expected_usd(self.wanted, self.order)
-
-    def save_order(self, folder: Path) -> None:
-        """Write what must be in the run's folder before anything is rented."""
-        self.order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
-        if self.bundle is not None:
-            self.launch.plan.save(folder / PLAN_OBJECT)
-            (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
 
     def requests(self) -> Sequence[Request]:
         """Every call that submitting makes, as long as none is refused."""
@@ -178,7 +169,11 @@ class Ec2Backend(Ec2Launcher):
             )
         self.check_ready(prepared)
         folder, launch = prepared.begun(folders, secret=True)
-        prepared.save_order(folder)
+        # What must be in the run's folder before anything is rented.
+        prepared.order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
+        if prepared.bundle is not None:
+            launch.plan.save(folder / PLAN_OBJECT)
+            (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
         launch.save(folder / LAUNCH_FILE)
         handle = replace(self, accept=prepared.accept_fewer).start(launch.spec, folder, {})
         # The machines' addresses have decided the order of the workers.
@@ -257,19 +252,10 @@ def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> t
 
 
 def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> ProbeRun:
-    nodes = tuple(Node(type=name, workers=_workers_on(catalog, name)) for name in layout)
+    nodes = tuple(Node(type=name, workers=catalog.instance_type(name).cuda_devices or 1) for name in layout)
     workers = sum(node.workers for node in nodes)
     size = max(1, min(profile.job.batch_size // workers, profile.job.dataset_size // workers))
-    specs = tuple(
-        WorkerSpec(host=f"{node.type}-{place}", type=node.type, local_batch_size=size)
-        for place, node in enumerate(nodes)
-        for _ in range(node.workers)
-    )
-    return probe(profile, nodes, size, specs)
-
-
-def _workers_on(catalog: Catalog, name: str) -> int:
-    return catalog.instance_type(name).cuda_devices or 1
+    return probe(profile, nodes, size, names=[f"{name}-{place}" for place, name in enumerate(layout)])
 
 
 def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:
@@ -294,7 +280,7 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
             name=f"{number}-{name.replace('.', '-')}",
             instance_types=(name,),
             hosts=tuple(hosts),
-            workers_per_machine=_workers_on(catalog, name),
+            workers_per_machine=catalog.instance_type(name).cuda_devices or 1,
             market="spot",
             image_kind=image_kind(catalog.instance_type(name)),
         )
@@ -310,16 +296,12 @@ class Prober(ordering.Orders):
         launcher: rents, watches and gives back.
         bundle: the code, with the task's own file where it has one.
         data: where its data is, in S3.
-        clock: seconds since the epoch.
-        sleep: waits.
     """
 
     launcher: Ec2Launcher
     bundle: Bundle
     data: str | None
     gradient_bytes: int
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
 
     def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
         """Rent what a probe needs, run it, and give everything back: its step, and what that has cost.
@@ -334,16 +316,16 @@ class Prober(ordering.Orders):
             BudgetStop: the budget does not last until they have booted.
             RunFailed: it brought no step.
         """
+        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
+        types = {node.type for node in probe.configuration.nodes}
         order = self.of_job(
-            ordering.Job(
-                roles=roles_for(probe, self.catalog),
-                budget_usd=budget_usd,
-                gradient_bytes=self.gradient_bytes,
-                disk_gb=self._disk_gb(probe),
-            ),
+            roles=roles_for(probe, self.catalog),
+            budget_usd=budget_usd,
+            gradient_bytes=self.gradient_bytes,
+            disk_gb=max(disk_gb(self.catalog.instance_type(name), payload) for name in types),
             run_id=folder.name,
             bundle_sha256=self.bundle.sha256,
-            now_s=self.clock(),
+            now_s=self.launcher.clock(),
         )
         order.save(folder / ORDER_FILE)
         (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
@@ -351,7 +333,7 @@ class Prober(ordering.Orders):
         handle = self.launcher.start(spec, folder, {})
         try:
             while not (status := self.launcher.poll(handle)).state.is_over:
-                self.sleep(1.0)
+                self.launcher.sleep(1.0)
         except BaseException:
             with stopping(f"the rented machines of {folder.name}", f"hetopt gc --on ec2 --run {folder.name} --remove"):
                 self.launcher.stop(handle)
@@ -365,12 +347,6 @@ class Prober(ordering.Orders):
         sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)
         return sample, order.fixed_usd + seen.spent_usd(seen.time_s)
 
-    def _disk_gb(self, probe: ProbeRun) -> int:
-        """Of each machine: the largest need of any, as in a plan."""
-        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
-        types = {node.type for node in probe.configuration.nodes}
-        return max(disk_gb(self.catalog.instance_type(name), payload) for name in types)
-
 
 def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
     """Fill a folder, named as the run, with what `status`, `logs` and `stop` need.
@@ -379,7 +355,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
         BadInput: the bucket has no such run, or it was never given its machines.
     """
 
-    def get(name: str) -> bytes:
+    def get(name: str) -> str:
         key = f"runs/{run_dir.name}/{name}"
         asked = read("s3", "get_object", "what was ordered", Bucket=bucket, Key=key, ExpectedBucketOwner=account_id)
         answer = if_there(edge, asked)
@@ -388,14 +364,11 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
                 f"the bucket {bucket} has no {name} of a run {run_dir.name}.",
                 hint="give the run's full name, and the `region` and `bucket` that it was launched with",
             )
-        return bytes(answer["Body"])
+        return bytes(answer["Body"]).decode("utf-8", errors="replace")
 
-    def text(name: str) -> str:
-        return get(name).decode("utf-8", errors="replace")
-
-    order = Order.from_json(text(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
-    plan = Plan.from_json(text(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
-    placements = Placements.of_json(get(PLACEMENT_OBJECT))
+    order = Order.from_json(get(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
+    plan = Plan.from_json(get(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
+    placements = Placements.of_json(get(PLACEMENT_OBJECT).encode())
     if placements is None or (order.run_id, order.bucket, order.account_id) != (run_dir.name, bucket, account_id):
         what = PLACEMENT_OBJECT if placements is None else ORDER_FILE
         raise BadInput(

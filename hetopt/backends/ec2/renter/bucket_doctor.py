@@ -1,15 +1,26 @@
-"""What a bucket's own policy denies of a run: its statements evaluated over the calls that a launch makes.
+"""What a bucket's own policy denies of a run: its statements evaluated over the calls that a launch makes. Pure.
 
 Uploads name no encryption, so that keys for headers are absent; a call comes from a machine's network or the internet.
+
+AWS's way to decide by policies: a denial counts, then any permission, else nothing is allowed.
+By the IAM user guide, 'Policy evaluation logic', 'IAM JSON policy elements: Condition operators' and 'Conditions with
+multiple context keys or values' (read 2026-11-28): all operators and all keys of a condition must hold, and one of a
+key's values (none, of an operator with Not); a key that is not there holds for operators with Not, IfExists or
+ForAllValues, and for ``Null``; ``*`` and ``?`` are patterns in actions, resources, ARNs and StringLike; variables are
+put in before comparing, and one that is not known matches nothing.
+
+True: it holds. False: it does not. None: what is known does not decide it, such as whom a policy means by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import eq
+from typing import Any, NamedTuple
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.policies import Asked, Statement, concerns
 
 ACTIONS = ("s3:PutObject", "s3:GetObject")
 """What machines and renters do with a run's objects; without one of them no run goes on."""
@@ -45,3 +56,119 @@ def denial_of(statement: Statement, networks: Collection[str], objects: str = "*
         return Denial(certain, is_certain=True)
     unclear = tuple(action for action, truth in holds.items() if truth is None)
     return Denial(unclear, is_certain=False) if unclear else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question to the policies.
+
+    Attributes:
+        action: such as 'ec2:RunInstances'.
+        resource: its ARN; ``*`` where the action knows none.
+        context: values of the keys that policies may condition upon.
+    """
+
+    action: str
+    resource: str
+    context: Mapping[str, str]
+
+
+Policy = Mapping[str, Any]
+Statement = Mapping[str, Any]
+
+Possible = Callable[[str], Sequence[str | None]]
+"""What a key in small letters may be that the question does not tell; None: it is not there; nothing: anything."""
+
+_VARIABLE = re.compile(r"\$\{([^}]+)\}")
+
+
+def statements(policy: Policy) -> list[Statement]:
+    """The statements of a policy, of which one may stand without a list."""
+    return several(policy["Statement"])
+
+
+def several(value: Any) -> list[Any]:
+    """The values of an element, of which one may stand without a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def concerns(statement: Statement, asked: Asked, possible: Possible = lambda key: (None,)) -> bool | None:
+    """Whether a statement is about what is asked.
+
+    Args:
+        statement: of a policy.
+        asked: the action, the resource and the keys that are known.
+        possible: what other keys may be; absent: none of them is there.
+    """
+    known = {key.lower(): value for key, value in asked.context.items()}
+    truths = [
+        _named(statement, "Action", asked.action.lower(), lambda pattern: pattern.lower()),
+        _named(statement, "Resource", asked.resource, lambda pattern: _filled(pattern, known) or ""),
+        None if "NotPrincipal" in statement or statement.get("Principal", "*") not in _EVERYBODY else True,
+    ]
+    tests = ((operator, key, keys[key]) for operator, keys in statement.get("Condition", {}).items() for key in keys)
+    for operator, key, values in tests:
+        candidates = (known[key.lower()],) if key.lower() in known else possible(key.lower())
+        wanted = [filled for value in several(values) if (filled := _filled(str(value), known)) is not None]
+        told = {_holds(operator, wanted, candidate) for candidate in candidates}
+        truths.append(told.pop() if len(told) == 1 else None)
+    return False if False in truths else None if None in truths else True
+
+
+_EVERYBODY = ("*", {"AWS": "*"}, {"AWS": ["*"]})
+
+
+def _named(statement: Statement, element: str, text: str, prepared: Callable[[str], str]) -> bool:
+    """Whether a statement names an action or a resource, or does not leave it out."""
+    is_left_out = f"Not{element}" in statement
+    patterns = several(statement.get(f"Not{element}" if is_left_out else element, "*"))
+    return any(_like(prepared(pattern), text) for pattern in patterns) != is_left_out
+
+
+def _filled(value: str, known: Mapping[str, str]) -> str | None:
+    """Return a value with its variables put in; None where one of them is not known."""
+    if any(name.lower() not in known for name in _VARIABLE.findall(value)):
+        return None
+    return _VARIABLE.sub(lambda found: known[found[1].lower()], value)
+
+
+def _like(pattern: str, text: str) -> bool:
+    escaped = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(escaped, text, re.DOTALL) is not None
+
+
+def _in_small_letters(wanted: str, found: str) -> bool:
+    return wanted.lower() == found.lower()
+
+
+_COMPARE: Mapping[str, Callable[[str, str], bool]] = {
+    "StringEquals": eq,
+    "StringEqualsIgnoreCase": _in_small_letters,
+    "StringLike": _like,
+    "ArnEquals": _like,
+    "ArnLike": _like,
+    "Bool": _in_small_letters,
+    "NumericEquals": lambda wanted, found: float(found) == float(wanted),
+    "NumericLessThan": lambda wanted, found: float(found) < float(wanted),
+    "NumericLessThanEquals": lambda wanted, found: float(found) <= float(wanted),
+    "NumericGreaterThan": lambda wanted, found: float(found) > float(wanted),
+    "NumericGreaterThanEquals": lambda wanted, found: float(found) >= float(wanted),
+}
+"""How a value that a policy wants is compared with what was found, by operators without Not; others are not known."""
+
+
+def _holds(operator: str, wanted: Sequence[str], found: str | None) -> bool | None:
+    """Whether a test holds of what a key is; None: it is not there."""
+    quantifier, _, name = operator.rpartition(":")
+    plain, is_negated = name.removesuffix("IfExists").replace("Not", ""), "Not" in name
+    if plain == "Null":
+        return str(found is None).lower() in [value.lower() for value in wanted]
+    if found is None:
+        holds_without = is_negated or name.endswith("IfExists")
+        return quantifier == "ForAllValues" or (quantifier == "" and holds_without)
+    if plain not in _COMPARE:
+        return None
+    try:
+        return any(_COMPARE[plain](value, found) for value in wanted) != is_negated
+    except ValueError:
+        return None  # no number

@@ -119,8 +119,6 @@ def no_end_call(order: Order) -> Request:
 
 
 GROUP_STEP = "security-group"
-CODE_STEP = "code"
-MEETING_STEP = "placement"
 
 _RUN_NAMESPACE = uuid.UUID("b1c1a5d8-0c1e-5a0b-9a86-6a3c9d1a7e55")
 LIVES = 1_000_000
@@ -168,7 +166,9 @@ def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     purpose = "what machines and your other terminals read of the run"
     end_s = order.created_s + order.lifetime_s
     return (
-        put_object(order, CODE_STEP, order.bundle_key, bundle, "the code that machines run, by its content"),
+        put_object(
+            order, "code", f"code/{order.bundle_sha256}.tar.gz", bundle, "the code that machines run, by its content"
+        ),
         lease_call(order, end_s, end_s - order.checkpoint_s),
         *(
             put_object(order, f"object {name}", f"{order.prefix}/{name}", body, purpose)
@@ -429,7 +429,7 @@ def placement_call(order: Order, body: bytes) -> Request:
     """Tell the machines who is who; they wait for this."""
     return put_object(
         order,
-        MEETING_STEP,
+        "placement",
         f"{order.prefix}/{PLACEMENT_OBJECT}",
         body,
         "which machine is which host, and where all meet",

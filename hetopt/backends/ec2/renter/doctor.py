@@ -1,24 +1,39 @@
-"""Finds what would stop a launch: each check is one sentence, and one command where something is wrong.
+"""Finds what would stop a launch, and says what an administrator sets up once so that nothing does.
 
-Nothing is made. Permissions are tried with calls that EC2 only checks (``DryRun``), which says nothing of capacity or
-quota; quotas are read, and `renter.policies` evaluates the bucket's policy.
+Each check is one sentence, and one command where something is wrong. Nothing is made. Permissions are tried with calls
+that EC2 only checks (``DryRun``), which says nothing of capacity or quota; quotas are read, and
+`renter.bucket_doctor` evaluates the bucket's policy.
+
+What hetopt must be allowed, and no more, is data: ``policies.json``. Whatever is made must carry hetopt's tags in the
+call that makes it, and only what carries the caller's own name can be removed: the id of a role alone, as its sessions
+are called 'ID:SESSION' and have a new name in every process. Machines have a role of their own, which reaches the
+bucket and sees what spot costs, and nothing else.
+
+All machines of an account share that role: the credentials of an instance profile take neither session policies nor
+session tags, and a role for each run would need rights to make roles, which few people have (IAM user guide, "Session
+policies" and "Session tags"; EC2 user guide, "IAM roles for Amazon EC2"; read 2026-11). So a run is kept from another
+by its name, which ends in 64 random bits and is in no list that a machine may ask for: to list or name what a run
+wrote, one must know it. And what steers machines is written by renters alone: that is denied to machines, which counts
+before whatever an administrator allows their role beside it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.bootstrap import WHEELS_FOLDER
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.bucket_doctor import denial_of
-from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings
+from hetopt.backends.ec2.renter.bucket_doctor import denial_of, statements
+from hetopt.backends.ec2.renter.calls import END_ROLE, fleet_call, machine_settings
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
-from hetopt.backends.ec2.renter.policies import statements
 from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import CloudRefused, HetoptError
@@ -46,16 +61,17 @@ def worst(checks: Iterable[Check]) -> Verdict:
     return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
 
 
-def examined(name: str, step: Callable[[], str], *, unread: Verdict = "bad") -> Check:
+def examined(name: str, step: Callable[..., str], *arguments: object, unread: Verdict = "bad") -> Check:
     """Carry out one check.
 
     Args:
         name: of the check.
         step: returns the sentence where all is well, and raises what is wrong.
+        arguments: of it.
         unread: the verdict where AWS refuses to tell.
     """
     try:
-        return Check(name=name, verdict="good", said=step())
+        return Check(name=name, verdict="good", said=step(*arguments))
     except HetoptError as refused:
         verdict = unread if isinstance(refused, ApiRefused) else "bad"
         return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
@@ -71,19 +87,19 @@ def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
         region: to launch in.
         options: what is to be launched with.
     """
-    credentials = examined("credentials", lambda: _caller(edge))
+    credentials = examined("credentials", lambda: "{0.arn} in account {0.account_id}".format(ordering.identity(edge)))
     yield credentials
     if credentials.verdict != "good":
         return
     account_id = ordering.identity(edge).account_id
-    network = examined("region", lambda: _network(edge, region, options.subnets))
+    network = examined("region", _network, edge, region, options.subnets)
     yield network
     if network.verdict != "good":
         return
-    yield examined("bucket", lambda: _bucket(edge, options.bucket, account_id, region))
+    yield examined("bucket", _bucket, edge, options.bucket, account_id, region)
     profile = options.instance_profile or ordering.PROFILE_NAME
-    yield examined("machines' role", lambda: _profile(edge, profile), unread="unknown")
-    yield examined("end outside", lambda: _end_outside(edge))
+    yield examined("machines' role", _profile, edge, profile, unread="unknown")
+    yield examined("end outside", _end_outside, edge)
     # The tags that the policy of `setup` asks for.
     tags = [{"Key": "hetopt:run-id", "Value": "doctor"}, {"Key": "hetopt:owner", "Value": "doctor"}]
     group = {"GroupName": "hetopt-doctor", "Description": "only tried"}
@@ -96,11 +112,6 @@ def account_checks(edge: Edge, region: str, options: Ec2) -> Iterator[Check]:
 
 def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
     return {"TagSpecifications": [{"ResourceType": kind, "Tags": tags}]}
-
-
-def _caller(edge: Edge) -> str:
-    caller = ordering.identity(edge)
-    return f"{caller.arn} in account {caller.account_id}"
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
@@ -159,8 +170,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
         yield Check(name="types", verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
         return
     for kind in dict.fromkeys(role.image_kind for role in roles):
-        chosen = orders.options.images.get(kind)
-        yield examined(f"image for {kind}", lambda k=kind, c=chosen: _image(edge, k, c))  # type: ignore[misc]
+        yield examined(f"image for {kind}", _image, edge, kind, orders.options.images.get(kind))
     yield from quota_checks(edge, orders.catalog, roles)
 
     def ordered() -> str:
@@ -206,7 +216,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
-        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus: _quota(edge, q, n), unread="unknown")  # type: ignore[misc]
+        yield examined(f"quota {quota.code}", _quota, edge, quota, vcpus, unread="unknown")
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
@@ -296,3 +306,99 @@ def _bucket_policy(edge: Edge, order: Order) -> Check:
         mend = f"see that it lets you and {order.instance_profile} in: {look}"
         return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
     return Check(name=name, verdict="good", said="it denies nothing that a run does")
+
+
+Policy = dict[str, Any]
+
+POLICIES = ("operator_policy", "node_trust", "node_policy", "end_trust", "end_policy")
+"""Of whoever launches; of machines and who may take their role; of the scheduler's role that ends machines."""
+
+
+def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
+    """Return a policy of ``policies.json`` for an account.
+
+    Args:
+        name: one of `POLICIES`, or ``bucket_policy``.
+        types: the only instance types that may be rented; empty: any.
+        names: ``account``, ``region``, ``bucket`` and ``role``, as far as the policy names them.
+    """
+    text = json.dumps(json.loads(Path(__file__).with_name("policies.json").read_text(encoding="utf-8"))[name])
+    filled: Policy = json.loads(re.sub(r"@(account|region|bucket|role)@", lambda found: names[found[1]], text))
+    for statement in filled["Statement"] if types else ():
+        if statement.get("Sid") == "RentWhatIsTagged":
+            statement["Condition"]["StringEquals"]["ec2:InstanceType"] = list(types)
+    return filled
+
+
+def commands(role: str) -> list[str]:
+    """What an administrator types once, with the policies in files of these names."""
+    return [
+        f"aws iam create-role --role-name {role} --assume-role-policy-document file://node_trust.json",
+        f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json",
+        f"aws iam create-instance-profile --instance-profile-name {role}",
+        f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
+        f"aws iam create-role --role-name {END_ROLE} --assume-role-policy-document file://end_trust.json",
+        f"aws iam put-role-policy --role-name {END_ROLE} --policy-name hetopt --policy-document file://end_policy.json",
+        "aws iam create-policy --policy-name hetopt-operator --policy-document file://operator_policy.json",
+        f"aws iam create-service-linked-role --aws-service-name {facts.SPOT_SERVICE}",
+        f"aws iam create-service-linked-role --aws-service-name {facts.FLEET_SERVICE}",
+    ]
+
+
+KEPT_DAYS = 30
+"""Checkpoints and states of runs; code is packed and wheels are left again when they are gone. Models, data stay."""
+
+
+def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
+    """Make the bucket as it should be. Done twice, it is the same."""
+    own = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
+    # Where buckets are when nothing is said must not be said.
+    place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+
+    def call(
+        operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
+    ) -> Request:
+        return Request(
+            step=operation.replace("_", "-"),
+            service="s3",
+            operation=operation,
+            parameters=parameters,
+            purpose=purpose,
+            tolerates=tolerates,
+        )
+
+    public = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    rule = {
+        "ID": "hetopt",
+        "Status": "Enabled",
+        "Filter": {"Prefix": ""},
+        "Expiration": {"Days": KEPT_DAYS},
+        # For buckets that keep versions: theirs would stay for ever.
+        "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+    }
+    runs = [
+        {**rule, "ID": f"hetopt-{part}", "Filter": {"Prefix": f"{part}/"}} for part in ("runs", "code", WHEELS_FOLDER)
+    ]
+    over_tls = json.dumps(policy("bucket_policy", bucket=bucket))
+    encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
+    return (
+        call(
+            "create_bucket",
+            {"Bucket": bucket, **place},
+            "where code, checkpoints and states of runs go",
+            tolerates=frozenset({facts.BUCKET_IS_OURS}),
+        ),
+        call(
+            "put_public_access_block",
+            {**own, "PublicAccessBlockConfiguration": dict.fromkeys(public, True)},
+            "nobody outside the account reads it",
+        ),
+        call("put_bucket_encryption", {**own, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
+        call("put_bucket_policy", {**own, "Policy": over_tls}, "over TLS only"),
+        call(
+            "put_bucket_lifecycle_configuration",
+            {**own, "LifecycleConfiguration": {"Rules": runs}},
+            f"runs, code and wheels go after {KEPT_DAYS} days; models and data stay",
+        ),
+    )

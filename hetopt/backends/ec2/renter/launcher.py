@@ -13,27 +13,34 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hetopt.backends.backend import RunHandle, advances, is_finished
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.order import (
     BOOT_FOLDER,
+    ORDER_FILE,
     SEEN_FILE,
+    UNPLACED_S,
     ClusterState,
     Duty,
     MachineState,
+    Order,
+    Role,
+    Zone,
     are_due,
     billed_from_s,
     ending_of,
+    filters,
     has_failed,
     judged,
     last_seen,
+    places_of,
     price_request,
     rebilled,
     remember,
@@ -41,8 +48,6 @@ from hetopt.backends.ec2.renter.cluster_state import (
     stopped_s,
     why_failed,
 )
-from hetopt.backends.ec2.renter.edge import connect_run
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Zone, places_of
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
@@ -59,11 +64,23 @@ from hetopt.backends.ec2.renter.reconcile import (
     reconcile,
     renewal_of,
 )
-from hetopt.backends.ec2.renter.removal import LOOK_S, Remover, until
-from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, instances_in, read
-from hetopt.backends.host.protocol import Latest, Lease, Renewal, placement_json, ranked_spec
-from hetopt.backends.host.uploads import LOG_TAIL_BYTES
+from hetopt.backends.ec2.renter.removal import LOOK_S, Found, Remover, until
+from hetopt.backends.ec2.renter.request import (
+    LEDGER_FILE,
+    SETTLES_S,
+    Answer,
+    ApiRefused,
+    Edge,
+    Made,
+    Request,
+    connect_run,
+    if_there,
+    instances_in,
+    made,
+    read,
+    read_ledger,
+)
+from hetopt.backends.host.protocol import LOG_TAIL_BYTES, Latest, Lease, Renewal, placement_json, ranked_spec, without
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
@@ -94,41 +111,84 @@ _MOST_ROUNDS = 16
 """Of decisions upon one look: far more than any run needs."""
 
 
+ADDRESSES_WITHIN_S = 180.0
+_ADDRESSES_EVERY_S = 3.0
+_ATTEMPTS_AN_ASK = 100
+"""Tokens of later asks must differ from those of the zones that were tried first."""
+
+Tell = Callable[[str], None]
+Accept = Callable[[RunSpec], bool]
+"""Whether a run may begin as it would be on what was granted."""
+
+
+class NoCapacity(CloudRefused):
+    """A pool had not enough to give. What it gave all the same has been given back."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Loop(Renter):
-    """Looks after one run: observes, records, decides by `reconcile`, acts.
+class Loop:
+    """Rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
 
     Attributes:
+        edge: carries out calls, writes the ledger, tries again.
+        order: what is rented.
+        run_dir: the run's folder here, with its ledger.
+        clock: seconds since the epoch.
+        sleep: waits for so many seconds.
+        tell: says what goes on.
+        accept: whether the run may begin on fewer machines, when no zone has all; absent: all or none.
         patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
     """
 
+    edge: Edge
+    order: Order
+    run_dir: Path
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    tell: Tell = lambda _: None
+    accept: Accept | None = None
     patience_s: float = _STOP_PATIENCE_S
+    _granted: list[str] = field(default_factory=list, repr=False, compare=False)
+    """Machines that answers have named, and that are not given back."""
 
     def begin(self, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> ClusterState:
-        """Rent all machines, and write down what each costs an hour, beside those of earlier lives.
+        """Rent all machines, tell them who they are, and write down what each costs, beside those of earlier lives.
 
         Args:
-            spec: the run.
+            spec: the run, on the order's hosts.
             contents: objects of the run, by name.
             bundle: the code.
 
         Raises:
-            CloudRefused: it cannot be had. Nothing is left.
+            CloudRefused: it cannot be had; everything that was made on the way has been removed.
         """
         before = last_seen(self.run_dir)
         generation = before.generation + 1 if before.machines else 0
         resume_from = latest_checkpoint(self.edge, self.order) if generation else None
-        rented = self.rent(spec, contents, bundle, generation=generation, resume_from=resume_from)
-        self.order.of_run(rented.spec).save(self.run_dir / ORDER_FILE)
-        write_spec(self.run_dir, rented.spec)
-        outside = {"ends_outside_s": self.order.outside_end_s() if rented.ends_outside else None}
-        granted = self.granted(rented.assigned, rented.zone, ClusterState(time_s=self.clock()))
+        try:
+            for request in calls.object_calls(self.order, contents, bundle):
+                self.edge(request)
+            zone, ids, left = self._somewhere(spec, self._templates(self.order.network.security_group or self._group()))
+            ends = self._end_outside(ids.values())
+            self.tell("waiting for the machines' addresses")
+            assigned = self.machines_of(ids)
+            places = places_of(assigned)
+            ends = ends and self.end_later(list(places), self.order.outside_end_s())
+            placed = ranked_spec(left, places.values())
+            self.edge(calls.placement_call(self.order, placement_json(placed, places, generation, resume_from)))
+        except BaseException as error:
+            self._clear_after(error)
+            raise
+        self.order.of_run(placed).save(self.run_dir / ORDER_FILE)
+        write_spec(self.run_dir, placed)
+        outside = {"ends_outside_s": self.order.outside_end_s() if ends else None}
+        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
         seen = ClusterState(
             time_s=self.clock(),
-            zone=rented.zone.name,
+            zone=zone.name,
             generation=generation,
             machines=(*before.machines, *(machine.model_copy(update=outside) for machine in granted)),
-            ends_outside=rented.ends_outside,
+            ends_outside=ends,
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
@@ -154,23 +214,23 @@ class Loop(Renter):
         """
         now_s = self.clock()
 
-        def on_the_bill(host: str, machine: Answer) -> MachineState:
-            market = "on-demand" if on_demand else self.order.market_of(host)
-            return MachineState(
+        markets = {host: "on-demand" if on_demand else self.order.market_of(host) for host in assigned}
+        return tuple(
+            MachineState(
                 id=machine["InstanceId"],
                 host=host,
                 instance_type=machine["InstanceType"],
                 state="pending",
                 since_s=now_s,
                 zone=zone.name,
-                usd_per_hour=seen.usd_per_hour(zone, machine["InstanceType"], market),
+                usd_per_hour=seen.usd_per_hour(zone, machine["InstanceType"], markets[host]),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
-                on_demand=market == "on-demand",
+                on_demand=markets[host] == "on-demand",
                 duty=duty,
                 life=self.order.life,
             )
-
-        return tuple(on_the_bill(host, machine) for host, machine in assigned.items())
+            for host, machine in assigned.items()
+        )
 
     def save(self, seen: ClusterState) -> None:
         """Write the observed cluster into the run's folder."""
@@ -237,7 +297,7 @@ class Loop(Renter):
         """Append what is new; each object is named by the place in the log where it begins, and others are none."""
         path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
         prefix = f"{self.order.prefix}/events/"
-        for one in self._list(prefix, after=f"{prefix}{have - 1:015d}~" if have else None):
+        for one in self._list(prefix, **({"StartAfter": f"{prefix}{have - 1:015d}~"} if have else {})):
             name = one["Key"].removeprefix(prefix)
             match = _EVENTS_NAME.fullmatch(name)
             if match is None or one["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
@@ -268,15 +328,9 @@ class Loop(Renter):
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
 
-    def _list(self, prefix: str, after: str | None = None) -> list[Answer]:
-        parameters: dict[str, Any] = {
-            "Bucket": self.order.bucket,
-            "Prefix": prefix,
-            "ExpectedBucketOwner": self.order.account_id,
-        }
-        if after is not None:
-            parameters["StartAfter"] = after
-        request = read("s3", "list_objects_v2", "what the machines wrote", **parameters)
+    def _list(self, prefix: str, **more: str) -> list[Answer]:
+        place = {"Bucket": self.order.bucket, "ExpectedBucketOwner": self.order.account_id}
+        request = read("s3", "list_objects_v2", "what the machines wrote", Prefix=prefix, **place, **more)
         return sorted(self.edge(request).get("Contents", ()), key=lambda one: str(one["Key"]))
 
     @contextmanager
@@ -482,6 +536,292 @@ class Loop(Renter):
         self.edge(calls.placement_call(self.order, body))
         return ranked
 
+    @property
+    def made(self) -> Made:
+        """What the run's ledger knows to be there."""
+        return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
+
+    def _group(self) -> str:
+        """Make the machines' security group, where none is named; its id."""
+        group = str(self.edge(calls.security_group_call(self.order, self.order.zones[0]))["GroupId"])
+        for request in calls.rule_calls(self.order, group):
+            self.edge(request)
+        return group
+
+    def _group_again(self) -> str:
+        """The id of that group once it was made.
+
+        Raises:
+            CloudRefused: it is not listed.
+        """
+        purpose = "the group that was made for the run"
+        look = read("ec2", "describe_security_groups", purpose, Filters=filters(self.order.run_id))
+        groups = self.edge(look)["SecurityGroups"]
+        if not groups:
+            raise CloudRefused(
+                f"the security group of {self.order.run_id} is not listed, so nothing can be rented into it.",
+                hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
+            )
+        return str(groups[0]["GroupId"])
+
+    def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
+        """Make launch templates, for machines that end when the others do; their ids by the kind of machine."""
+        requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
+        made_by = {kind: self.edge(request) for kind, request in requests.items()}
+        return {kind: str(answer["LaunchTemplate"]["LaunchTemplateId"]) for kind, answer in made_by.items()}
+
+    def _somewhere(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
+        """The first zone that has all machines; where none has, and fewer may do, the first with some.
+
+        Returns:
+            the zone, the machines' ids by host, and the run on them.
+        """
+        reasons: dict[str, list[str]] = {}
+        hint: str | None = None
+        fewer = self.order.zones if self.accept is not None else ()
+        tries = [*((zone, True) for zone in self.order.zones), *((zone, False) for zone in fewer)]
+        for attempt, (zone, together) in enumerate(tries):
+            self.tell(f"asking for {self.order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
+            ids, refused = self._in_zone(self.order.roles, zone, attempt, templates, together=together)
+            if not refused:
+                return zone, ids, spec
+            if together:
+                for error in refused:
+                    reasons.setdefault(error.message, []).append(zone.name)
+                hint = next((error.hint for error in refused), hint)
+            elif (left := self._on_fewer(spec, ids, refused)) is not None:
+                if self.accept is not None and self.accept(left):
+                    return zone, ids, left
+                hint = "launch again later, or plan with other types"
+                break
+            if ids:
+                # Other groups of the same zone were granted: they are paid for, and of no use alone.
+                self._release()
+        told = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
+        raise CloudRefused(f"no zone has all machines of the plan. {told}", hint=hint)
+
+    def _in_zone(
+        self,
+        roles: Sequence[Role],
+        zone: Zone,
+        attempt: int,
+        templates: Mapping[str, str],
+        *,
+        together: bool,
+    ) -> tuple[dict[str, str], list[NoCapacity]]:
+        """The ids of the machines that a zone has, by host, and why it has not the others.
+
+        Where only all of them together are of use, the first role that it has not ends the asking.
+        """
+        ids: dict[str, str] = {}
+        refused: list[NoCapacity] = []
+        for role in roles:
+            try:
+                # The hosts of a role are alike.
+                ids |= zip(role.hosts, sorted(self._fleet(role, zone, attempt, templates)), strict=True)
+            except NoCapacity as error:
+                refused.append(error)
+                if together:
+                    break
+        return ids, refused
+
+    def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[NoCapacity]) -> RunSpec | None:
+        """The run on the hosts that a zone has; None where they cannot do it."""
+        for error in refused:
+            self.tell(error.message)
+        try:
+            return without(spec, {host for role in self.order.roles for host in role.hosts if host not in there})
+        except CloudRefused as error:
+            self.tell(error.message)
+            return None
+
+    def ask(
+        self, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
+    ) -> tuple[Mapping[str, Answer], list[str]]:
+        """Rent for a run that goes on: the machines that were granted, by host, and the hosts that could not be had.
+
+        Args:
+            roles: with the hosts that are wanted.
+            zone: where.
+            ask: how often it was asked: each time has tokens and templates of its own.
+            end_s: when the machines end, as the others do; absent: when the order's do.
+
+        Raises:
+            CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
+        """
+        try:
+            group = self.order.network.security_group or self._group_again()
+            templates = self._templates(group, ask, end_s)
+            attempt = ask * _ATTEMPTS_AN_ASK
+            ids, _ = self._in_zone(roles, zone, attempt, templates, together=False)
+            if ids:
+                self._end_outside(ids.values(), end_s)
+            assigned = self.machines_of(ids) if ids else {}
+        except BaseException as error:
+            # Nobody would know them, and they would be paid until they end by themselves.
+            self._or_also(error, "machines that were granted could not be ended", self.give_back)
+            raise
+        return assigned, [host for role in roles for host in role.hosts if host not in assigned]
+
+    def _fleet(self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]) -> list[str]:
+        """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
+
+        Raises:
+            NoCapacity: the zone has not all of them.
+            CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
+        """
+        request = calls.fleet_call(self.order, role, zone, templates[role.image_kind], attempt=attempt)
+        try:
+            answer = self.edge(request)
+        except ApiRefused as refused:
+            if refused.reaction == "elsewhere":
+                raise NoCapacity(refused.message, hint=refused.hint) from None
+            raise
+        ids = [id_ for one in answer.get("Instances", ()) for id_ in one["InstanceIds"]]
+        self._granted.extend(ids)
+        if len(ids) >= role.machines:
+            self.give_back(ids[role.machines :])
+            return ids[: role.machines]
+        why = self._why_short(request, answer, len(ids), role)
+        try:
+            # All or none is what was asked for, but refusals have come with machines all the same.
+            self.give_back(ids)
+        except CloudRefused as stayed:
+            raise CloudRefused(
+                f"{why.message} {len(ids)} machines were granted all the same, and could not be ended: "
+                f"{stayed.message}",
+                hint="end them at once: `hetopt gc --on ec2 --remove`",
+            ) from None
+        raise why
+
+    def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
+        """Have the account end machines that come to no place; whether it may have been told of any."""
+        at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
+        requests = calls.end_calls(self.order, ids, at_s)
+        for request in requests:
+            try:
+                self.edge(request)
+            except CloudRefused as refused:
+                self._tell_no_end(refused)
+                return request is not requests[0]
+        return len(requests) > 0
+
+    def end_later(self, ids: Sequence[str], at_s: float) -> bool:
+        """Have the account end machines at another time; whether it does.
+
+        Raises:
+            CloudRefused: it may end them sooner, as its answers are not heard.
+        """
+        try:
+            for id_ in ids:
+                self.edge(calls.end_call(self.order, id_, at_s, moves=True))
+        except ApiRefused as refused:
+            self.edge(calls.no_end_call(self.order))
+            self._tell_no_end(refused)
+            return False
+        return True
+
+    def _tell_no_end(self, refused: CloudRefused) -> None:
+        self.tell(f"nothing outside the machines ends them: {refused.message} {refused.hint or ''}".rstrip())
+
+    def give_back(self, ids: Sequence[str] | None = None) -> None:
+        """End machines by the ids that answers named; absent: all that are left of what was granted.
+
+        Raises:
+            CloudRefused: they cannot be ended.
+        """
+        ids = list(self._granted if ids is None else ids)
+        self._remover(ids).end_machines(ids)
+        self._granted[:] = [id_ for id_ in self._granted if id_ not in ids]
+
+    def _why_short(self, request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
+        """A fleet that was accepted, and not filled: its errors are inside the answer."""
+        errors = [
+            ApiRefused(request, str(one.get("ErrorCode")), str(one.get("ErrorMessage", "")))
+            for one in answer.get("Errors", ())
+        ]
+        if stops := [error for error in errors if error.reaction == "stop"]:
+            return stops[0]
+        if errors:
+            return NoCapacity(errors[0].message, hint=errors[0].hint)
+        return NoCapacity(
+            f"{granted} of {role.machines} {role.instance_types[0]} were granted, without a reason.",
+            hint="wait some minutes and launch again",
+        )
+
+    def machines_of(self, ids: Mapping[str, str]) -> dict[str, Answer]:
+        """What EC2 says of machines, by host, once it knows all of them and their addresses.
+
+        Args:
+            ids: of the machines, by host.
+
+        Raises:
+            CloudRefused: one ended before it began, or they do not appear.
+        """
+        found: dict[str, Answer] = {}
+
+        def have_addresses() -> bool:
+            listed = instances_in(self.edge(calls.addresses_call(self.order)))
+            found.clear()
+            found.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})
+            for one in found.values():
+                if one["State"]["Name"] in facts.DYING_STATES:
+                    reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
+                    raise CloudRefused(
+                        f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
+                        hint="it may not use the key of the disks: `aws kms create-grant` for the role "
+                        "AWSServiceRoleForEC2Spot, or `aws ec2 reset-ebs-default-kms-key-id`"
+                        if facts.KEY_REFUSED in reason
+                        else "launch again, or plan with other types",
+                    )
+            return len(found) == len(ids) and all(one.get("PrivateIpAddress") for one in found.values())
+
+        if not until(have_addresses, self.sleep, every_s=_ADDRESSES_EVERY_S, within_s=ADDRESSES_WITHIN_S):
+            raise CloudRefused(
+                f"{len(ids) - len(found)} of {len(ids)} machines have not appeared in {ADDRESSES_WITHIN_S:.0f} s.",
+                hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
+            )
+        return found
+
+    def _release(self) -> None:
+        """Give back machines, and keep what the next zone needs. Ids in hand go first: lists lag."""
+        ids = list(self._granted)
+        remover = self._remover(ids)
+        self.give_back()
+        listed = [one for one in remover.look(self.order.run_id).found if one.kind == "instance"]
+        # They count against the quota until they have ended.
+        named = [Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids]
+        remover.remove(list({one.id: one for one in (*named, *listed)}.values()))
+
+    def _clear_after(self, error: BaseException) -> None:
+        """Remove what was made before it went wrong; the first reason stays the one that is told."""
+        known, run_id = self.made, self.order.run_id
+        soon = "; EC2 may take a minute to list all of it" if known.hanging else ""
+        self.tell(f"removing what was made{soon}")
+        remover = self._remover(dict.fromkeys((*self._granted, *known.ids)), hanging=known.hanging)
+        self._or_also(error, f"something may be left of run {run_id}", partial(remover.remove_run, run_id))
+
+    def _or_also(self, error: BaseException, otherwise: str, step: Callable[[], None]) -> None:
+        """Take a step after an error, and tell where it fails, too; the first reason stays the one that is told first.
+
+        Args:
+            error: that happened.
+            otherwise: half a sentence on what it means where the step fails.
+            step: gives back or removes.
+        """
+        try:
+            step()
+        except HetoptError as stayed:
+            also = f"{otherwise} ({stayed.message}): `hetopt gc --on ec2 --remove`"
+            if isinstance(error, HetoptError):
+                error.hint = f"{error.hint}; {also}" if error.hint else also
+            else:
+                self.tell(also)
+
+    def _remover(self, ids: Iterable[str], *, hanging: bool = False) -> Remover:
+        known = Made(ids=tuple(ids), settles_s=SETTLES_S, hanging=hanging)
+        return Remover(edge=self.edge, sleep=self.sleep, made=known)
+
 
 def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
     """The lease in the bucket and the tag of its version; None where there is none that can be read.
@@ -514,24 +854,19 @@ def _updated(
     started = {"since_s": now["LaunchTime"].timestamp()} if is_new else {}
     if state not in facts.STOPPED_STATES:
         return machine.model_copy(update={"state": state, **started, **beat})
+    # Such as 'User initiated (2026-11-20 12:00:00 GMT)'.
+    ended = _ENDED_AT.search(str(now.get("StateTransitionReason", "")))
+    ended_s = now_s if ended is None else datetime.datetime.fromisoformat(f"{ended[1]}+00:00").timestamp()
     return machine.model_copy(
         update={
             "state": state,
             "reason": reason.get("Message") or None,
             "ending": ending_of(str(reason.get("Code", ""))),
-            "until_s": _ended_s(str(now.get("StateTransitionReason", "")), now_s),
+            "until_s": ended_s,
             **started,
             **beat,
         }
     )
-
-
-def _ended_s(told: str, now_s: float) -> float:
-    """When a machine ended, from 'User initiated (2026-11-20 12:00:00 GMT)'; now, where EC2 does not say."""
-    found = _ENDED_AT.search(told)
-    if found is None:
-        return now_s
-    return datetime.datetime.fromisoformat(f"{found[1]}+00:00").timestamp()
 
 
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
@@ -578,7 +913,7 @@ class Ec2Launcher:
         """
         order = Order.load(run_dir / ORDER_FILE).of_run(spec)
         order.save(run_dir / ORDER_FILE)
-        loop = self._loop(order, run_dir)
+        loop = self._opened(run_dir)
         # What other terminals need to look after the run.
         objects = {name: path.read_bytes() for name in (PLAN_OBJECT, ORDER_FILE) if (path := run_dir / name).exists()}
         state = loop.begin(spec, objects, (run_dir / BUNDLE_FILE).read_bytes())
@@ -618,8 +953,7 @@ class Ec2Launcher:
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
-        loop = self._opened(handle)
-        state = last_seen(loop.run_dir)
+        loop, state = self._opened(handle.run_dir), last_seen(run_dir)
         if not state.cleared and state.machines and self.clock() >= self._next_look_s.get(run_dir, 0.0):
             self._next_look_s[run_dir] = self.clock() + LOOK_EVERY_S
             state = loop.settle(loop.billed(loop.look()))
@@ -633,12 +967,11 @@ class Ec2Launcher:
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
             return
-        loop = self._opened(handle)
-        order = loop.order
+        loop = self._opened(handle.run_dir)
         try:
-            state = last_seen(loop.run_dir)
+            state = last_seen(run_dir)
         except BadInput as damaged:
-            self.tell(f"{damaged.message} Whatever carries the name of {order.run_id} is removed.")
+            self.tell(f"{damaged.message} Whatever carries the name of {loop.order.run_id} is removed.")
             state = ClusterState(time_s=self.clock())
         if state.cleared:
             return
@@ -646,7 +979,16 @@ class Ec2Launcher:
             try:
                 wished = {"stop_wished_s": self.clock(), "stop_reason": "stopped by hand"}
                 state = loop.act(Stop(state=state.model_copy(update=wished)))
-                state = self._until_ended(loop, state)
+                # Those that never began have no checkpoint to save.
+                began = any(machine.heartbeat_s is not None for machine in state.alive) or log_bytes(run_dir)
+                within_s = loop.order.checkpoint_s + self.patience_s if began else 0.0
+                until(
+                    lambda: not loop.machines_now(last_seen(run_dir)).alive,
+                    self.sleep,
+                    every_s=LOOK_S,
+                    within_s=within_s,
+                )
+                state = last_seen(run_dir)
             except CloudRefused as refused:
                 self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         loop.clear(state)
@@ -658,8 +1000,7 @@ class Ec2Launcher:
             BadInput: no machine of the run is that host now.
             CloudRefused: the cloud does not answer.
         """
-        loop = self._opened(handle)
-        state = last_seen(loop.run_dir)
+        loop, state = self._opened(handle.run_dir), last_seen(handle.run_dir)
         ids = [machine.id for machine in state.alive if machine.host == host]
         if not ids or state.stop_wished_s is not None:
             raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
@@ -673,25 +1014,13 @@ class Ec2Launcher:
             BadInput: it is moving already, or it is over.
             BudgetStop: the budget does not pay for that.
         """
-        loop = self._opened(handle)
+        loop = self._opened(handle.run_dir)
         loop.save(moved(loop.order, last_seen(loop.run_dir), needed_s, self.clock()))
         self._next_look_s[handle.run_dir] = self.clock()
 
-    def _opened(self, handle: RunHandle) -> Loop:
-        return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)
-
-    def _until_ended(self, loop: Loop, state: ClusterState) -> ClusterState:
-        """Wait for machines that save a checkpoint. Those that never began have none to save."""
-        began = any(machine.heartbeat_s is not None for machine in state.alive) or log_bytes(loop.run_dir)
-        within_s = loop.order.checkpoint_s + self.patience_s if began else 0.0
-
-        def have_ended() -> bool:
-            return not loop.machines_now(last_seen(loop.run_dir)).alive
-
-        until(have_ended, self.sleep, every_s=LOOK_S, within_s=within_s)
-        return last_seen(loop.run_dir)
-
-    def _loop(self, order: Order, run_dir: Path) -> Loop:
+    def _opened(self, run_dir: Path) -> Loop:
+        """What looks after the run in a folder, by the order that is there."""
+        order = Order.load(run_dir / ORDER_FILE)
         return Loop(
             edge=connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock),
             order=order,

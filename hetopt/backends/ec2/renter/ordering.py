@@ -8,7 +8,7 @@ which booting relies on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import changes_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import price_request
 from hetopt.backends.ec2.renter.order import (
     UNPLACED_S,
     BootImage,
@@ -26,6 +25,7 @@ from hetopt.backends.ec2.renter.order import (
     Role,
     Zone,
     lifetime_s,
+    price_request,
     usd_per_hour,
     worst_usd_per_hour,
 )
@@ -65,12 +65,9 @@ def image_kind(found: InstanceType) -> ImageKind:
     """
     if found.architecture is None:
         raise BadInput(f"the architecture of {found.name} is not known.", hint="plan with other types")
-    if found.accelerator is not None and not found.accelerator.is_cuda:
-        raise BadInput(
-            f"{found.name} has a {found.accelerator.name}, which hetopt cannot train on.",
-            hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
-        )
     objection = pinned().objection(found)
+    if found.accelerator is not None and not found.accelerator.is_cuda:
+        objection = f"{found.accelerator.name} is one that hetopt cannot train on"
     if objection is not None:
         raise BadInput(
             f"{found.name} cannot be trained on: its {objection}.",
@@ -165,10 +162,8 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
         CloudRefused: there is no such image.
         BadInput: it brings disks that outlive their machine.
     """
-    id_ = chosen
-    if id_ is None:
-        parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=IMAGES[kind])
-        id_ = str(edge(parameter)["Parameter"]["Value"])
+    parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=IMAGES[kind])
+    id_ = chosen or str(edge(parameter)["Parameter"]["Value"])
     described = read("ec2", "describe_images", f"the root device of the image for {kind} machines", ImageIds=[id_])
     images: Sequence[Answer] = edge(described)["Images"]
     if not images:
@@ -216,36 +211,31 @@ def zones_for(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": names}],
     )
-    offered: dict[str, set[str]] = {}
-    for found in edge(offerings)["InstanceTypeOfferings"]:
-        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
+    offered = {(found["InstanceType"], found["Location"]) for found in edge(offerings)["InstanceTypeOfferings"]}
     available = [subnet for subnet in subnets_of(edge, named) if subnet.get("State") == "available"]
     # Of several in a zone the one with most free addresses, where that is told.
     available.sort(key=lambda subnet: float(subnet.get("AvailableIpAddressCount", math.inf)))
     subnets = {subnet["AvailabilityZone"]: subnet for subnet in available}
     changes = changes_of(edge(price_request(names, now_s)))
     spot = {(change.zone, change.instance_type): change.usd_per_hour for change in changes}
-    zones = []
-    for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
-        subnet = subnets[zone]
-        rates: dict[str, Rate] = {}
-        for role in roles:
-            for name in role.instance_types:
-                rates[name] = _rate(
-                    catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd
-                )
-        zones.append(
-            Zone(
-                name=zone,
-                zone_id=subnet.get("AvailabilityZoneId", zone),
-                subnet_id=subnet["SubnetId"],
-                vpc_id=subnet["VpcId"],
-                gives_address=bool(subnet.get("MapPublicIpOnLaunch", True)),
-                rates=rates,
-            )
+    have_all = sorted(zone for zone in subnets if all((name, zone) in offered for name in names))
+    if not have_all:
+        raise _no_zone(names, {name for name, _ in offered}, subnets, named)
+    zones = (
+        Zone(
+            name=zone,
+            zone_id=subnets[zone].get("AvailabilityZoneId", zone),
+            subnet_id=subnets[zone]["SubnetId"],
+            vpc_id=subnets[zone]["VpcId"],
+            gives_address=bool(subnets[zone].get("MapPublicIpOnLaunch", True)),
+            rates={
+                name: _rate(catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd)
+                for role in roles
+                for name in role.instance_types
+            },
         )
-    if not zones:
-        raise _no_zone(names, offered, subnets, named)
+        for zone in have_all
+    )
     return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
 
 
@@ -264,18 +254,18 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
 
 
 def _no_zone(
-    names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any], named: Sequence[str]
+    names: Sequence[str], offered: Collection[str], subnets: Mapping[str, Any], named: Sequence[str]
 ) -> CloudRefused:
-    if not subnets and named:
-        return CloudRefused("none of the subnets is available.", hint="name other `subnets`")
     if not subnets:
-        return CloudRefused("the region has no default subnet to put machines in.", hint=MAKE_SUBNETS)
-    without = "plan again with `hetopt recommend PROFILE --exclude TYPE`"
-    absent = [name for name in names if not offered.get(name)]
-    if absent:
-        return CloudRefused(f"{', '.join(absent)} cannot be rented in this region.", hint=without)
+        said = "none of the subnets is available" if named else "the region has no default subnet to put machines in"
+        return CloudRefused(f"{said}.", hint="name other `subnets`" if named else MAKE_SUBNETS)
+    absent = [name for name in names if name not in offered]
     where = "one of the subnets" if named else "a default subnet"
-    return CloudRefused(f"no zone of the region has all of {', '.join(names)} and {where}.", hint=without)
+    said = f"no zone of the region has all of {', '.join(names)} and {where}."
+    return CloudRefused(
+        f"{', '.join(absent)} cannot be rented in this region." if absent else said,
+        hint="plan again with `hetopt recommend PROFILE --exclude TYPE`",
+    )
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
@@ -492,39 +482,36 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     return budget
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What machines are rented for.
+def move_usd(
+    worst_usd_per_hour: float,
+    *,
+    roles: Sequence[Role],
+    budget_usd: float,
+    fixed_usd: float = 0.0,
+    deadline_s: float | None = None,
+    spent_usd: float = 0.0,
+    may_cost_usd: float | None = None,
+) -> float:
+    """USD to be kept back, so that a run can move to on-demand machines before its deadline passes.
 
-    Attributes:
+    0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
+    was planned, or would then not last until the cluster has booted.
+
+    Args:
+        worst_usd_per_hour: of the cluster.
+        roles: the machines.
         budget_usd: for everything, earlier lives included.
-        gradient_bytes: of the model, which checkpoints are a multiple of.
-        disk_gb: of each machine.
+        fixed_usd: whatever the machines do.
         deadline_s: from the order on; absent: as long as the budget lasts.
         spent_usd: what earlier lives have cost.
         may_cost_usd: by the prediction, at most; absent: nothing was predicted.
     """
-
-    roles: tuple[Role, ...]
-    budget_usd: float
-    gradient_bytes: int
-    disk_gb: int
-    deadline_s: float | None = None
-    spent_usd: float = 0.0
-    may_cost_usd: float | None = None
-
-    def move_usd(self, worst_usd_per_hour: float, *, fixed_usd: float = 0.0) -> float:
-        """To be kept back, so that the run can move to on-demand machines before its deadline passes.
-
-        0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
-        was planned, or would then not last until the cluster has booted.
-        """
-        moves = self.deadline_s is not None and any(role.market == "spot" for role in self.roles)
-        if not moves or self.may_cost_usd is None:
-            return 0.0
-        usd = worst_usd_per_hour * UNPLACED_S / 3600
-        needed = max(self.may_cost_usd, least_budget_usd(worst_usd_per_hour, fixed_usd))
-        return 0.0 if self.spent_usd + needed + usd > self.budget_usd else usd
+    moves = deadline_s is not None and any(role.market == "spot" for role in roles)
+    if not moves or may_cost_usd is None:
+        return 0.0
+    usd = worst_usd_per_hour * UNPLACED_S / 3600
+    needed = max(may_cost_usd, least_budget_usd(worst_usd_per_hour, fixed_usd))
+    return 0.0 if spent_usd + needed + usd > budget_usd else usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -565,25 +552,55 @@ class Orders:
         """
         # Who brings the data set to the region has paid for that out of the same budget.
         before_usd = plan.chosen.prediction.data_transfer_usd
-        job = Job(
+        order = self.of_job(
             roles=roles_of(plan, self.catalog, self.options.substitutes),
             budget_usd=budget_of(plan, self.options.budget_usd),
             gradient_bytes=plan.profile.job.gradient_bytes,
+            disk_gb=plan.chosen.disk_gb,
+            run_id=run_id,
+            bundle_sha256=bundle_sha256,
+            now_s=now_s,
+            life=life,
             deadline_s=plan.goal.deadline_s,
             spent_usd=spent_usd + before_usd,
-            disk_gb=plan.chosen.disk_gb,
             may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
         )
-        order = self.of_job(job, run_id=run_id, bundle_sha256=bundle_sha256, now_s=now_s, life=life)
         return order.of_run(plan.run)
 
-    def of_job(self, job: Job, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0) -> Order:
-        """The order of a job; arguments and errors as in `of_plan`."""
-        roles, budget = job.roles, job.budget_usd
+    def of_job(
+        self,
+        *,
+        roles: tuple[Role, ...],
+        budget_usd: float,
+        gradient_bytes: int,
+        disk_gb: int,
+        run_id: str,
+        bundle_sha256: str,
+        now_s: float,
+        life: int = 0,
+        deadline_s: float | None = None,
+        spent_usd: float = 0.0,
+        may_cost_usd: float | None = None,
+    ) -> Order:
+        """The order of a job; errors as in `of_plan`.
+
+        Args:
+            roles: the machines.
+            budget_usd: for everything, earlier lives included.
+            gradient_bytes: of the model, which checkpoints are a multiple of.
+            disk_gb: of each machine.
+            run_id: the run's name.
+            bundle_sha256: of the code.
+            now_s: seconds since the epoch.
+            life: how often the run was resumed.
+            deadline_s: as of `move_usd`.
+            spent_usd: as there.
+            may_cost_usd: as there.
+        """
         who = identity(self.edge)
         bucket = self.options.bucket or default_bucket(who.account_id, self.catalog.region)
         check_bucket(self.edge, bucket, who.account_id, self.catalog.region)
-        extras = extras_usd_per_hour(self.billing, job.disk_gb)
+        extras = extras_usd_per_hour(self.billing, disk_gb)
         if not self.options.public_address:
             extras -= self.billing.public_ipv4_usd_per_hour.value
         zones = zones_for(self.edge, roles, self.catalog, extras, now_s, self.options.subnets)
@@ -596,12 +613,22 @@ class Orders:
                     f"the zone {self.options.zone} does not have all types of the plan in this account.",
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
-        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing)
+        fixed = fixed_usd(checkpoint_bytes(gradient_bytes), self.billing)
         if not (self.options.public_address and all(zone.gives_address for zone in zones)):
             fixed += _nat_usd(roles, self.billing)
         worst = worst_usd_per_hour(roles, zones)
-        move = job.move_usd(worst, fixed_usd=fixed)
-        longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
+        move = move_usd(
+            worst,
+            roles=roles,
+            budget_usd=budget_usd,
+            fixed_usd=fixed,
+            deadline_s=deadline_s,
+            spent_usd=spent_usd,
+            may_cost_usd=may_cost_usd,
+        )
+        longest_s = lifetime_s(budget_usd, fixed_usd=fixed + move + spent_usd, worst_usd_per_hour=worst)
+        types = [self.catalog.instance_type(name) for role in roles for name in role.instance_types]
+        slowest = min(found.network_bytes_per_s for found in types)
         return Order(
             run_id=run_id,
             life=life,
@@ -613,7 +640,7 @@ class Orders:
             bucket=bucket,
             instance_profile=self.options.instance_profile or PROFILE_NAME,
             end_role=calls.end_role(self.edge),
-            volume_gb=job.disk_gb,
+            volume_gb=disk_gb,
             extras_usd_per_hour=extras,
             zones=zones,
             roles=roles,
@@ -625,11 +652,12 @@ class Orders:
             bundle_sha256=bundle_sha256,
             group_secret=new_secret(),
             created_s=now_s,
-            budget_usd=budget,
+            budget_usd=budget_usd,
             fixed_usd=fixed,
             move_usd=move,
-            checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, self.catalog),
-            lifetime_s=min(longest_s, job.deadline_s or longest_s),
+            # Writing one, and uploading it over the slowest sustained network there may be.
+            checkpoint_s=checkpoint_time_s(gradient_bytes) + checkpoint_bytes(gradient_bytes) / slowest,
+            lifetime_s=min(longest_s, deadline_s or longest_s),
         )
 
 
@@ -684,9 +712,3 @@ def check_prices(plan: Plan, order: Order) -> None:
             f"at the prices of now the plan may cost {usd(high)}, and the budget is {usd(order.budget_usd)} ({why}).",
             hint="plan again, or raise `budget_usd`",
         )
-
-
-def _checkpoint_s(gradient_bytes: int, roles: Sequence[Role], catalog: Catalog) -> float:
-    """Writing a checkpoint, and uploading it over the slowest sustained network there may be."""
-    slowest = min(catalog.instance_type(name).network_bytes_per_s for role in roles for name in role.instance_types)
-    return checkpoint_time_s(gradient_bytes) + checkpoint_bytes(gradient_bytes) / slowest

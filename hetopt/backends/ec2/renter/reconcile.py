@@ -22,14 +22,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetopt.backends.backend import MOST_IDLE
-from hetopt.backends.ec2.renter.cluster_state import (
+from hetopt.backends.ec2.renter.order import (
     ClusterState,
+    Guard,
     MachineState,
+    Order,
+    Role,
     billed_from_s,
     failed,
     hopeless_hosts,
 )
-from hetopt.backends.ec2.renter.order import Guard, Order, Role
 from hetopt.backends.host.protocol import PaidMachine, Renewal, without
 from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
@@ -352,11 +354,11 @@ def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float)
     """Ask for machines for these hosts, as planned."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
-    roles = []
-    for role in order.roles:
-        mine = tuple(host for host in role.hosts if host in hosts)
-        if mine:
-            roles.append(role.model_copy(update={"hosts": mine, **market}))
+    roles = [
+        role.model_copy(update={"hosts": mine, **market})
+        for role in order.roles
+        if (mine := tuple(host for host in role.hosts if host in hosts))
+    ]
     if not roles:
         return None
     how = "on demand" if state.on_demand else "again"
@@ -415,19 +417,14 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
     named, all_are_lost = ", ".join(sorted(new)), not state.serving
     if state.paused_s is None and not all_are_lost:
         return Pause(state=_with(state, paused_s=now_s))
-    if not (all_are_lost or _has_paused(observed, now_s)):
+    saved = observed.stopped_s is not None and observed.stopped_s >= state.placed_s
+    waited = state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S
+    if not (all_are_lost or saved or waited):
         return None
     # Those that were to join or to relieve others who were all lost have nobody to wait for.
     after = with_places(_with(state, asked_s=None) if all_are_lost else state, new)
     said = f"all that trained are lost; {named} goes on" if all_are_lost else f"{named} joins"
     return _place(order, after, observed.spec, now_s, say=said)
-
-
-def _has_paused(observed: Observed, now_s: float) -> bool:
-    """Whether all have saved their checkpoint, or nobody waits for that any longer."""
-    state = observed.state
-    saved = observed.stopped_s is not None and observed.stopped_s >= state.placed_s
-    return saved or (state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S)
 
 
 def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:

@@ -14,30 +14,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
-from hetopt.backends.ec2.renter.cluster_state import ClusterState, last_seen
-from hetopt.backends.ec2.renter.edge import (
+from hetopt.backends.ec2.renter.order import last_seen
+from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
+from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     SETTLES_S,
+    Answer,
+    ApiRefused,
+    Edge,
+    Kind,
     Made,
-    known_regions,
+    Request,
+    if_there,
+    instances_in,
+    read,
     read_ledger,
     there,
     unresolved,
 )
-from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
-from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, instances_in, read
 from hetopt.backends.host.protocol import Lease
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -92,8 +95,13 @@ class Survey:
         return self.found
 
 
+def _alive(edge: Edge, purpose: str, filters: list[dict[str, object]]) -> dict[str, Answer]:
+    """Machines that have not ended, by id. Asked by filters: to name an id that is gone would be an error."""
+    answer = edge(read("ec2", "describe_instances", purpose, Filters=filters))
+    return {id_: one for id_, one in instances_in(answer).items() if one["State"]["Name"] not in DEAD}
+
+
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
-    answer = ask(edge, "describe_instances", {"Filters": order.filters(run_id)}, "the machines that are left")
     return [
         _found(
             "instance",
@@ -101,8 +109,7 @@ def _instances(edge: Edge, run_id: str | None) -> list[Found]:
             one,
             f"{one.get('InstanceType', '?')}, {one.get('InstanceLifecycle', 'on-demand')}, {one['State']['Name']}",
         )
-        for id_, one in instances_in(answer).items()
-        if one["State"]["Name"] not in DEAD
+        for id_, one in _alive(edge, "the machines that are left", order.filters(run_id)).items()
     ]
 
 
@@ -135,18 +142,6 @@ def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
         bucket=values.get(order.BUCKET),
         detail=detail,
     )
-
-
-def ask(edge: Edge, operation: str, parameters: Mapping[str, Any], purpose: str) -> Answer:
-    """One reading call to EC2."""
-    return edge(read("ec2", operation, purpose, **parameters))
-
-
-def batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Items, so many at a time."""
-    source = iter(items)
-    while batch := list(islice(source, size)):
-        yield batch
 
 
 def until(reached: Callable[[], bool], sleep: Callable[[float], None], *, every_s: float, within_s: float) -> bool:
@@ -207,8 +202,8 @@ class Remover:
         """
 
         def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
-            answer = ask(self.edge, operation, {"Filters": order.filters(run_id)}, f"the {kind}s that are left")
-            return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
+            request = read("ec2", operation, f"the {kind}s that are left", Filters=order.filters(run_id))
+            return [_found(kind, one[id_], one) for one in self.edge(request)[key] if one.get("State") != "deleting"]
 
         found, unseen = list[Found](), dict[Kind, CloudRefused]()
         lists: dict[Kind, Callable[[], list[Found]]] = {
@@ -236,14 +231,11 @@ class Remover:
             by_kind.setdefault(one.kind, []).append(one.id)
         instances = by_kind.get("instance", [])
         attempt(partial(self.end_machines, instances))
-        told = not refused
-        if instances and told:
+        if instances and not refused:
             attempt(partial(self._wait_for_end, instances))
-        if by_kind.get("volume") and instances:
-            # Disks go with their machines; what is deleted one by one is only what did not.
-            attempt(lambda: by_kind.update(volume=self._remaining(by_kind["volume"])))
         for kind, service, operation, key in _DELETED:
-            for id_ in by_kind.get(kind, ()):
+            # Disks go with their machines: the next look finds what did not.
+            for id_ in () if kind == "volume" and instances else by_kind.get(kind, ()):
                 attempt(partial(self._until_known, [id_], partial(self._delete, service, operation, key)))
         if refused:
             raise refused[0]
@@ -278,8 +270,8 @@ class Remover:
 
     def end_machines(self, ids: Sequence[str]) -> None:
         """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""
-        for batch in batches(ids, INSTANCES_A_CALL):
-            self._until_known(batch, self._terminate)
+        for at in range(0, len(ids), INSTANCES_A_CALL):
+            self._until_known(ids[at : at + INSTANCES_A_CALL], self._terminate)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
         """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
@@ -293,11 +285,9 @@ class Remover:
 
     def _known(self) -> list[Found]:
         """What the ledger says is there; of machines that are old enough to be listed, those that are."""
-        known: dict[Kind, list[str]] = {kind: self.made.of_kind(prefix) for prefix, kind in _KINDS.items()}
+        known = {kind: [id_ for id_ in self.made.ids if id_.startswith(prefix)] for prefix, kind in _KINDS.items()}
         if not self.made.settles_s:
-            known["instance"] = [
-                id_ for batch in batches(known["instance"], INSTANCES_A_CALL) for id_ in self._alive(batch)
-            ]
+            known["instance"] = self._alive(known["instance"])
         return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
 
     def _terminate(self, ids: Sequence[str]) -> list[str]:
@@ -324,34 +314,19 @@ class Remover:
         """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
         its group is waited for.
         """
-        waiting = list(ids)
-
-        def have_ended() -> bool:
-            waiting[:] = [id_ for batch in batches(waiting, INSTANCES_A_CALL) for id_ in self._alive(batch)]
-            return not waiting
-
-        if not until(have_ended, self.sleep, every_s=LOOK_S, within_s=_ENDED_WITHIN_S):
+        if not until(lambda: not self._alive(ids), self.sleep, every_s=LOOK_S, within_s=_ENDED_WITHIN_S):
             raise CloudRefused(
-                f"{len(waiting)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
+                f"some of {len(ids)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
                 hint="try again: `hetopt gc --on ec2 --remove`",
             )
 
     def _alive(self, ids: Sequence[str]) -> list[str]:
-        """Those that have not ended. Asked by a filter: to name an id that is gone would be an error."""
-        answer = ask(
-            self.edge,
-            "describe_instances",
-            {"Filters": [{"Name": "instance-id", "Values": list(ids)}]},
-            "whether the machines have ended",
-        )
-        return [id_ for id_, one in instances_in(answer).items() if one["State"]["Name"] not in DEAD]
-
-    def _remaining(self, volumes: Iterable[str]) -> list[str]:
-        answer = ask(
-            self.edge, "describe_volumes", {"Filters": order.filters(None)}, "disks that outlived their machines"
-        )
-        there = {one["VolumeId"] for one in answer["Volumes"]}
-        return [id_ for id_ in volumes if id_ in there]
+        """Those that have not ended."""
+        alive = list[str]()
+        for at in range(0, len(ids), INSTANCES_A_CALL):
+            some: dict[str, object] = {"Name": "instance-id", "Values": list(ids[at : at + INSTANCES_A_CALL])}
+            alive += _alive(self.edge, "whether the machines have ended", [some])
+        return alive
 
     def _delete(self, service: str, operation: str, key: str, ids: Sequence[str]) -> list[str]:
         """Delete one thing; answers its id if EC2 does not know it."""
@@ -372,11 +347,6 @@ def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
         step()
     except CloudRefused as error:
         refused.append(error)
-
-
-def is_dying(instance: Answer) -> bool:
-    """Whether a machine has ended, or is about to."""
-    return instance["State"]["Name"] in facts.DYING_STATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,19 +373,15 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
         entries = read_ledger(folder / LEDGER_FILE)
         if not entries:
             continue  # nothing was ever asked for
-        seen: ClusterState | None = None
-        with suppress(BadInput):
+        try:
             seen = last_seen(folder)
-        over = seen is None or seen.cleared or not seen.alive
+            over = seen.cleared or not seen.alive
+        except BadInput:
+            over = True
         moments = [entry.time_s for entry in unresolved(entries)] + list(there(entries).values() if over else ())
         made_s = max(moments, default=None)
         runs[folder.name] = LocalRun(folder=folder, region=entries[0].region, over=over, made_s=made_s)
     return runs
-
-
-def regions_to_look_in(home: Path, runs: Mapping[str, LocalRun], more: Iterable[str]) -> list[str]:
-    """Every region that anything was ever rented in from here, and those that were named."""
-    return sorted({run.region for run in runs.values()} | set(known_regions(home)) | set(more))
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:

@@ -1,20 +1,36 @@
-"""Describes one call to the cloud as plain data, and what each refusal of it means.
+"""Describes one call to the cloud as plain data, says what each refusal of it means, and carries it out with boto3.
 
 A call says what is asked, why, and what it costs. A refusal is one line of cause,
 the next command to try, and whether trying again can help (``errors.toml``); the names of botocore's own exceptions
 stand for what goes wrong before a call leaves this machine.
+
+botocore tries calls again by itself, and capacity that is not there arrives as a fault of the server: it would ask an
+exhausted pool five times. So it gets one attempt for everything that makes or removes, and `Retrying` decides: the same
+call with the same token, later, and never at an exhausted pool. What makes things carries a token, or a name that only
+one thing can have, so the second call answers what the first one made. What removes is the same twice.
+
+The ledger is written before a call leaves this machine and flushed to the disk, so that whatever ends the process, the
+names of everything that may exist are known: the line before says what was about to be made, the line after its ids.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
+from random import Random
 from typing import Any, Literal, Protocol
 
 from hetopt.backends.ec2 import facts
-from hetopt.core.errors import CloudRefused
+from hetopt.core.errors import BadInput, CloudRefused, HetoptError
+from hetopt.core.paths import parse_json
+from hetopt.core.search_path import install_command
 from hetopt.optimizer.market.quota import quota_of
 
 Kind = Literal["instance", "fleet", "security-group", "launch-template", "volume", "schedule-group", "object"]
@@ -65,12 +81,10 @@ class Request:
     def shown(self) -> dict[str, object]:
         """Its parameters as JSON for people: contents stand as what they are."""
 
-        def value(found: object) -> object:
-            if isinstance(found, bytes):
-                return f"<{len(found)} bytes, sha256 {hashlib.sha256(found).hexdigest()[:12]}>"
-            return found
+        def described(body: bytes) -> str:
+            return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:12]}>"
 
-        shown: dict[str, object] = _mapped(self.parameters, value)
+        shown: dict[str, object] = json.loads(json.dumps(self.parameters, default=described))
         return shown
 
 
@@ -88,14 +102,6 @@ class Edge(Protocol):
         Raises:
             CloudRefused: the cloud said no.
         """
-
-
-def _mapped(found: Any, value: Callable[[object], object]) -> Any:
-    if isinstance(found, Mapping):
-        return {key: _mapped(inner, value) for key, inner in found.items()}
-    if isinstance(found, Sequence) and not isinstance(found, str | bytes):
-        return [_mapped(inner, value) for inner in found]
-    return value(found)
 
 
 Reaction = Literal["again", "elsewhere", "passing", "stop"]
@@ -206,3 +212,335 @@ def market_of(request: Request) -> Literal["spot", "on-demand"]:
     """The market that a fleet is asked for on."""
     target = request.parameters.get("TargetCapacitySpecification", {})
     return "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
+
+
+LEDGER_FILE = "ledger.jsonl"
+REGIONS_FILE = "regions"
+
+SETTLES_S = 60.0
+"""EC2 may not list for seconds what it has just made, nor know its id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line.
+
+    Attributes:
+        call: number of the call within the run; its lines share it.
+        event: begun, done, refused, or lost where nobody knows whether it was carried out.
+        ids: of what the call made, in the line after.
+    """
+
+    call: int
+    event: str
+    time_s: float
+    step: str
+    api_name: str
+    region: str
+    makes: Kind | None = None
+    token: str | None = None
+    ids: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEdge:
+    """Carries out what changes something with a line in the ledger before and after; reads pass by.
+
+    Attributes:
+        path: of the ledger; each line is on the disk before the next thing happens.
+        region: that lines name.
+    """
+
+    inner: Edge
+    path: Path
+    region: str
+    clock: Callable[[], float]
+
+    def __call__(self, request: Request) -> Answer:
+        if request.reads_only:
+            return self.inner(request)
+        call = sum(entry.event == "begun" for entry in read_ledger(self.path))
+        token = request.parameters.get("ClientToken")
+        self._write(request, call, "begun", token=token if isinstance(token, str) else None)
+        try:
+            answer = self.inner(request)
+        except HetoptError as error:
+            unknown = isinstance(error, ApiRefused) and error.may_be_done
+            self._write(request, call, "lost" if unknown else "refused", reason=error.message)
+            raise
+        self._write(request, call, "done", ids=tuple(made_ids(request, answer)))
+        return answer
+
+    def _write(self, request: Request, call: int, event: str, **more: object) -> None:
+        """Write down how a call stands, and what it made, or why it did not; see `Entry`."""
+        line: dict[str, object] = {
+            "call": call,
+            "event": event,
+            "time_s": round(self.clock(), 3),
+            "step": request.step,
+            "api_name": request.api_name,
+            "region": self.region,
+            "makes": request.makes,
+            **more,
+        }
+        append_durably(self.path, json.dumps({key: value for key, value in line.items() if value is not None}))
+
+
+_ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
+
+
+def made_ids(request: Request, answer: Answer) -> list[str]:
+    """The ids in the answer of a call that makes something; of one that removes, the ids that it named."""
+    if request.operation in ("create_schedule_group", "delete_schedule_group"):
+        return [str(request.parameters["Name"])]
+    removes = request.operation.startswith(("delete_", "terminate_"))
+    told = request.parameters if removes else answer if request.makes is not None else {}
+    return list(dict.fromkeys(_ID.findall(json.dumps(told, default=str))))
+
+
+def read_ledger(path: Path) -> list[Entry]:
+    """The entries so far. A last line that was being written when the process died is passed over."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return [entry for line in text.splitlines() if (entry := _entry(line)) is not None]
+
+
+def unresolved(entries: Iterable[Entry]) -> list[Entry]:
+    """Calls of which nobody knows how they ended: the process died on the way, or the answer never came."""
+    open_: dict[int, Entry] = {}
+    for entry in entries:
+        if entry.event == "begun":
+            open_[entry.call] = entry
+        elif entry.event != "lost":
+            open_.pop(entry.call, None)
+    return list(open_.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a run has made and not removed, as far as its ledger knows.
+
+    Attributes:
+        ids: of machines, templates and groups.
+        settles_s: for so long EC2 may not know all of it: what it has just made is in no list.
+        hanging: whether something may have been made by a call whose answer nobody has.
+    """
+
+    ids: tuple[str, ...] = ()
+    settles_s: float = 0.0
+    hanging: bool = False
+
+
+def made(entries: Sequence[Entry], now_s: float) -> Made:
+    """What the ledger knows to have been made, and not to have been removed.
+
+    Args:
+        entries: of the ledger.
+        now_s: seconds since the epoch.
+    """
+    ids = there(entries)
+    open_ = [entry for entry in unresolved(entries) if entry.makes not in (None, "object")]
+    newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
+    return Made(
+        ids=tuple(ids),
+        settles_s=min(SETTLES_S, max(0.0, newest_s + SETTLES_S - now_s)),
+        hanging=any(now_s < entry.time_s + SETTLES_S for entry in open_),
+    )
+
+
+def there(entries: Iterable[Entry]) -> dict[str, float]:
+    """What was made and not removed, with when that was."""
+    made_s: dict[str, float] = {}
+    for entry in entries:
+        if entry.event == "done" and entry.makes not in (None, "object"):
+            made_s |= dict.fromkeys(entry.ids, entry.time_s)
+        elif entry.event == "done":
+            for id_ in entry.ids:
+                made_s.pop(id_, None)
+    return made_s
+
+
+def known_regions(home: Path) -> list[str]:
+    """Every region that anything was ever rented in from here."""
+    path = home / REGIONS_FILE
+    return sorted(set(path.read_text(encoding="utf-8").split())) if path.exists() else []
+
+
+def append_durably(path: Path, line: str) -> None:
+    """Append one line and wait until it is on the disk.
+
+    Raises:
+        BadInput: the file cannot be written. Nothing may be rented then.
+    """
+    try:
+        with path.open("ab+") as stream:
+            if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
+                stream.write(b"\n")  # the process before died in the middle of its last line
+            stream.write(line.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())  # of a new file this commits its name, too (ext4, xfs, btrfs)
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be written: {error.strerror}.", hint="nothing is rented without it; make room and try again"
+        ) from None
+
+
+def _entry(line: str) -> Entry | None:
+    try:
+        found: Any = parse_json(line, origin="the ledger")
+        return Entry(**{**found, "ids": tuple(found.get("ids", ()))})
+    except (BadInput, ValueError, TypeError, AttributeError):
+        return None
+
+
+_CONNECT_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 60
+
+
+class BotoEdge:
+    """Carries out requests in one region. Clients are made when they are needed first."""
+
+    def __init__(self, region: str, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
+        """Prepare, without a call.
+
+        Raises:
+            BadInput: boto3 is not installed.
+        """
+        try:
+            import boto3
+        except ImportError:
+            raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws")) from None
+        self.region = region
+        self._connect_timeout_s = connect_timeout_s
+        self._session_class = boto3.Session
+        self._session: Any = None
+        self._clients: dict[str, Any] = {}
+
+    def __call__(self, request: Request) -> Answer:
+        """Make the call.
+
+        Raises:
+            ApiRefused: it did not succeed.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.parsers import ResponseParserError
+
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", f"{request.service} in {self.region}")
+        try:
+            client = self._client(request.service, reads=request.reads_only)
+            answer: dict[str, Any] = self._call(client, request)
+        except ClientError as error:
+            told = error.response.get("Error", {})
+            raise ApiRefused(
+                request, str(told.get("Code", "Unknown")), str(told.get("Message", "")), endpoint=endpoint
+            ) from None
+        except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
+            raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
+        except ValueError as error:  # an address that is none; parameters are refused by names of their own
+            raise ApiRefused(request, ValueError.__name__, str(error), endpoint=endpoint) from None
+        answer.pop("ResponseMetadata", None)
+        return answer
+
+    def _call(self, client: Any, request: Request) -> dict[str, Any]:
+        """All pages of it, where it has several."""
+        if request.reads_only and client.can_paginate(request.operation):
+            pages = client.get_paginator(request.operation).paginate(**request.parameters)
+            joined: dict[str, Any] = pages.build_full_result()
+            return joined
+        answer: dict[str, Any] = getattr(client, request.operation)(**request.parameters)
+        body = answer.get("Body")
+        if body is not None and hasattr(body, "read"):
+            answer["Body"] = body.read()
+        return answer
+
+    def _client(self, service: str, *, reads: bool) -> Any:
+        from botocore.config import Config
+
+        name = f"{service} {reads}"
+        if name not in self._clients:
+            retries = {"mode": "adaptive", "total_max_attempts": 5} if reads else {"total_max_attempts": 1}
+            config = Config(
+                retries=retries,
+                connect_timeout=self._connect_timeout_s,
+                read_timeout=_READ_TIMEOUT_S,
+                user_agent_extra="hetopt",
+                # A pool of sockets for each client of a command that lives for seconds is not worth its keep.
+                max_pool_connections=4,
+            )
+            if self._session is None:
+                self._session = self._session_class(region_name=self.region)
+            self._clients[name] = self._session.client(service, config=config)
+        return self._clients[name]
+
+
+ATTEMPTS = 6
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 20.0
+PATIENCE_S = 300.0
+"""For what goes away by itself: interfaces leave a group when their machines have ended, which takes minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrying:
+    """Makes calls again where that can help, waiting longer each time, by a random part of the wait (full jitter)."""
+
+    inner: Edge
+    sleep: Callable[[float], None]
+    random: Random
+    attempts: int = ATTEMPTS
+    patience_s: float = PATIENCE_S
+
+    def __call__(self, request: Request) -> Answer:
+        """Make the call, several times if need be.
+
+        Raises:
+            ApiRefused: as it was refused last.
+        """
+        waited_s, attempt, unanswered = 0.0, 0, False
+        while True:
+            attempt += 1
+            try:
+                return self.inner(request)
+            except ApiRefused as refused:
+                if refused.code in request.tolerates:
+                    return {}
+                # Whatever it says: an attempt before it that nobody answered may have been carried out.
+                unanswered = unanswered or refused.reaction == "again"
+                refused.may_be_done = unanswered
+                passing = refused.code in request.passing and waited_s < self.patience_s
+                again = refused.reaction == "again" and attempt < self.attempts
+                if not (passing or again):
+                    raise
+            wait_s = wait_before(attempt, self.random)
+            self.sleep(wait_s)
+            waited_s += wait_s
+
+
+def wait_before(attempt: int, random: Random) -> float:
+    """Seconds to wait after so many attempts: up to twice as long each time."""
+    ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
+    return random.uniform(ceiling / 2, ceiling)
+
+
+def connect(region: str) -> Edge:
+    """An edge for calls that belong to no run, or only read."""
+    return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
+
+
+def connect_run(
+    region: str, run_dir: Path, home: Path, inner: Edge | None = None, clock: Callable[[], float] = time.time
+) -> Edge:
+    """An edge whose calls are in the ledger of a run.
+
+    Args:
+        region: where it rents.
+        run_dir: the run's folder, which holds its ledger.
+        home: where the regions that were ever used are kept.
+        inner: instead of `connect`.
+        clock: seconds since the epoch.
+    """
+    # Before something may be rented there. The file outlives the folders of runs.
+    if region not in known_regions(home):
+        home.mkdir(parents=True, exist_ok=True)
+        append_durably(home / REGIONS_FILE, region)
+    return LedgerEdge(inner=inner or connect(region), path=run_dir / LEDGER_FILE, region=region, clock=clock)
