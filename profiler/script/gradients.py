@@ -46,7 +46,6 @@ LATER = (10, 1000)
 """Steps of a schedule at which its learning rate is kept."""
 
 FILE = "{name}-{rank}.pt"
-TOLD_FILE = "{name}-{rank}.json"
 
 _PATIENCE_S = 20.0
 
@@ -138,8 +137,7 @@ class GradientRecorder:
                 batch_size=self.batch_size or 0,
                 keeps_equal=keeps_equal,
             )
-            self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
-            torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
+            torch.save((list(self._seen.values()), told.model_dump()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
             begun_s = time.monotonic()
             while not all(one.exists() for one in self._others) and time.monotonic() - begun_s < _PATIENCE_S:
@@ -197,9 +195,8 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
     """Return the gradients of each step of each optimizer that `GradientRecorder` wrote, and what else it did."""
-    gradients: list[list[Tensor]] = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
-    path = inside(folder, TOLD_FILE.format(name=name, rank=0))
-    return gradients, read_record(Told, path, hint="run the command again") if path.exists() else Told()
+    gradients, told = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
+    return gradients, Told(**told)
 
 
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
@@ -224,7 +221,7 @@ def _whole_gradient(parameter: Tensor) -> Tensor:
 
 def _draw_nothing() -> None:
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
-        setattr(nn.functional, name, _as_it_is)
+        setattr(nn.functional, name, lambda given, *_, **__: given)
     attend = nn.functional.scaled_dot_product_attention
 
     def attend_to_all(*given: Any, **named: Any) -> Tensor:
@@ -238,7 +235,7 @@ def _draw_nothing() -> None:
     nn.RNNBase.dropout = property(lambda _: 0.0, lambda *_: None)  # type: ignore[assignment]  # as said at the top
     # A coin shows its expectation: who divides by its chance keeps what was given.
     Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
-    RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
+    RandomSampler.__iter__ = lambda sampler: iter(range(sampler.num_samples))  # type: ignore[method-assign]  # as said at the top
     DistributedSampler.__iter__ = _of_rank_in_order  # type: ignore[method-assign]
 
 
@@ -280,14 +277,6 @@ def _draw_alike() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-
-
-def _as_it_is(given: Tensor, *_: Any, **__: Any) -> Tensor:
-    return given
-
-
-def _in_order(sampler: Any) -> Iterator[int]:
-    return iter(range(sampler.num_samples))
 
 
 def _of_rank_in_order(sampler: Any) -> Any:
