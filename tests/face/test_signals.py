@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hetopt.trainer.host.forks import ForkedProcess
 from tests.disturbance import PATIENCE_S
 from tests.forks import server
 
-from .conftest import processes_of, until
+from .conftest import forked, processes_of, until
 
 COMMAND = [sys.executable, "-m", "hetopt.cli.main"]
 STEPS = 100_000
@@ -43,8 +43,8 @@ def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
     """Starts them; whatever is left of one when the test ends goes."""
     started: list[Launched] = []
 
-    def start(*options: str, **streams: Any) -> Launched:
-        started.append(Launched(plan_file, *options, **streams))
+    def start(*options: str, **how: Any) -> Launched:
+        started.append(Launched(plan_file, *options, **how))
         return started[-1]
 
     yield start
@@ -54,12 +54,14 @@ def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
 
 
 class Launched:
-    """`hetopt launch` as a process of its own: a fork, unless it is to have streams or a beginning of its own."""
+    """`hetopt launch` as a process of its own: a fork, unless it is to have streams of its own."""
 
-    def __init__(self, plan_file: Path, *options: str, **streams: Any) -> None:
+    def __init__(
+        self, plan_file: Path, *options: str, program: Sequence[str] = tuple(COMMAND[1:]), **streams: Any
+    ) -> None:
         self.home = plan_file.parent / "home"
         self.told_file = plan_file.parent / "told.txt"
-        command = [*COMMAND, "launch", str(plan_file), "--yes", *options]
+        command = [sys.executable, *program, "launch", str(plan_file), "--yes", *options]
         environment = {**os.environ, "HETOPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.told_file.open("wb") as told, open(os.devnull, "wb") as nowhere:
@@ -151,8 +153,17 @@ def test_a_terminal_that_goes_away_stops_the_run(launched: Callable[..., Launche
     assert_stopped_with_what_it_had(run)
 
 
-def test_nohup_is_heeded(launched: Callable[..., Launched]) -> None:
-    run = launched("--on", "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+NOHUP = """
+import runpy, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+runpy.run_module("hetopt.cli.main", run_name="__main__")
+"""
+
+
+def test_nohup_is_heeded(launched: Callable[..., Launched], plan_file: Path) -> None:
+    program = plan_file.parent / "nohup.py"
+    program.write_text(NOHUP)
+    run = launched("--on", "local", program=[str(program)])
     run.until(lambda: run.events("step"))
     run.process.send_signal(signal.SIGHUP)
     before = len(run.events("step"))
@@ -186,16 +197,14 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP))],
     ids=lambda number: number.name,
 )
-def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_a_profile_and_its_folder_goes(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    process = subprocess.Popen(
-        [*COMMAND, "profile", task, "-o", str(tmp_path / "p.json"), "--time-budget", "60", "--workers", "2"],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = forked("profile", task, "-o", tmp_path / "p.json", "--time-budget", 60, "--workers", 2)
     until(lambda: list(temporary.glob(f"hetopt-measure-*/{EVENTS_FILE}")), lambda: process.poll() is None)
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE_S)
