@@ -6,7 +6,6 @@ import datetime
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -415,18 +414,16 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
 
 FACTS_SHARE = 0.05
 
-SHOWN: Mapping[object, tuple[str, float]] = MappingProxyType(
-    {
-        STARTED: ("looking at the model and the host", 0.0),
-        EVENTS[Job]: ("", FACTS_SHARE),
-        EVENTS[SweepPoint]: ("step time at batch {local_batch_size}", FACTS_SHARE),
-        EVENTS[CompressorPoint]: ("compressing with {cost[name]}", FACTS_SHARE),
-        EVENTS[EvaluationCost]: ("evaluation", FACTS_SHARE),
-        EVENTS[LinkPoint]: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
-        EVENTS[PilotSeen]: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
-        FINISHED: ("done", 1.0),
-    }
-)
+SHOWN: Mapping[object, tuple[str, float]] = {
+    STARTED: ("looking at the model and the host", 0.0),
+    EVENTS[Job]: ("", FACTS_SHARE),
+    EVENTS[SweepPoint]: ("step time at batch {local_batch_size}", FACTS_SHARE),
+    EVENTS[CompressorPoint]: ("compressing with {cost[name]}", FACTS_SHARE),
+    EVENTS[EvaluationCost]: ("evaluation", FACTS_SHARE),
+    EVENTS[LinkPoint]: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
+    EVENTS[PilotSeen]: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
+    FINISHED: ("done", 1.0),
+}
 """By event: what is shown of its fields ("" leaves what is shown), and the share of a probe that is over by then."""
 
 

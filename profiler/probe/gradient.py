@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -112,9 +113,9 @@ class ExchangeTrials:
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
-        self._ways, self._shapes, self._device, self._seed = list(ways), tuple(shapes), device, seed
-        self._numel = sum(torch.Size(shape).numel() for shape in shapes)
-        self._together = len(self._ways) if self._numel <= TOGETHER_ELEMENTS else 1
+        self._ways, elements = list(ways), sum(torch.Size(shape).numel() for shape in shapes)
+        self._make = partial(Exchange, numel=elements, device=device, shapes=tuple(shapes), seed=seed)
+        self._together = len(self._ways) if elements <= TOGETHER_ELEMENTS else 1
         self._pilot = 0
         self._open: list[_Trial] = []
 
@@ -138,11 +139,7 @@ class ExchangeTrials:
 
     def _trial(self, way: str) -> _Trial:
         settled = SETTLED_STEPS if self._together > 1 else HURRIED_STEPS
-        return _Trial(way, self._exchange(way), self._exchange("dense"), settled)
-
-    def _exchange(self, way: str) -> Exchange:
-        compression = parse_compression(way)
-        return Exchange(compression, self._numel, device=self._device, shapes=self._shapes, seed=self._seed)
+        return _Trial(way, self._make(parse_compression(way)), self._make(parse_compression("dense")), settled)
 
 
 class _Trial:

@@ -179,10 +179,7 @@ class ScriptProbe:
                 world_size=order.concurrent_workers,
                 timeout=datetime.timedelta(seconds=MEETING_TIMEOUT_S),
             )
-        self._write(self._crew(order.concurrent_workers))
-
-    def _write(self, crew: ProbeGroup) -> None:
-        order, measured = self._order, self._measured
+        crew, measured = self._crew(order.concurrent_workers), self._measured
         if crew.context.is_leader:
             crew.record(host_facts(self._observer.device))
             crew.record(self._job())

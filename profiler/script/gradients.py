@@ -32,7 +32,7 @@ from hetopt.core.paths import inside
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
-from hetopt.profiler.script.observer import alive, be_alone, normalises, whole
+from hetopt.profiler.script.observer import alive, be_alone, flat_gradient, normalises
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
@@ -109,16 +109,8 @@ class GradientRecorder:
         if len(steps) == STEPS:
             return
         self._rates.setdefault(id(optimizer), []).append(float(optimizer.param_groups[0].get("lr", 0.0)))
-        steps.append(
-            torch.cat(
-                [
-                    _whole_gradient(parameter).double().reshape(-1)
-                    for group in optimizer.param_groups
-                    for parameter in group["params"]
-                    if parameter.requires_grad
-                ]
-            ).cpu()
-        )
+        parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+        steps.append(flat_gradient(parameters, torch.float64).cpu())
         if all(len(one) == STEPS for one in self._seen.values()):
             self.end(0)
 
@@ -127,15 +119,13 @@ class GradientRecorder:
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
-            keeps_equal = run is not None and not run.shares_batches
-            rates = tuple(map(tuple, self._rates.values()))
             told = Told(
-                rates=rates,
+                rates=tuple(map(tuple, self._rates.values())),
                 schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
                 way=way,
                 normalises=any(map(normalises, alive(nn.Module))),
                 batch_size=self.batch_size or 0,
-                keeps_equal=keeps_equal,
+                keeps_equal=run is not None and not run.shares_batches,
             )
             torch.save((list(self._seen.values()), told.model_dump()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -156,7 +146,10 @@ def main(arguments: list[str]) -> None:
     register_optimizer_step_post_hook(recorder.after_step)
     _draw_nothing()
     _draw_one_number(recorder.notice)
-    _draw_alike()
+    # Of scripts that set no seed all begin with the same weights and data.
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
     if workers == 1:
         be_alone()
         ranks, each = (int(os.environ.get(name, "1")) for name in (RANKS_VARIABLE, BATCH_VARIABLE))
@@ -214,11 +207,6 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
     return by_step
 
 
-def _whole_gradient(parameter: Tensor) -> Tensor:
-    """Return the gradient of a parameter, of a sharded one put together; zeros where it has none."""
-    return whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach())
-
-
 def _draw_nothing() -> None:
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(nn.functional, name, lambda given, *_, **__: given)
@@ -270,13 +258,6 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     DataLoader.__iter__ = begin  # type: ignore[method-assign]  # as said at the top
     for name in _NOISE:
         setattr(torch, name, of_one_number(getattr(torch, name)))
-
-
-def _draw_alike() -> None:
-    """Of scripts that set no seed all begin with the same weights and data."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
 
 
 def _of_rank_in_order(sampler: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -110,6 +110,17 @@ def whole(gradient: Tensor) -> Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.to_dense()
 
 
+def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the gradients of parameters as one vector, of sharded ones put together; zeros where one has none."""
+    with torch.no_grad():
+        return torch.cat(
+            [
+                whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).to(dtype).reshape(-1)
+                for parameter in parameters
+            ]
+        )
+
+
 def alive(kind: type[T]) -> list[T]:
     """Return the objects of a kind that this process holds."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
@@ -183,15 +194,7 @@ class Observer:
 
     def gradient(self) -> Tensor:
         """Of all parameters, flat; zeros where a step did not use one."""
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    torch.zeros(parameter.numel(), device=parameter.device)
-                    if parameter.grad is None
-                    else whole(parameter.grad).float().reshape(-1)
-                    for parameter in self.parameters
-                ]
-            )
+        return flat_gradient(self.parameters, torch.float32)
 
     def _meet(self, optimizer: Optimizer) -> None:
         """Learn what an optimizer trains when it steps for the first time."""
