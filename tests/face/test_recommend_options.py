@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep
 from hetopt.optimizer.market.catalog import BUNDLED
 from tests.disturbance import PATIENCE_S
-from tests.face.conftest import RECORDED, Answer, start
+from tests.face.conftest import RECORDED, Answer, start, until
 from tests.few_types import all_types
 
 from .described import BERT, GPT2, NCF, RESNET101
@@ -154,9 +153,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_pa
     for line in process.stderr:
         if "trials of a study" in line:
             break
-    deadline = time.monotonic() + PATIENCE_S
-    while not (journal.exists() and journal.read_text().count("\n") > 100) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: journal.exists() and journal.read_text().count("\n") > 100, lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err

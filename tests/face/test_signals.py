@@ -25,7 +25,6 @@ from tests.forks import server
 
 from .conftest import forked, processes_of, until
 
-COMMAND = [sys.executable, "-m", "hetopt.cli.main"]
 STEPS = 100_000
 
 
@@ -57,7 +56,7 @@ class Launched:
     """`hetopt launch` as a process of its own: a fork, unless it is to have streams of its own."""
 
     def __init__(
-        self, plan_file: Path, *options: str, program: Sequence[str] = tuple(COMMAND[1:]), **streams: Any
+        self, plan_file: Path, *options: str, program: Sequence[str] = ("-m", "hetopt.cli.main"), **streams: Any
     ) -> None:
         self.home = plan_file.parent / "home"
         self.told_file = plan_file.parent / "told.txt"

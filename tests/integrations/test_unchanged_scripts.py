@@ -24,13 +24,17 @@ def start(folder: Path, way: str, script: Path, *arguments: str, ranks: int = 2,
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), **more}
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "CUDA_VISIBLE_DEVICES": "",
+        **more,
+    }
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment = {**os.environ, **shared, "CUDA_VISIBLE_DEVICES": ""}
     program = ["-m", "tests.integrations.worker", str(folder), way, str(script), *arguments]
     workers = [
-        Forked(program, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, REPOSITORY)
-        for rank in range(ranks)
+        Forked(program, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, REPOSITORY) for rank in range(ranks)
     ]
     said = [worker.communicate(timeout=4 * PATIENCE_S)[1] for worker in workers]
     return [(worker.wait(), text) for worker, text in zip(workers, said, strict=True)]

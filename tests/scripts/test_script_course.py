@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,16 +21,14 @@ from hetopt.profiler.script.observer import Rebatched, Step, Wish, rebatch, samp
 from hetopt.profiler.script.order import ScriptOrder
 
 OWN = 64
-RECORDED: list[Any] = []
 
 
-def made(**order: Any) -> ScriptCourse:
+def made(record: Callable[[Any], None] = lambda measured: None, **order: Any) -> ScriptCourse:
     """A course over a script that is played by the test: it answers wishes with steps."""
     observer = SimpleNamespace(
         batch_size=OWN, dataset_size=1500, device=torch.device("cpu"), loader=object(), parameters=[]
     )
-    crew = SimpleNamespace(elapsed_s=lambda: 0.0, record=RECORDED.append)
-    RECORDED.clear()
+    crew = SimpleNamespace(elapsed_s=lambda: 0.0, record=record)
     return ScriptCourse(
         order=ScriptOrder(script="train.py", time_limit_s=1.0, **order),
         observer=observer,  # type: ignore[arg-type]  # what it asks of one
@@ -54,7 +53,8 @@ def test_the_noise_of_a_gradient_is_found_whatever_parts_are_compared(
     generator = torch.Generator().manual_seed(5)
     elements, variance, square = 400, 80.0, 1.0
     mean = torch.full((elements,), math.sqrt(square / elements))
-    measured = made()
+    told: list[Any] = []
+    measured = made(told.append)
     for number in range(300):
         asked = measured._sample_noise(number)
         wish: Wish | None = next(asked)
@@ -65,8 +65,8 @@ def test_the_noise_of_a_gradient_is_found_whatever_parts_are_compared(
                 wish = asked.send(step(samples, gradient=mean + noise))
             except StopIteration:
                 wish = None
-    assert statistics.fmean(one.gradient_variance for one in RECORDED) == pytest.approx(variance, rel=0.1)
-    assert statistics.fmean(one.gradient_square for one in RECORDED) == pytest.approx(square, rel=0.1)
+    assert statistics.fmean(one.gradient_variance for one in told) == pytest.approx(variance, rel=0.1)
+    assert statistics.fmean(one.gradient_square for one in told) == pytest.approx(square, rel=0.1)
 
 
 def test_the_scripts_own_batch_size_is_timed_first() -> None:
