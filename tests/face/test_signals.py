@@ -23,7 +23,7 @@ from hetopt.trainer.host.forks import ForkedProcess
 from tests.disturbance import PATIENCE_S
 from tests.forks import server
 
-from .conftest import forked, processes_of, until
+from .conftest import processes_of, until
 
 STEPS = 100_000
 
@@ -196,14 +196,17 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP))],
     ids=lambda number: number.name,
 )
-def test_a_signal_ends_a_profile_and_its_folder_goes(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: signal.Signals) -> None:
     task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    process = forked("profile", task, "-o", tmp_path / "p.json", "--time-budget", 60, "--workers", 2)
+    command = ["hetopt.cli.main", "profile", task, "-o", str(tmp_path / "p.json")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--time-budget", "60", "--workers", "2"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     until(lambda: list(temporary.glob(f"hetopt-measure-*/{EVENTS_FILE}")), lambda: process.poll() is None)
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE_S)
