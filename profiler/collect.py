@@ -6,7 +6,6 @@ import datetime
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -35,20 +34,15 @@ from hetopt.core.profile import (
 )
 from hetopt.core.run_spec import ProbeSchedule
 from hetopt.core.training_laws import Moments, SmoothedNoise
-from hetopt.profiler import records as m
 from hetopt.profiler.records import (
-    EXCHANGE_TRIED,
+    EVENTS,
     FINISHED,
-    HOST_FACTS,
-    JOB_FACTS,
-    NOISE,
     STARTED,
     CompressorPoint,
     DeviceFacts,
     EvaluationCost,
     GainMeasured,
     LinkPoint,
-    Measurement,
     MemoryCounted,
     PilotSeen,
     PrecisionRefused,
@@ -60,7 +54,6 @@ from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE
 
 Event = Mapping[str, object]
 R = TypeVar("R", bound=Record)
-M = TypeVar("M", bound=Measurement)
 
 LOW_GAIN_QUANTILE = 0.1
 
@@ -111,13 +104,13 @@ def collect(
         hetopt_version=hetopt_version,
         seed=schedule.seed,
         data_dir=data_dir,
-        host=_only(events, HOST_FACTS, Host),
-        job=(job := _only(events, JOB_FACTS, Job)),
+        host=_only(events, Host),
+        job=(job := _only(events, Job)),
         devices=_devices(events, points, usual_s, schedule, device_type),
         links=_links(_all(events, LinkPoint)),
-        noise=_noise([_read(event, NoiseSample, NOISE) for event in _named(events, NOISE)]),
+        noise=_noise(_all(events, NoiseSample)),
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
-        exchange_trials=tuple(_read(event, ExchangeTrial, EXCHANGE_TRIED) for event in _named(events, EXCHANGE_TRIED)),
+        exchange_trials=tuple(_all(events, ExchangeTrial)),
         pilots=(pilots := _pilots([pilot for pilot in seen if pilot.precision == USUAL], job)),
         precision_trials=_trials([pilot for pilot in seen if pilot.precision not in (USUAL, *broken)], pilots, job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
@@ -261,7 +254,7 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
     if not measured:
         return ()
     if any(len(sample.gains) != len(ratios) for sample in measured):
-        raise _broken(GainMeasured.EVENT, "it has not one gain for each ratio of the schedule")
+        raise _broken(GainMeasured, "it has not one gain for each ratio of the schedule")
     gains = np.array([sample.gains for sample in measured])
     means, lows = gains.mean(axis=0), np.quantile(gains, LOW_GAIN_QUANTILE, axis=0)
     return tuple(
@@ -379,34 +372,29 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:
     """When the last event of this name was written."""
-    times = [event["time_s"] for event in _named(events, name)]
+    times = [event["time_s"] for event in events if event.get("event") == name]
     return float(times[-1]) if times and isinstance(times[-1], int | float) else None
 
 
-def _named(events: Iterable[Event], name: str) -> list[Event]:
-    return [event for event in events if event.get("event") == name]
-
-
-def _all(events: Iterable[Event], kind: type[M]) -> list[M]:
-    return [_read(event, kind, kind.EVENT) for event in _named(events, kind.EVENT)]
-
-
-def _only(events: Iterable[Event], name: str, kind: type[R]) -> R:
-    found = _named(events, name)
-    if not found:
-        raise _broken(name, "it is missing")
-    return _read(found[-1], kind, name)
-
-
-def _read(event: Event, kind: type[R], name: str) -> R:
+def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
     try:
-        return kind.model_validate({key: value for key, value in event.items() if key not in ("event", "time_s")})
+        return [
+            kind.model_validate({key: value for key, value in event.items() if key not in ("event", "time_s")})
+            for event in events
+            if event.get("event") == EVENTS[kind]
+        ]
     except ValidationError as error:
-        raise _broken(name, faults(error)[0]) from None
+        raise _broken(kind, faults(error)[0]) from None
 
 
-def _broken(name: str, why: str) -> RunFailed:
-    return RunFailed(f"the measurement's log is damaged at '{name}': {why}.", hint="run `hetopt profile` again")
+def _only(events: Iterable[Event], kind: type[R]) -> R:
+    if not (found := _all(events, kind)):
+        raise _broken(kind, "it is missing")
+    return found[-1]
+
+
+def _broken(kind: type[Record], why: str) -> RunFailed:
+    return RunFailed(f"the measurement's log is damaged at '{EVENTS[kind]}': {why}.", hint="run `hetopt profile` again")
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
@@ -426,18 +414,16 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
 
 FACTS_SHARE = 0.05
 
-SHOWN: Mapping[object, tuple[str, float]] = MappingProxyType(
-    {
-        m.STARTED: ("looking at the model and the host", 0.0),
-        m.JOB_FACTS: ("", FACTS_SHARE),
-        m.SweepPoint.EVENT: ("step time at batch {local_batch_size}", FACTS_SHARE),
-        m.CompressorPoint.EVENT: ("compressing with {cost[name]}", FACTS_SHARE),
-        m.EvaluationCost.EVENT: ("evaluation", FACTS_SHARE),
-        m.LinkPoint.EVENT: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
-        m.PilotSeen.EVENT: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
-        m.FINISHED: ("done", 1.0),
-    }
-)
+SHOWN: Mapping[object, tuple[str, float]] = {
+    STARTED: ("looking at the model and the host", 0.0),
+    EVENTS[Job]: ("", FACTS_SHARE),
+    EVENTS[SweepPoint]: ("step time at batch {local_batch_size}", FACTS_SHARE),
+    EVENTS[CompressorPoint]: ("compressing with {cost[name]}", FACTS_SHARE),
+    EVENTS[EvaluationCost]: ("evaluation", FACTS_SHARE),
+    EVENTS[LinkPoint]: ("{collective} of {payload_bytes:,} bytes", SWEEP_SHARE),
+    EVENTS[PilotSeen]: ("pilot at batch {global_batch_size}, epoch {epoch:.3g}", 1 - PILOT_SHARE),
+    FINISHED: ("done", 1.0),
+}
 """By event: what is shown of its fields ("" leaves what is shown), and the share of a probe that is over by then."""
 
 
@@ -447,8 +433,8 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, flo
     # Points and pilots may be left out, so that these shares are the most that each brings.
     sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)
     brings = {
-        m.SweepPoint.EVENT: (SWEEP_SHARE - FACTS_SHARE) / max(1, sizes),
-        m.PilotSeen.EVENT: PILOT_SHARE / max(1, len(schedule.pilots)),
+        EVENTS[SweepPoint]: (SWEEP_SHARE - FACTS_SHARE) / max(1, sizes),
+        EVENTS[PilotSeen]: PILOT_SHARE / max(1, len(schedule.pilots)),
     }
     for event in events:
         shown, least = SHOWN.get(event.get("event"), ("", 0.0))

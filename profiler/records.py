@@ -1,43 +1,31 @@
 """The events of a probe: what each measurement writes into the log, and `hetopt.profiler.collect` reads.
 
-In the log every record has its `EVENT` name and a time beside its fields. Seconds, bytes and samples throughout. Parts
-of the profile travel as its own records: `Host` and `Job` as ``host_facts`` and ``job_facts``, and what is sampled on
-pilots as `NoiseSample` and `ExchangeTrial`. ``probe_started`` (start-up is over) and ``probe_finished`` have no fields.
+In the log every record has its name in `EVENTS` and a time beside its fields. Seconds, bytes and samples throughout.
+Parts of the profile travel as its own records. ``probe_started`` (start-up is over) and ``probe_finished`` have no
+fields.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record, Told
 from hetopt.core.memory import Precision, TrainingMemory
-from hetopt.core.profile import Collective, CompressorCost, Evaluation
+from hetopt.core.profile import Collective, CompressorCost, Evaluation, ExchangeTrial, Host, Job, NoiseSample
 
 STARTED = "probe_started"
 FINISHED = "probe_finished"
-HOST_FACTS = "host_facts"
-JOB_FACTS = "job_facts"
-NOISE = "noise_sample"
-EXCHANGE_TRIED = "exchange_tried"
 
 PHASES = 4
 """Of a step: loading, forward, backward and the optimizer's update."""
 
 
-class Measurement(Record):
-    """Base of everything that a probe measures and logs: one event each, named by ``EVENT``."""
-
-    EVENT: ClassVar[str]
-
-
-class DeviceFacts(Measurement):
+class DeviceFacts(Record):
     """What the workers of one sweep computed on. ``sweep`` counts the sweeps of the schedule from 0."""
-
-    EVENT: ClassVar[str] = "device_facts"
 
     sweep: NonNegativeInt
     kind: Literal["cpu", "cuda"]
@@ -47,10 +35,8 @@ class DeviceFacts(Measurement):
     copy_bytes_per_s: PositiveFloat
 
 
-class PrecisionRefused(Measurement):
+class PrecisionRefused(Record):
     """What the task cannot be computed in, and why."""
-
-    EVENT: ClassVar[str] = "precision_refused"
 
     precision: Precision
     reason: Told
@@ -88,10 +74,8 @@ class Taken(Record):
         )
 
 
-class SweepPoint(Measurement):
+class SweepPoint(Record):
     """Timed steps at one local batch size, by each of the workers that computed at the same time."""
-
-    EVENT: ClassVar[str] = "sweep_point"
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
@@ -103,38 +87,33 @@ class SweepPoint(Measurement):
         return max((worker.peak_memory_bytes or 0 for worker in self.workers), default=0) or None
 
 
-class MemoryCounted(Measurement):
+class MemoryCounted(Record):
     """Tensors of one worker over one step, by the leader."""
-
-    EVENT: ClassVar[str] = "memory_counted"
 
     sweep: NonNegativeInt
     memory: TrainingMemory
 
 
-class SweepEnded(Measurement):
-    """Why a sweep left out ``local_batch_size`` and everything above it."""
+Reason: TypeAlias = Literal["time", "memory-predicted", "memory-exhausted"]
 
-    EVENT: ClassVar[str] = "sweep_ended"
+
+class SweepEnded(Record):
+    """Why a sweep left out ``local_batch_size`` and everything above it."""
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
-    reason: Literal["time", "memory-predicted", "memory-exhausted"]
+    reason: Reason
 
 
-class CompressorPoint(Measurement):
+class CompressorPoint(Record):
     """Time to compress and decompress the whole gradient, median over the workers of a sweep."""
-
-    EVENT: ClassVar[str] = "compressor_point"
 
     sweep: NonNegativeInt
     cost: CompressorCost
 
 
-class LinkPoint(Measurement):
+class LinkPoint(Record):
     """A timed collective; each sample is what it added to the computation of the slowest worker."""
-
-    EVENT: ClassVar[str] = "link_point"
 
     collective: Collective
     workers: int = Field(ge=2)
@@ -143,30 +122,24 @@ class LinkPoint(Measurement):
     samples_s: tuple[PositiveFloat, ...] = Field(min_length=1)
 
 
-class EvaluationCost(Measurement):
+class EvaluationCost(Record):
     """One evaluation of the whole evaluation set by one worker with the host to itself."""
-
-    EVENT: ClassVar[str] = "evaluation_cost"
 
     evaluation_s: NonNegativeFloat
     peak_bytes: NonNegativeInt = Field(default=0, description="that it took of the device's memory; 0: not counted")
 
 
-class GainMeasured(Measurement):
+class GainMeasured(Record):
     """Retained energy at every ratio of the schedule's ``gain_ratios``, in their order."""
-
-    EVENT: ClassVar[str] = "gain_sample"
 
     gains: tuple[float, ...]
 
 
-class PilotSeen(Measurement):
+class PilotSeen(Record):
     """A pilot as far as it has come: written as it begins, after each evaluation and at its end.
 
     ``pilot`` counts the pilots of the schedule from 0.
     """
-
-    EVENT: ClassVar[str] = "pilot"
 
     pilot: NonNegativeInt
     global_batch_size: PositiveInt
@@ -180,3 +153,22 @@ class PilotSeen(Measurement):
     evaluations: tuple[Evaluation, ...] = ()
     ended: Literal["target", "time", "epochs", "diverged"] | None = Field(default=None, description="why")
     synchronised: NonNegativeInt | None = Field(default=None, description="steps that ended in an average")
+
+
+EVENTS: Mapping[type[Record], str] = {
+    Host: "host_facts",
+    Job: "job_facts",
+    DeviceFacts: "device_facts",
+    PrecisionRefused: "precision_refused",
+    SweepPoint: "sweep_point",
+    MemoryCounted: "memory_counted",
+    SweepEnded: "sweep_ended",
+    CompressorPoint: "compressor_point",
+    LinkPoint: "link_point",
+    EvaluationCost: "evaluation_cost",
+    GainMeasured: "gain_sample",
+    NoiseSample: "noise_sample",
+    ExchangeTrial: "exchange_tried",
+    PilotSeen: "pilot",
+}
+"""Name in the log of every record that a probe writes."""

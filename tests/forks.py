@@ -23,7 +23,7 @@ ALSO_NEEDED = (
     "hetopt.trainer.session",
     "hetopt.trainer.host.agent",
     "hetopt.backends.emulation.conductor",
-    "hetopt.profiler.probe",
+    "hetopt.profiler.probe.run",
     "hetopt.profiler.script.child",
     "hetopt.profiler.script.gradients",
     "hetopt.trainer.torchrun",

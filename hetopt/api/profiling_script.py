@@ -17,20 +17,19 @@ from typing import TypeAlias
 from hetopt.api.converting import convert
 from hetopt.api.script_text import PLACES, read_script, resumes, several_workers
 from hetopt.backends.backend import POLL_S
-from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.interruption import THREADS_VARIABLE, Reporter, openmp_environment, usable_processors
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside, temporary_folder
 from hetopt.core.plain_text import one_line
-from hetopt.core.profile import Profile
-from hetopt.core.run_spec import CompressorProbe, NetworkProbe, ProbeSchedule, Sweep
+from hetopt.core.profile import Host, Job, Profile
+from hetopt.core.run_spec import CompressorProbe, ProbeSchedule
 from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.profiler.collect import collect
-from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
+from hetopt.profiler.records import EVENTS, FINISHED, STARTED
 from hetopt.profiler.schedule import NETWORK_SHARE, PILOT_SHARE, SWEEP_SHARE
-from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder, Watch
+from hetopt.profiler.script.order import ORDER_FILE, SAID_FILE, ScriptOrder, Watch
 
 STARTUP_S = 600.0
 """A script may take so long until its first step (imports, data), beside what is measured."""
@@ -133,7 +132,7 @@ def profile_script(
                 told.note(f"{beside} failed, and is left out: {error.message}")
         profile = collect(
             list(_joined(logs)),
-            _schedule(starts, seed=seed, workers=workers),
+            ProbeSchedule(seed=seed, sweeps=starts),
             device_type=machine_type,
             started_at_s=started_at_s,
             hetopt_version=version("hetopt"),
@@ -167,7 +166,7 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
         update={
             "watch": "steps",
             "startup_s": UNTOUCHED_S,
-            "sweep_s": UNTOUCHED_SHARE * order.sweep_s,
+            "time_limit_s": UNTOUCHED_SHARE * order.time_limit_s,
             "network_s": 0,
             "compressors": None,
         }
@@ -229,35 +228,31 @@ def _starts(
     time_budget_s: float,
 ) -> tuple[ScriptOrder, ...]:
     """Return the starts of a script: one alone, and one beside copies of itself."""
-    cpus, schedule = usable_processors(), ProbeSchedule(seed=0, sweeps=())
+    cpus = usable_processors()
     alone = ScriptOrder(
         script=str(script),
         arguments=arguments,
-        threads=max(1, cpus // accelerators) if accelerators else cpus,
+        threads_per_worker=max(1, cpus // accelerators) if accelerators else cpus,
         dataset_size=dataset_size,
         startup_s=STARTUP_S,
-        sweep_s=SWEEP_SHARE * time_budget_s / min(2, workers),
+        time_limit_s=SWEEP_SHARE * time_budget_s / min(2, workers),
         training_s=PILOT_SHARE * time_budget_s,
-        gain_ratios=schedule.gain_ratios,
-        gain_residual_ratios=schedule.gain_residual_ratios,
         compressors=CompressorProbe(),
         network_s=NETWORK_SHARE * time_budget_s,
     )
     beside = {
         "sweep": 1,
-        "workers": workers,
-        "threads": max(1, cpus // workers),
+        "concurrent_workers": workers,
+        "threads_per_worker": max(1, cpus // workers),
         "training_s": 0.0,
-        "gain_ratios": (),
         "compressors": None,
-        "network": NetworkProbe(),
     }
     return (alone, *([alone.model_copy(update=beside)] if workers > 1 else []))
 
 
 def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
     (place / ORDER_FILE).write_text(order.model_dump_json(), encoding="utf-8")
-    limit_s = order.startup_s + CLOSING_S + PATIENCE * (order.sweep_s + order.training_s + order.network_s)
+    limit_s = order.startup_s + CLOSING_S + PATIENCE * (order.time_limit_s + order.training_s + order.network_s)
     with _processes(order, place, accelerators=accelerators) as processes:
         begun_s = time.monotonic()
         while (codes := [process.poll() for process in processes]).count(0) < len(codes) and not any(codes):
@@ -289,7 +284,7 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as outputs:
         try:
-            for rank in range(order.workers):
+            for rank in range(order.concurrent_workers):
                 # A file, as of a launch: what a script cannot do there is found out now.
                 said = outputs.enter_context(inside(place, SAID_FILE.format(rank=rank)).open("wb"))
                 processes.append(
@@ -311,8 +306,8 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
-    own = {**openmp_environment(order.workers), THREADS_VARIABLE: str(order.threads)}
-    if accelerators and order.workers > 1:
+    own = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
+    if accelerators and order.concurrent_workers > 1:
         own["CUDA_VISIBLE_DEVICES"] = str(rank)
     return {**alone_environment(), **(ONLY_WORKER if order.as_torchrun else {}), **own}
 
@@ -326,11 +321,10 @@ def alone_environment() -> dict[str, str]:
 
 def _why(place: Path, rank: int, code: int) -> HetoptError:
     """Return why a process of the script ended without having measured."""
-    path = inside(place, FAILED_FILE.format(rank=rank))
-    if path.exists():
-        failure = read_record(Failure, path, hint="run `hetopt profile` again")
-        kind = BadInput if code == BadInput.exit_code else RunFailed
-        return kind(failure.message, hint=failure.hint)
+    for event in read_events(place / EVENTS_FILE):
+        if event["event"] == "run_failed" and event["rank"] == rank:
+            kind = BadInput if code == BadInput.exit_code else RunFailed
+            return kind(event["reason"], hint=event["hint"])
     printed = inside(place, SAID_FILE.format(rank=rank)).read_text(errors="replace")
     said = [line for line in printed.splitlines() if line.strip()]
     reason = "ran out of memory" if code == -signal.SIGKILL else f"ended with code {code}"
@@ -343,26 +337,8 @@ def _joined(logs: Sequence[Events]) -> Iterator[Mapping[str, object]]:
     for number, log in enumerate(logs):
         for event in log:
             name = event.get("event")
-            if name in (STARTED, HOST_FACTS, JOB_FACTS) and number > 0:
+            if name in (STARTED, EVENTS[Host], EVENTS[Job]) and number > 0:
                 continue
             if name == FINISHED and number < len(logs) - 1:
                 continue
             yield event
-
-
-def _schedule(starts: Sequence[ScriptOrder], *, seed: int, workers: int) -> ProbeSchedule:
-    return ProbeSchedule(
-        seed=seed,
-        sweeps=tuple(
-            Sweep(
-                concurrent_workers=order.workers,
-                threads_per_worker=order.threads,
-                local_batch_sizes=(1,),
-                timed_steps=order.timed_steps,
-                time_limit_s=order.sweep_s,
-            )
-            for order in starts
-        ),
-        network=NetworkProbe() if workers > 1 else None,
-        compressors=CompressorProbe(),
-    )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.artifact import Record
-from hetopt.profiler.records import Measurement
+from hetopt.profiler.records import EVENTS
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.context import WorkerContext
 
@@ -49,21 +49,14 @@ class ProbeGroup:
         """How long the probe has taken by the leader's clock, the same on every rank."""
         return self.gather([self.context.clock() - self.started_s])[0][0]
 
-    def record(self, measurement: Measurement) -> None:
-        """Write a measurement to the log (only the leader's reaches it)."""
-        self.note(measurement.EVENT, measurement)
-
-    def note(self, name: str, fields: Record | None = None) -> None:
-        """Write an event of another name."""
-        self.context.events.write(name, **({} if fields is None else fields.model_dump(mode="json")))
+    def record(self, measured: Record) -> None:
+        """Write what was measured to the log (only the leader's reaches it)."""
+        self.context.events.write(EVENTS[type(measured)], **measured.model_dump(mode="json"))
 
     def first(self, workers: int) -> Alignment:
         """The group of the first ``workers`` ranks. Called by every rank, members or not."""
-        if workers == 1:
-            return None
-        world = dist.group.WORLD
-        if workers == self.context.world_size:
-            return world
+        if workers in (1, self.context.world_size):
+            return None if workers == 1 else dist.group.WORLD
         return cast("Alignment", dist.new_group(range(workers)))  # torch: or 0
 
 

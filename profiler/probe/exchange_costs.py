@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,10 @@ from hetopt.profiler.records import CompressorPoint, LinkPoint
 from hetopt.trainer.comm.channel import Channel, Reduction, staging_device
 from hetopt.trainer.comm.methods import make_chain, make_residual
 
+COMPUTED_SIDE = {"cpu": 512, "cuda": 4096}
+"""Of the matrices that are multiplied before a collective: some milliseconds, in which communication threads fall
+asleep and the caches come to hold other things."""
+
 ROUND = 5
 """Steps that one timing averages. In a single one, a worker that was quick before seems to be slow now."""
 
@@ -35,9 +40,7 @@ LARGEST_BYTES = 1 << 26
 """Of a gradient larger than this only so much is sent: the line through the payloads is straight long before."""
 
 
-def time_collectives(
-    crew: ProbeGroup, probe: NetworkProbe, *, compute: Callable[[], None], gradient_bytes: int, time_limit_s: float
-) -> None:
+def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: int, time_limit_s: float) -> None:
     """Record every collective at every payload of the schedule, and at the size of the job's own gradient.
 
     A timing is what the collective adds to the computation of the slowest worker, mean over the workers. Payloads are
@@ -46,11 +49,16 @@ def time_collectives(
     Args:
         crew: all workers of the probe.
         probe: what to time, how often.
-        compute: a few milliseconds of the job's own computation.
         gradient_bytes: the job's.
         time_limit_s: for all of it.
     """
     context = crew.context
+    side = COMPUTED_SIDE[context.device.type]
+    matrix = torch.rand(side, side, device=context.device)
+
+    def compute() -> None:
+        torch.mm(matrix, matrix)[0, 0].item()  # waits for the device
+
     begun_s = crew.elapsed_s()
     across_hosts = len({worker.host for worker in context.spec.workers}) > 1
     wanted = (*probe.payload_bytes, min(gradient_bytes, LARGEST_BYTES))
@@ -111,16 +119,15 @@ def _collective(
     """The collective as the trainer would run it: tensors of a GPU go through the host where the backend is gloo's."""
     payload = torch.full((payload_bytes // 4,), float(rank), device=device)
     staging = staging_device(payload, None)
-    gathered = [torch.empty_like(payload, device=staging) for _ in range(workers)] if name == "all_gather" else []
+    operations: dict[Collective, Callable[[Tensor], object]] = {
+        "all_reduce": dist.all_reduce,
+        "all_gather": partial(dist.all_gather, [torch.empty_like(payload, device=staging) for _ in range(workers)]),
+        "broadcast": partial(dist.broadcast, src=0),
+    }
 
     def run() -> None:
         staged: Tensor = payload.to(staging)
-        if name == "all_reduce":
-            dist.all_reduce(staged)
-        elif name == "all_gather":
-            dist.all_gather(gathered, staged)
-        else:
-            dist.broadcast(staged, src=0)
+        operations[name](staged)
         if device.type == "cuda":
             payload.copy_(staged)
             torch.cuda.synchronize(device)

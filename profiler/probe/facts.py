@@ -1,29 +1,28 @@
-"""Facts that are looked up or counted rather than timed: the host, the job, and memory used and left."""
+"""What is looked up or counted rather than timed: the host, work, and memory used, left and taken by a step."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
 from hetopt.core.interruption import usable_processors
-from hetopt.core.profile import Host, Job
+from hetopt.core.memory import StepMemory, TrainingMemory
+from hetopt.core.profile import Host
 from hetopt.core.step_samples import ModelKind
-from hetopt.profiler.probe.replica import Replica
-from hetopt.trainer.data.cursor import MicroBatch
-from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.task import Task, least_samples
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -44,40 +43,11 @@ def host_facts(device: torch.device) -> Host:
     )
 
 
-def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader, part: MicroBatch) -> Job:
-    """What is trained, counted on one small batch.
-
-    Args:
-        task: the task.
-        reference: the text that names it.
-        replica: a model of it; its gradient is overwritten.
-        reader: reads the training data.
-        part: the samples to count on.
-    """
-    return Job(
-        task=reference,
-        parameters=replica.gradient.numel(),
-        gradient_bytes=replica.gradient.nbytes,
-        dataset_size=len(reader.dataset),
-        batch_size=task.batch_size,
-        least_local_batch_size=least_samples(replica.loss.model),
-        learning_rate_rule=task.learning_rate_rule,
-        target_metric=task.target.metric,
-        target_value=task.target.value,
-        target_higher_is_better=task.target.higher_is_better,
-        usual_epochs=task.usual_epochs,
-        operators_per_step=_operators(lambda: _whole_step(replica, reader, part)),
-        flops_per_sample=_flops(lambda: _whole_step(replica, reader, part)) / len(part) or None,
-        model_kind=model_kind(replica.loss.model.modules()),
-        parameter_shapes=replica.shapes,
-    )
-
-
 def host_memory_bytes() -> int:
     """Memory that processes here may use: the machine's, or the control group's limit where that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # not mounted, or "max"
+        with suppress(OSError, ValueError):  # not mounted, or "max"
             total = min(total, int(path.read_text()))
     return total
 
@@ -96,11 +66,11 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     # The allocator keeps what was freed; glibc's gives it back when asked, others lack the function.
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     # Writing 5 resets VmHWM (Linux, proc_pid_clear_refs). Where that is refused the peak only ever grows, which
     # is still right for batch sizes tried in increasing order.
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -112,7 +82,7 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return resident_peak_bytes(Path("/proc/self/status").read_text())
     return None
 
@@ -127,17 +97,11 @@ def resident_peak_bytes(status: str) -> int | None:
 
 
 def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or "unknown"
-
-
-def _whole_step(replica: Replica, reader: BatchReader, part: MicroBatch) -> None:
-    replica.gradient.zero_()
-    replica.loss(reader.read(part)).backward()
-    replica.optimizer.step()
 
 
 class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -176,22 +140,6 @@ def flop_count() -> FlopCounterMode:
     return counter
 
 
-def _operators(run: Callable[[], None]) -> int:
-    counter = OperatorCount()
-    with counter:
-        run()
-    return counter.count
-
-
-def _flops(run: Callable[[], None]) -> int:
-    """Floating-point operations of the matrix work in ``run``, forward and backward."""
-    counter = flop_count()
-    with without_fused_layers(), counter:
-        run()
-    flops: int = counter.get_total_flops()
-    return flops
-
-
 @contextmanager
 def without_fused_layers() -> Iterator[None]:
     """Leave oneDNN and cuDNN out: fused recurrent layers are opaque to the FLOP counter.
@@ -223,19 +171,17 @@ def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
     weights an embedding model.
     """
     every = list(modules)
-    weights = {
-        id(one): one.numel() for module in every for one in module.parameters(recurse=False) if one.requires_grad
-    }
+    weights = _of(every, (nn.Module,))
     convolutional = _of(every, CONVOLUTIONS)
     embedded = _of(every, EMBEDDINGS)
     if any(isinstance(module, RECURRENT) for module in every):
         return "recurrent"
     attends = any(word in type(module).__name__.lower() for module in every for word in ATTENTION)
-    if attends and 2 * convolutional <= sum(weights.values()) - embedded:
+    if attends and 2 * convolutional <= weights - embedded:
         return "transformer"
     if convolutional:
         return "convolution"
-    return "embedding" if 2 * embedded > sum(weights.values()) else None
+    return "embedding" if 2 * embedded > weights else None
 
 
 def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int:
@@ -247,3 +193,198 @@ def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int
         for one in module.parameters(recurse=False)
     }
     return sum(own.values())
+
+
+def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """What optimizers remember."""
+    return [
+        leaf
+        for optimizer in optimizers
+        for state in optimizer.state.values()
+        for leaf in tree_leaves(state)
+        if isinstance(leaf, Tensor)
+    ]
+
+
+class StepCount:
+    """Counts over one step: what is computed, and what optimizers take while they update.
+
+    What a job keeps from step to step counts as there; on a GPU also what its libraries hold, which is then part of
+    computing.
+
+    Args:
+        device: where it happens.
+        parameters: of the model, trained or not.
+        buffers: of the model.
+        optimizers: after a step.
+        gradient_bytes: of all that is trained.
+        gradient: where it lies in one buffer that is kept as well; None: backward makes it anew, and a worker copies it
+            into a buffer of its own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        optimizers: Sequence[Optimizer],
+        gradient_bytes: int,
+        gradient: Tensor | None = None,
+    ) -> None:
+        self._parameters, self._buffers, self._optimizers = parameters, buffers, optimizers
+        self._gradient_bytes = gradient_bytes
+        kept = [*parameters, *buffers, *states_of(optimizers), *([] if gradient is None else [gradient])]
+        self.tensors: PeakBytes = count_on(device)
+        self.tensors.hold(kept)
+        self._kept_bytes = bytes_of(kept)
+        self._computing = self._updating = self._fresh = 0
+
+    def begins(self) -> None:
+        """A step begins; what was counted of others is forgotten."""
+        self._computing = self._updating = 0
+        self.tensors.begin_phase()
+
+    def gets(self, batch: object) -> None:
+        """The samples are there."""
+        self.tensors.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+
+    def updates(self, fresh: Iterable[Tensor | None] = ()) -> None:
+        """An optimizer begins, with gradients that backward made anew."""
+        self._computing = max(self._computing, self.tensors.peak_bytes - self._kept_bytes)
+        self._fresh = bytes_of(fresh)
+        self.tensors.begin_phase()
+
+    def updated(self) -> None:
+        """It has ended."""
+        self._updating = max(self._updating, self.tensors.peak_bytes - self._kept_bytes - self._fresh)
+        self.tensors.begin_phase()
+
+    def told(self, samples: int) -> TrainingMemory:
+        """What a step of so many samples took."""
+        step = StepMemory(samples=samples, computing_bytes=max(1, self._computing), updating_bytes=self._updating)
+        return TrainingMemory(
+            parameter_bytes=bytes_of(self._parameters),
+            buffer_bytes=bytes_of(self._buffers),
+            gradient_bytes=self._gradient_bytes,
+            optimizer_bytes=bytes_of(states_of(self._optimizers)),
+            fresh_bytes=self._fresh,
+            steps=(step,),
+        )
+
+
+class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts the storages of tensors that operators make inside the context, until the last tensor on each is gone.
+
+    Views share a storage, which counts once. A tensor that was there before counts where it was given to `hold`. What
+    an operator takes for itself while it runs, such as the scratch space of a convolution, makes no tensor and is not
+    seen.
+
+    Attributes:
+        live_bytes: held by tensors now.
+        peak_bytes: the most that was held at a time since the last `begin_phase`.
+        is_paused: leaves out what happens elsewhere, such as reading samples on the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self._device = device
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self.live_bytes = self.peak_bytes = 0
+        self.is_paused = False
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that are there already."""
+        for storage in self._storages(tensors):
+            self._see(storage, storage.nbytes())
+
+    def begin_phase(self) -> None:
+        """Forget the peak."""
+        self.peak_bytes = self.live_bytes
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if self.is_paused:
+            return func(*args, **(kwargs or {}))
+        for storage in self._storages(tree_leaves((args, kwargs))):
+            self._see(storage, 0)  # of before, unless it is known
+        made = func(*args, **(kwargs or {}))
+        for storage in self._storages(tree_leaves(made)):
+            self._see(storage, storage.nbytes())
+        return made
+
+    def _storages(self, values: Iterable[object]) -> Iterator[torch.UntypedStorage]:
+        for value in values:
+            if isinstance(value, Tensor) and value.device.type == self._device.type:
+                yield from (part.untyped_storage() for part in _strided(value))
+
+    def _see(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, lambda _: self._forget(key)), size
+            self.live_bytes += size
+        elif (counted := self._known[key][1]) and size > counted:  # grown in place
+            self._known[key] = self._known[key][0], size
+            self.live_bytes += size - counted
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _forget(self, key: int) -> None:
+        self.live_bytes -= self._known.pop(key)[1]
+
+
+class AllocatedBytes(nullcontext[None]):
+    """What the allocator of a GPU says, scratch space of operators included."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self.is_paused = False  # or not: the host's memory is not the GPU's
+
+    @property
+    def live_bytes(self) -> int:
+        """Held now."""
+        return int(torch.cuda.memory_allocated(self._device))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at a time since the last `begin_phase`."""
+        return int(torch.cuda.max_memory_allocated(self._device))
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing: the allocator knows of all."""
+
+    def begin_phase(self) -> None:
+        """Forget the peak."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+PeakBytes: TypeAlias = TensorBytes | AllocatedBytes
+"""What is counted between its beginning and its end as a context."""
+
+
+def count_on(device: torch.device) -> PeakBytes:
+    """The count that fits a device."""
+    return AllocatedBytes(device) if device.type == "cuda" else TensorBytes(device)
+
+
+def bytes_of(values: Iterable[object]) -> int:
+    """Of all tensors among values; those on one storage count once."""
+    storages = {
+        part.untyped_storage()._cdata: part.untyped_storage().nbytes()
+        for value in values
+        if isinstance(value, Tensor)
+        for part in _strided(value)
+    }
+    return sum(storages.values())
+
+
+def _strided(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors with a storage that it consists of."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -18,6 +19,7 @@ from hetopt.trainer.comm.compressor import ErrorFeedback, Turn
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.policies.ratio.policy import gain_of
 
 
 class ResidualGains:
@@ -50,11 +52,16 @@ class ResidualGains:
             for i, largest in zip(places, energies, strict=True):
                 kept[i], whole[i] = largest, all_of_it
         totals = crew.total([*kept, *whole])
-        shares = [gain(*pair) for pair in zip(totals[: len(kept)], totals[len(kept) :], strict=True)]
+        shares = [gain_of(*pair) for pair in zip(totals[: len(kept)], totals[len(kept) :], strict=True)]
         # Gains at neighbouring ratios come from different residuals and may cross by a little.
         order = sorted(range(len(shares)), key=lambda i: self._ratios[i])
         rising = dict(zip(order, accumulate((shares[i] for i in order), max), strict=True))
         return tuple(rising[i] for i in range(len(shares)))
+
+
+def square_norm(flat: Tensor) -> float:
+    """Return ``|flat|^2``, summed in double precision."""
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
 
 
 def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
@@ -69,7 +76,7 @@ def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
         kept: how many elements are kept, each in ``1..n``.
     """
     elements, flat = flat.numel(), flat.detach()
-    whole = float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
+    whole = square_norm(flat)
     largest = max((count for count in kept if count < elements), default=0)
     if largest == 0:
         return tuple(whole for _ in kept)
@@ -78,11 +85,6 @@ def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
     partial = prefix[positions].tolist()
     # Rounding may lift a prefix over the whole, which was summed in another order.
     return tuple(whole if count == elements else min(part, whole) for count, part in zip(kept, partial, strict=True))
-
-
-def gain(kept_energy: float, whole_energy: float) -> float:
-    """Kept energy as a fraction of the whole. Of a gradient that is zero nothing is lost: the gain is 1."""
-    return 1.0 if whole_energy <= 0 else min(1.0, kept_energy / whole_energy)
 
 
 SETTLED_STEPS, COUNTED_STEPS = 12, 4
@@ -111,9 +113,9 @@ class ExchangeTrials:
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
-        self._ways, self._shapes, self._device, self._seed = list(ways), tuple(shapes), device, seed
-        self._numel = sum(torch.Size(shape).numel() for shape in shapes)
-        self._together = len(self._ways) if self._numel <= TOGETHER_ELEMENTS else 1
+        self._ways, elements = list(ways), sum(torch.Size(shape).numel() for shape in shapes)
+        self._make = partial(Exchange, numel=elements, device=device, shapes=tuple(shapes), seed=seed)
+        self._together = len(self._ways) if elements <= TOGETHER_ELEMENTS else 1
         self._pilot = 0
         self._open: list[_Trial] = []
 
@@ -137,11 +139,7 @@ class ExchangeTrials:
 
     def _trial(self, way: str) -> _Trial:
         settled = SETTLED_STEPS if self._together > 1 else HURRIED_STEPS
-        return _Trial(way, self._exchange(way), self._exchange("dense"), settled)
-
-    def _exchange(self, way: str) -> Exchange:
-        compression = parse_compression(way)
-        return Exchange(compression, self._numel, device=self._device, shapes=self._shapes, seed=self._seed)
+        return _Trial(way, self._make(parse_compression(way)), self._make(parse_compression("dense")), settled)
 
 
 class _Trial:
@@ -178,7 +176,7 @@ class _Trial:
         if own <= 0:
             return {}
         if self._holds_back:
-            return {"gain": min(1.0, kept / own)}
+            return {"gain": gain_of(kept, own)}
         # All workers hold the same sums.
         return (
             {"variance": error / crew.context.world_size / own, "signal": min(1.0, along / exact)} if exact > 0 else {}

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hetopt.core.batch_partition import largest_remainder
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Evaluation, NoiseSample
 from hetopt.core.run_spec import Compression, ProbeSchedule
 from hetopt.core.synchronization import parse_sync
 from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains
-from hetopt.profiler.records import EXCHANGE_TRIED, NOISE, GainMeasured, PilotSeen
+from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains, square_norm
+from hetopt.profiler.records import GainMeasured, PilotSeen
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
@@ -30,7 +28,7 @@ from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, matrices_in, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import LearningRate, Task, average_buffers, evaluate, make_optimizer
@@ -48,33 +46,41 @@ EVALUATIONS_IN_LIMIT = 6
 Ending = Literal["target", "time", "epochs", "diverged"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PilotGround:
-    """What all pilots of a probe share; ``trials`` go on in each that trains as the first does."""
-
-    crew: ProbeGroup
-    task: Task
-    reader: BatchReader
-    evaluation: MapDataset
-    schedule: ProbeSchedule
-    trials: ExchangeTrials | None = None
-
-
 class PilotRun:
-    """One pilot: its model, its place in the data, and what it does at a step. Built and run by all ranks together."""
+    """One pilot: its model, its place in the data, and what it does at a step. Built and run by all ranks together.
 
-    def __init__(self, ground: PilotGround, index: int) -> None:
-        context, pilot, task = ground.crew.context, ground.schedule.pilots[index], ground.task
-        self._ground, self._index, self._pilot = ground, index, pilot
-        self._seed = ground.schedule.seed + pilot.repeat
-        self._model = build_model(task, context.device, self._seed)
-        torch.manual_seed(self._seed + 7919 * (context.rank + 1))  # dropout differs between workers
+    Args:
+        crew: all workers of the probe.
+        task: to train.
+        reader: of the training data.
+        evaluation: data to evaluate on.
+        schedule: of the probe.
+        index: of the pilot in the schedule.
+        trials: of ways to exchange, which go on in each pilot that trains as the first does; None: there are none.
+    """
+
+    def __init__(
+        self,
+        crew: ProbeGroup,
+        task: Task,
+        reader: BatchReader,
+        evaluation: MapDataset,
+        schedule: ProbeSchedule,
+        index: int,
+        trials: ExchangeTrials | None,
+    ) -> None:
+        context, pilot = crew.context, schedule.pilots[index]
+        self._crew, self._task, self._reader, self._evaluation = crew, task, reader, evaluation
+        self._index, self._pilot, self._noise_groups = index, pilot, schedule.noise_groups
+        seed = schedule.seed + pilot.repeat
+        self._model = build_model(task, context.device, seed)
+        torch.manual_seed(seed + 7919 * (context.rank + 1))  # dropout differs between workers
         self._optimizer = make_optimizer(task, self._model)
         self._seen = PilotSeen(
             pilot=index,
             global_batch_size=pilot.global_batch_size,
             learning_rate_scale=task.learning_rate_scale(pilot.global_batch_size),
-            seed=self._seed,
+            seed=seed,
             sync=pilot.sync,
             workers=context.world_size,
             precision=pilot.precision,
@@ -89,14 +95,14 @@ class PilotRun:
         stopwatch = make_stopwatch(context.device)
         self._step = FusedStep(  # of this worker's gradient, which is looked at before it is exchanged
             module=loss,
-            reader=ground.reader,
+            reader=reader,
             stopwatch=stopwatch,
             pace=Slowdown(),
             norms=sync is not None and sync.name == "selsync",
             # Workers take samples in groups of their own, so that they cannot add them up in between.
             counts="unused" if sync is None else "alone",
         )
-        self._cursor = SampleCursor(len(ground.reader.dataset), self._seed)
+        self._cursor = SampleCursor(len(reader.dataset), seed)
         workers = context.world_size
         self._shares = largest_remainder(
             [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
@@ -110,21 +116,17 @@ class PilotRun:
                 device=context.device,
                 clock=context.clock,
                 stopwatch=stopwatch,
-                dataset_size=len(ground.reader.dataset),
+                dataset_size=len(reader.dataset),
             )
-            if self._synchroniser is None:
-                raise BadInput(
-                    f"a pilot with {sync.name} needs at least 2 workers, got 1.", hint="profile with `workers=2`"
-                )
-        self._gains: ResidualGains | None = None
-        first = ground.schedule.pilots[0]
+        first = schedule.pilots[0]
         usual = (pilot.global_batch_size, pilot.precision) == (first.global_batch_size, first.precision)
-        self._trials = ground.trials if usual and sync is None else None
+        self._trials = trials if usual and sync is None else None
         self._tried_s = 0.0
-        if index == 0:
-            self._gains = ResidualGains(
-                ground.schedule.gain_ratios, ground.schedule.gain_residual_ratios, elements, context.device
-            )
+        self._gains = (
+            ResidualGains(schedule.gain_ratios, schedule.gain_residual_ratios, elements, context.device)
+            if index == 0
+            else None
+        )
 
     def run(self, time_limit_s: float, *, evaluated: bool) -> None:
         """Train until the target, the time limit or the last epoch.
@@ -133,12 +135,8 @@ class PilotRun:
             time_limit_s: seconds that the pilot may take.
             evaluated: False where an evaluation costs too much; the pilot then serves noise and gain alone.
         """
+        crew, pilot = self._crew, self._pilot
         self._note()
-        with matrices_in(self._pilot.precision):
-            self._train(time_limit_s, evaluated=evaluated)
-
-    def _train(self, time_limit_s: float, *, evaluated: bool) -> None:
-        crew, pilot = self._ground.crew, self._pilot
         fewest_steps = FEWEST_STEPS if self._index == 0 else 1
         next_sample, plain_s = 0, 0.0
         begun_s = now_s = evaluated_s = crew.elapsed_s()
@@ -181,7 +179,7 @@ class PilotRun:
     def _note(self, **fields: object) -> None:
         """Write how far the pilot has come."""
         self._seen = self._seen.model_copy(update=fields)
-        self._ground.crew.record(self._seen)
+        self._crew.record(self._seen)
 
     def _plain_step(self, batch: GlobalBatch, step: int, *, tries: bool) -> bool:
         """One step; False when the loss of any worker is not finite (then nothing is learnt).
@@ -191,7 +189,7 @@ class PilotRun:
             step: steps before.
             tries: whether ways to exchange are tried on its gradient.
         """
-        scale, parts = self._loss_scale, self._ground.reader.cut(batch, self._ground.crew.context.rank)
+        scale, parts = self._loss_scale, self._reader.cut(batch, self._crew.context.rank)
         trace = self._step.run(parts, len(batch), None if scale is None else scale.value)
         if scale is not None:
             self._loss_scale = scale.after(finite=trace.finite)
@@ -202,7 +200,7 @@ class PilotRun:
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
         """The same step computed in groups, whose gradients also tell signal from noise."""
-        crew, total = self._ground.crew, len(batch)
+        crew, total = self._crew, len(batch)
         loss_sum, weighted_square_norms = 0.0, 0.0
         groups = self._groups(batch)
         gradient = torch.zeros_like(self._step.flat)
@@ -217,7 +215,7 @@ class PilotRun:
         count, weighted_square_norms = crew.total([float(len(groups)), weighted_square_norms])
         if finite and count >= 2:
             moments = pooled_noise(int(count), total, weighted_square_norms, square_norm(self._step.flat))
-            crew.note(NOISE, NoiseSample(step=step, samples_seen=batch.position, **vars(moments)))
+            crew.record(NoiseSample(step=step, samples_seen=batch.position, **vars(moments)))
         if finite and measured:
             crew.record(GainMeasured(gains=measured))
         return finite
@@ -230,26 +228,21 @@ class PilotRun:
             learns: False where gradients overflowed in fp16: the step is passed over, as in training.
             tries: see `_plain_step`.
         """
-        if not math.isfinite(self._ground.crew.total([loss_sum])[0]):
+        if not math.isfinite(self._crew.total([loss_sum])[0]):
             return False
         if not learns:
             return True
         if self._gains is not None:
             self._gains.follow(self._step.flat)
         if self._trials is not None and tries:
-            self._try_exchange(self._trials)
+            begun_s = self._crew.elapsed_s()
+            for tried in self._trials.follow(self._step.flat, self._crew, pilot=self._index):
+                self._crew.record(tried)
+            self._tried_s += self._crew.elapsed_s() - begun_s  # beside the step, on the time that trials may take
         if self._synchroniser is None:
             self._exchange.run(self._step.flat)
         self._optimizer.step()
         return True
-
-    def _try_exchange(self, trials: ExchangeTrials) -> None:
-        """Beside the step, on the time that trials may take."""
-        crew = self._ground.crew
-        begun_s = crew.elapsed_s()
-        for tried in trials.follow(self._step.flat, crew, pilot=self._index):
-            crew.note(EXCHANGE_TRIED, tried)
-        self._tried_s += crew.elapsed_s() - begun_s
 
     def _groups(self, batch: GlobalBatch) -> list[MicroBatch]:
         """Return this worker's micro-batches, cut further so that all workers together have about ``noise_groups``.
@@ -257,9 +250,9 @@ class PilotRun:
         At least two samples a group: BatchNorm cannot normalise one alone. With BatchNorm the statistics of smaller
         groups are noisier, which counts as gradient noise here as it does in a run of many workers.
         """
-        context, schedule = self._ground.crew.context, self._ground.schedule
-        wanted = max(1, schedule.noise_groups // context.world_size)
-        parts = self._ground.reader.cut(batch, context.rank)
+        context = self._crew.context
+        wanted = max(1, self._noise_groups // context.world_size)
+        parts = self._reader.cut(batch, context.rank)
         pieces = max(1, wanted // max(1, len(parts)))
         return [
             MicroBatch(epoch=part.epoch, indices=piece.tolist())
@@ -269,27 +262,22 @@ class PilotRun:
 
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
         """Judge the model; how that ends the pilot, if it does."""
-        ground, context = self._ground, self._ground.crew.context
+        context, task = self._crew.context, self._task
         if self._synchroniser is None:
             average_buffers(self._model, 1 / context.world_size, context.world_size)
         try:
             with nullcontext() if self._synchroniser is None else self._synchroniser.averaged():
                 metrics = evaluate(
-                    ground.task,
+                    task,
                     self._model,
-                    ground.evaluation,
+                    self._evaluation,
                     shares=[1.0] * context.world_size,
                     rank=context.rank,
                     device=context.device,
                 )
         except RunFailed:  # a metric that is not finite, the same on all ranks
             return "diverged"
-        reached = ground.task.target.reached(metrics)
-        evaluation = Evaluation(step=step, metric=metrics[ground.task.target.metric])
+        reached = task.target.reached(metrics)
+        evaluation = Evaluation(step=step, metric=metrics[task.target.metric])
         self._note(step=step, epoch=epoch, evaluations=(*self._seen.evaluations, evaluation))
         return "target" if reached else None
-
-
-def square_norm(flat: Tensor) -> float:
-    """``|flat|^2``, summed in double precision."""
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
 from hetopt.core.memory import Precision
+from hetopt.core.profile import Job
 from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
 from hetopt.profiler.probe.exchange_costs import time_collectives
-from hetopt.profiler.probe.facts import host_facts, job_facts
+from hetopt.profiler.probe.facts import (
+    OperatorCount,
+    count_on,
+    flop_count,
+    host_facts,
+    model_kind,
+    without_fused_layers,
+)
 from hetopt.profiler.probe.gradient import ExchangeTrials
-from hetopt.profiler.probe.pilot import PilotGround, PilotRun
-from hetopt.profiler.probe.replica import Replica
-from hetopt.profiler.probe.step_memory import count_on
-from hetopt.profiler.probe.sweep import come_back, run_sweep, threads
-from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost, PrecisionRefused
+from hetopt.profiler.probe.pilot import PilotRun
+from hetopt.profiler.probe.sweep import Replica, run_sweep, threads
+from hetopt.profiler.records import FINISHED, STARTED, EvaluationCost, PrecisionRefused
 from hetopt.profiler.schedule import LATER_PASS_SHARE, NETWORK_SHARE
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch
@@ -25,7 +30,7 @@ from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import lacks_units, matrices_in
-from hetopt.trainer.task import Task, TaskData, evaluation_sums
+from hetopt.trainer.task import Task, TaskData, evaluation_sums, least_samples
 from hetopt.trainer.tasks.load import load_task
 
 COUNTED_SAMPLES = 2
@@ -38,9 +43,6 @@ COSTLY_EVALUATION = 0.2
 """A pilot is not evaluated when one evaluation takes this part of its time; one such pilot is enough then."""
 
 UNLIMITED_S = 3600.0
-
-SHORT_COMPUTATION_S = 0.005
-"""Long enough for communication threads to fall asleep and for the caches to hold other things."""
 
 
 def run_probe(context: WorkerContext) -> None:
@@ -67,34 +69,21 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     budget_s = schedule.time_limit_s or UNLIMITED_S
     reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
     crew.gather([])
-    crew.note(STARTED)
+    crew.context.events.write(STARTED)
     if context.is_leader:
-        crew.note(HOST_FACTS, host_facts(context.device))
+        crew.record(host_facts(context.device))
         part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
-        crew.note(JOB_FACTS, job_facts(task, context.spec.task, replica, reader, part))
+        crew.record(job_facts(task, context.spec.task, replica, reader, part))
     refused = _refused(crew, schedule, reader, replica)
-    measured: list[tuple[int, ...]] = []
-    counted: set[Precision] = set()
-    for index, sweep in enumerate(schedule.sweeps):
-        measured.append(
-            ()
-            if sweep.precision in refused
-            else run_sweep(
-                crew,
-                replica,
-                reader,
-                index,
-                sweep,
-                memory_fraction=schedule.memory_fraction,
-                counts_memory=sweep.precision not in counted,  # the same in every division
-                compressors=schedule.compressors if sweep.precision == schedule.sweeps[0].precision else None,
-            )
-        )
-        counted.add(sweep.precision)
+    measured = [
+        () if sweep.precision in refused else run_sweep(crew, replica, reader, index, sweep, schedule=schedule)
+        for index, sweep in enumerate(schedule.sweeps)
+    ]
 
     def come_back_to_sweeps() -> None:
         for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
-            come_back(crew, replica, reader, index, sweep, sizes, share=LATER_PASS_SHARE)
+            later = {"local_batch_sizes": sizes, "time_limit_s": LATER_PASS_SHARE * sweep.time_limit_s}
+            run_sweep(crew, replica, reader, index, sweep.model_copy(update=later), schedule=None)
 
     # In every precision, the last sweep is that of all workers together, as pilots are.
     together = {sweep.precision: sizes for sweep, sizes in zip(schedule.sweeps, measured, strict=True)}
@@ -105,21 +94,16 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
             time_collectives(
                 crew,
                 schedule.network,
-                compute=_short_computation(crew, schedule, reader, replica),
                 gradient_bytes=replica.gradient.nbytes,
                 time_limit_s=NETWORK_SHARE * budget_s,
             )
     come_back_to_sweeps()
-    ground = PilotGround(
-        crew=crew,
-        task=task,
-        reader=BatchReader(dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None),
-        evaluation=data.evaluation,
-        schedule=schedule,
-        trials=ExchangeTrials(schedule.exchanges, replica.shapes, context.device, schedule.seed)
-        if schedule.exchanges
-        else None,
+    pilot_reader = BatchReader(
+        dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None
     )
+    trials = None
+    if schedule.exchanges:
+        trials = ExchangeTrials(schedule.exchanges, replica.shapes, context.device, schedule.seed)
     for index, pilot in enumerate(schedule.pilots):
         if pilot.precision in refused:
             continue
@@ -127,10 +111,46 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         time_limit_s = max(0.0, min(pilot.time_limit_s, left_s))
         evaluated = evaluation_s / context.world_size <= COSTLY_EVALUATION * time_limit_s
         if index == 0 or (evaluated and left_s > 0):
-            PilotRun(ground, index).run(time_limit_s, evaluated=evaluated)
+            with matrices_in(pilot.precision):
+                run = PilotRun(crew, task, pilot_reader, data.evaluation, schedule, index, trials)
+                run.run(time_limit_s, evaluated=evaluated)
     come_back_to_sweeps()
     crew.gather([])
-    crew.note(FINISHED)
+    crew.context.events.write(FINISHED)
+
+
+def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader, part: MicroBatch) -> Job:
+    """What is trained, counted on one small batch.
+
+    Args:
+        task: the task.
+        reference: the text that names it.
+        replica: a model of it; its gradient is overwritten.
+        reader: reads the training data.
+        part: the samples to count on.
+    """
+    operators, flops = OperatorCount(), flop_count()
+    with operators:
+        replica.step(reader.read(part))
+    with without_fused_layers(), flops:
+        replica.step(reader.read(part))
+    return Job(
+        task=reference,
+        parameters=replica.gradient.numel(),
+        gradient_bytes=replica.gradient.nbytes,
+        dataset_size=len(reader.dataset),
+        batch_size=task.batch_size,
+        least_local_batch_size=least_samples(replica.loss.model),
+        learning_rate_rule=task.learning_rate_rule,
+        target_metric=task.target.metric,
+        target_value=task.target.value,
+        target_higher_is_better=task.target.higher_is_better,
+        usual_epochs=task.usual_epochs,
+        operators_per_step=operators.count,
+        flops_per_sample=flops.get_total_flops() / len(part) or None,
+        model_kind=model_kind(replica.loss.model.modules()),
+        parameter_shapes=replica.shapes,
+    )
 
 
 def _refused(crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica) -> frozenset[Precision]:
@@ -174,33 +194,6 @@ def _objection(replica: Replica, batch: Batch) -> str:
         return f"the task fails in it: {said[0].rstrip('.')}"
 
 
-def _short_computation(
-    crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica
-) -> Callable[[], None]:
-    """Gradients of small batches, about `SHORT_COMPUTATION_S` in all (or one, if that takes longer)."""
-    size = min((min(sweep.local_batch_sizes) for sweep in schedule.sweeps), default=COUNTED_SAMPLES)
-    part = MicroBatch(epoch=0, indices=range(min(size, len(reader.dataset))))
-    clock = crew.context.clock
-
-    def one() -> None:
-        replica.gradient.zero_()
-        loss = replica.loss(reader.read(part))
-        loss.backward()
-        loss.item()  # waits for the device
-
-    one()
-    begun = clock()
-    one()
-    took_s = max(row[0] for row in crew.gather([clock() - begun]))
-    repeats = max(1, round(SHORT_COMPUTATION_S / took_s))
-
-    def several() -> None:
-        for _ in range(repeats):
-            one()
-
-    return several
-
-
 def _evaluation_cost(
     crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica, time_limit_s: float
 ) -> float:
@@ -208,29 +201,24 @@ def _evaluation_cost(
     context = crew.context
     evaluation_s, peak_bytes = 0.0, 0
     if context.is_leader:
+        size, count, done = task.evaluation_batch_size, len(data.evaluation), 0
+
+        def evaluate(start: int) -> int:
+            part = range(start, min(start + size, count))
+            evaluation_sums(task, replica.loss.model, data.evaluation, part, context.device)
+            return part.stop
+
+        tensors = count_on(context.device)
+        tensors.begin_phase()
+        before = tensors.live_bytes
         with threads(schedule.sweeps[0].threads_per_worker if schedule.sweeps else 1):
-            size, count = task.evaluation_batch_size, len(data.evaluation)
-
-            def evaluate(start: int) -> float:
-                begun = context.clock()
-                evaluation_sums(
-                    task, replica.loss.model, data.evaluation, range(start, min(start + size, count)), context.device
-                )
-                return context.clock() - begun
-
-            tensors = count_on(context.device)
-            tensors.begin_phase()
-            before = tensors.live_bytes
             with tensors:
-                spent_s = evaluate(0)  # also sets up what evaluating needs
+                evaluate(0)  # also sets up what evaluating needs
             peak_bytes = tensors.peak_bytes - before
-            done = min(size, count)
-            if spent_s <= time_limit_s:
-                done, spent_s = 0, 0.0
-            while done < count and spent_s <= time_limit_s:
-                spent_s += evaluate(done)
-                done = min(done + size, count)
-            evaluation_s = spent_s * count / done
+            begun_s = context.clock()
+            while done < count and (done == 0 or context.clock() - begun_s <= time_limit_s):
+                done = evaluate(done)
+            evaluation_s = (context.clock() - begun_s) * count / done
     (evaluation_s,) = crew.gather([evaluation_s])[0]
     crew.record(EvaluationCost(evaluation_s=evaluation_s, peak_bytes=peak_bytes))
     return evaluation_s

@@ -10,26 +10,30 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s
-from hetopt.core.memory import TrainingMemory, fit_memory, memory_limit_bytes
-from hetopt.core.run_spec import CompressorProbe, Sweep
+from hetopt.core.memory import Precision, TrainingMemory, fit_memory, memory_limit_bytes
+from hetopt.core.run_spec import ProbeSchedule, RunSpec, Sweep
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.exchange_costs import time_compressors
-from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
-from hetopt.profiler.probe.replica import Replica
-from hetopt.profiler.probe.step_memory import count_step
-from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, SweepEnded, SweepPoint, Taken
-from hetopt.trainer.data.cursor import Indices, MicroBatch
+from hetopt.profiler.probe.facts import StepCount, device_memory_bytes, peak_memory_bytes, reset_peak_memory
+from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, Reason, SweepEnded, SweepPoint, Taken
+from hetopt.trainer.assembly import build_model
+from hetopt.trainer.data.cursor import MicroBatch
+from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.step import matrices_in
+from hetopt.trainer.steps.step import Autocast, LossModule, matrices_in, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.task import Task, make_optimizer
 
 FEWEST_TIMED = 3
 FEWEST_SIZES = 2
@@ -54,40 +58,102 @@ def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | No
     )
 
 
-class _Stepper:
-    """A training step up to the optimizer, without any exchange, timed phase by phase."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replica:
+    """Model and optimizer; the gradients of all parameters are views into the flat fp32 ``gradient``."""
 
-    def __init__(self, replica: Replica, reader: BatchReader, stopwatch: Stopwatch, order: Indices) -> None:
+    loss: LossModule
+    optimizer: Optimizer
+    gradient: Tensor
+    task: Task
+    device: torch.device
+
+    @classmethod
+    def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
+        """Build one on every rank at the same time, computing in fp32.
+
+        The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
+        many steps are timed, activations and gradients stay those of a sane model.
+        """
+        model = build_model(task, device, spec.seed)
+        parameters = trainable_parameters(model)
+        sizes = [parameter.numel() for parameter in parameters]
+        gradient = torch.zeros(sum(sizes), device=device)
+        for parameter, view in zip(parameters, torch.split(gradient, sizes), strict=True):
+            parameter.grad = view.view_as(parameter)
+        optimizer = make_optimizer(task, model)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        loss = LossModule(model, task.loss, Autocast(device_type=device.type, precision="fp32"))
+        return cls(loss=loss, optimizer=optimizer, gradient=gradient, task=task, device=device)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the parameters, in the order of the gradient; a number counts as a vector of one."""
+        return tuple(tuple(one.shape) or (1,) for one in trainable_parameters(self.loss.model))
+
+    def computing_in(self, precision: Precision) -> Replica:
+        """The same model, computing in another precision."""
+        autocast = Autocast(device_type=self.device.type, precision=precision)
+        return replace(self, loss=LossModule(self.loss.model, self.task.loss, autocast))
+
+    def step(self, batch: Batch, mark: Callable[[], object] = lambda: None) -> None:
+        """Take one step up to the optimizer's, without any exchange.
+
+        Args:
+            batch: to compute.
+            mark: called after the forward and after the backward pass.
+        """
+        self.gradient.zero_()
+        loss = self.loss(batch)
+        mark()
+        loss.backward()
+        mark()
+        self.optimizer.step()
+
+    def count(self, batch: Batch, samples: int) -> TrainingMemory:
+        """Take one step, after others, and count what of the device's memory it takes."""
+        count = StepCount(
+            self.device,
+            parameters=list(self.loss.model.parameters()),
+            buffers=list(self.loss.model.buffers()),
+            optimizers=[self.optimizer],
+            gradient_bytes=self.gradient.nbytes,
+            gradient=self.gradient,
+        )
+        count.begins()
+        count.gets(batch)
+        with count.tensors:
+            self.step(batch, count.updates)
+            count.updated()
+        return count.told(samples)
+
+
+class _Stepper:
+    """A replica's training steps over the data in this worker's own order, timed phase by phase."""
+
+    def __init__(self, replica: Replica, reader: BatchReader, rank: int) -> None:
         self._replica = replica
         self._reader = reader
-        self._stopwatch = stopwatch
-        self._order = order
-        self._position = 0
+        self._stopwatch = make_stopwatch(replica.device)
+        self._order = cycle(np.random.default_rng(rank).permutation(len(reader.dataset)).tolist())
 
     def step(self, size: int) -> TimedStep:
         """Take one step of so many samples."""
-        mark = self._stopwatch.mark
-        part = self._next(size)
-        begun = mark()
-        batch = self._reader.read(part)
-        loaded = mark()
-        self._replica.gradient.zero_()
-        loss = self._replica.loss(batch)
-        forwarded = mark()
-        loss.backward()
-        computed = mark()
-        self._replica.optimizer.step()
-        marks = (begun, loaded, forwarded, computed, mark())
-        return timed_step(self._stopwatch, (begun, marks[-1]), *([span] for span in pairwise(marks)))
+        marks = [self._stopwatch.mark()]
 
-    def count(self, size: int) -> TrainingMemory:
-        """Take one step, and count its tensors."""
-        return count_step(self._replica, self._reader.read(self._next(size)), size)
+        def mark() -> None:
+            marks.append(self._stopwatch.mark())
 
-    def _next(self, size: int) -> MicroBatch:
-        self._position = (self._position + size) % len(self._order)
-        places = range(self._position, self._position + size)
-        return MicroBatch(epoch=0, indices=np.take(self._order, places, mode="wrap").tolist())
+        batch = self.read(size)
+        mark()
+        self._replica.step(batch, mark)
+        mark()
+        return timed_step(self._stopwatch, (marks[0], marks[-1]), *([span] for span in pairwise(marks)))
+
+    def read(self, size: int) -> Batch:
+        """Return the next so many samples."""
+        return self._reader.read(MicroBatch(epoch=0, indices=list(islice(self._order, size))))
 
 
 def run_sweep(
@@ -97,87 +163,60 @@ def run_sweep(
     index: int,
     sweep: Sweep,
     *,
-    memory_fraction: float,
-    counts_memory: bool,
-    compressors: CompressorProbe | None,
+    schedule: ProbeSchedule | None,
 ) -> tuple[int, ...]:
-    """Run one sweep of the schedule; called by every rank. Returns the batch sizes that were measured."""
-    context = crew.context
-    begun_s = crew.elapsed_s()
-    points: list[SweepPoint] = []
-    with _ready(crew, replica, reader, sweep) as (stepper, group):
-        limit_bytes = record_facts(crew, index, sweep, group, stepper is not None, memory_fraction)
-        for position, size in enumerate(sweep.local_batch_sizes):
-            left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
-            if (reason := why_not(points, size, left_s, limit_bytes)) is not None:
-                crew.record(SweepEnded(sweep=index, local_batch_size=size, reason=reason))
-                break
-            allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
-            workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
-            if not all(worker.samples_s for worker in workers):
-                crew.record(SweepEnded(sweep=index, local_batch_size=size, reason="memory-exhausted"))
-                break
-            points.append(SweepPoint(sweep=index, local_batch_size=size, workers=workers))
-            crew.record(points[-1])
-            if stepper is not None and context.is_leader and counts_memory:
-                crew.record(MemoryCounted(sweep=index, memory=stepper.count(size)))
-        if compressors is not None and points:
-            # The gradient of the last step is still there: real values to compress.
-            gradient = None if stepper is None else replica.gradient
-            time_compressors(crew, index, compressors, gradient, group, replica.shapes)
-    return tuple(point.local_batch_size for point in points)
+    """Time steps at the batch sizes of a sweep, and of its first pass measure all else; called by every rank.
 
+    Args:
+        crew: all workers of the probe.
+        replica: this worker's.
+        reader: of the samples.
+        index: of the sweep in the schedule.
+        sweep: sizes, and the time for them.
+        schedule: of the probe; None: the sizes were measured before, and are timed again at a later moment.
 
-def come_back(
-    crew: ProbeGroup,
-    replica: Replica,
-    reader: BatchReader,
-    index: int,
-    sweep: Sweep,
-    sizes: Sequence[int],
-    *,
-    share: float,
-) -> None:
-    """Time steps at batch sizes that were measured before, at a later moment, within a share of the sweep's time."""
-    time_limit_s, begun_s = share * sweep.time_limit_s, crew.elapsed_s()
-    with _ready(crew, replica, reader, sweep) as (stepper, group):
-        for position, size in enumerate(sizes):
-            left_s = time_limit_s - (crew.elapsed_s() - begun_s)
-            if left_s <= 0:
-                return
-            workers = _measure_together(crew, stepper, sweep, size, left_s / (len(sizes) - position), group)
-            if not all(worker.samples_s for worker in workers):
-                return
-            # The memory of a process that has trained since says nothing about the batch size.
-            workers = tuple(worker.model_copy(update={"peak_memory_bytes": None}) for worker in workers)
-            crew.record(SweepPoint(sweep=index, local_batch_size=size, workers=workers))
-
-
-@contextmanager
-def _ready(
-    crew: ProbeGroup, replica: Replica, reader: BatchReader, sweep: Sweep
-) -> Iterator[tuple[_Stepper | None, Alignment]]:
-    """Compute as a sweep does; yields what steps over the data in this worker's own order, and the active workers.
-
-    None in place of the first: this worker keeps still.
+    Returns:
+        The batch sizes that were measured.
     """
     context, group = crew.context, crew.first(sweep.concurrent_workers)
+    begun_s = crew.elapsed_s()
+    points: list[SweepPoint] = []
     with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
-        if context.rank < sweep.concurrent_workers:
-            order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
-            stopwatch = make_stopwatch(context.device)
-            yield _Stepper(replica.computing_in(sweep.precision), reader, stopwatch, order), group
-        else:
-            yield None, group
-
-
-def _measure_together(
-    crew: ProbeGroup, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
-) -> tuple[Taken, ...]:
-    """What every active worker measured at one batch size, the same on every rank; a worker without stepper listens."""
-    own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else Taken()
-    rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
-    return tuple(Taken.of(row) for row in rows)
+        computing = replica.computing_in(sweep.precision)
+        # The others keep still.
+        stepper = _Stepper(computing, reader, context.rank) if context.rank < sweep.concurrent_workers else None
+        # Tensors are the same in every division of the host.
+        counts = schedule is not None and sweep.precision not in [one.precision for one in schedule.sweeps[:index]]
+        limit_bytes = math.inf
+        if schedule is not None:
+            limit_bytes = record_facts(crew, index, sweep, group, stepper is not None, schedule.memory_fraction)
+        for position, size in enumerate(sweep.local_batch_sizes):
+            left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
+            if schedule is None and left_s <= 0:
+                break
+            reason: Reason | None = why_not(points, size, left_s, limit_bytes)
+            if reason is None:
+                allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
+                own = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
+                rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
+                workers = tuple(Taken.of(row) for row in rows)
+                reason = None if all(worker.samples_s for worker in workers) else "memory-exhausted"
+            if reason is not None:
+                if schedule is not None:
+                    crew.record(SweepEnded(sweep=index, local_batch_size=size, reason=reason))
+                break
+            if schedule is None:  # the memory of a process that has trained since says nothing about the batch size
+                workers = tuple(worker.model_copy(update={"peak_memory_bytes": None}) for worker in workers)
+            points.append(SweepPoint(sweep=index, local_batch_size=size, workers=workers))
+            crew.record(points[-1])
+            if stepper is not None and context.is_leader and counts:
+                crew.record(MemoryCounted(sweep=index, memory=computing.count(stepper.read(size), size)))
+        usual = schedule is not None and sweep.precision == schedule.sweeps[0].precision
+        if schedule is not None and schedule.compressors is not None and usual and points:
+            # The gradient of the last step is still there: real values to compress.
+            gradient = None if stepper is None else replica.gradient
+            time_compressors(crew, index, schedule.compressors, gradient, group, replica.shapes)
+    return tuple(point.local_batch_size for point in points)
 
 
 def _measure(
@@ -206,9 +245,14 @@ def _measure(
             return Taken()
         if len(timed) <= 2:
             # The first step also sets up its kernels, so the second knows better how many steps there is time for.
-            warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
-            steps = min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
+            warmups, steps = steps_within(sweep, allowed_s, step_s)
     return taken(timed[warmups:], device, before_s)
+
+
+def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, int]:
+    """Return the steps to warm up with, and those to time, that there is time for."""
+    warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
+    return warmups, min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
 
 
 def yardstick_s(device: torch.device) -> float | None:
@@ -219,9 +263,7 @@ def yardstick_s(device: torch.device) -> float | None:
     return measure_yardstick_s() if device.type == "cpu" else None
 
 
-def why_not(
-    points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: int
-) -> Literal["time", "memory-predicted"] | None:
+def why_not(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> Reason | None:
     """Why the next batch size is left out, if it is."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
@@ -229,9 +271,10 @@ def why_not(
         if line.peak_bytes(size) > limit_bytes:
             return "memory-predicted"
     if len(points) >= FEWEST_SIZES:
-        last = points[-1]
+        last = max(points, key=lambda point: point.local_batch_size)
         # In proportion to the samples: never too short, since a step has a fixed part as well.
-        step_s = max(statistics.median(worker.samples_s) for worker in last.workers) * size / last.local_batch_size
+        larger = max(1.0, size / last.local_batch_size)
+        step_s = max(statistics.median(worker.samples_s) for worker in last.workers) * larger
         if left_s < (1 + FEWEST_TIMED) * step_s:
             return "time"
     return None
@@ -242,11 +285,11 @@ def record_facts(
 ) -> int:
     """Write what the sweep computes on; the memory that one of its workers may use."""
     device = crew.context.device
-    speeds = (0.0, 0.0)
+    found = (0.0, 0.0)
     if active:
         align(group)
-        speeds = (matmul_flops_per_s(device), copy_bytes_per_s(device))
-    rows = crew.gather([*speeds, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
+        found = speeds(device)
+    rows = crew.gather([*found, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
     # Every GPU worker has a device of its own; CPU workers share the host's memory.
     sharing = sweep.concurrent_workers if device.type == "cpu" else 1
     limit_bytes = memory_limit_bytes(int(min(row[2] for row in rows)), workers=sharing, fraction=memory_fraction)
@@ -280,28 +323,23 @@ COPY_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
 """Far larger than the caches of one worker, so that memory itself is measured."""
 
 
-def matmul_flops_per_s(device: torch.device) -> float:
-    """Floating-point operations a second of a large fp32 matrix product, as this process may use the device now."""
-    side = MATRIX_SIDE[device.type]
-    left, right = torch.rand(side, side, device=device), torch.rand(side, side, device=device)
-    out = torch.empty_like(left)
-    return 2 * side**3 / _median_s(lambda: torch.mm(left, right, out=out), device)
+def speeds(device: torch.device) -> tuple[float, float]:
+    """Return the floating-point operations a second of a large fp32 matrix product, as this process may use the device
+    now, and the bytes a second of a memory copy, read plus write."""
+    side, stopwatch = MATRIX_SIDE[device.type], make_stopwatch(device)
+    matrix, source = torch.rand(side, side, device=device), torch.rand(COPY_BYTES[device.type] // 4, device=device)
+    product, target = torch.empty_like(matrix), torch.empty_like(source)
 
+    def median_s(work: Callable[[], object]) -> float:
+        times_s = []
+        for _ in range(1 + SPEED_REPEATS):
+            begun = stopwatch.mark()
+            work()
+            times_s.append(stopwatch.processor_s(begun, stopwatch.mark()))
+        return statistics.median(times_s[1:])
 
-def copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes a second of a memory copy, read plus write."""
-    source = torch.rand(COPY_BYTES[device.type] // 4, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _median_s(lambda: target.copy_(source), device)
-
-
-def _median_s(work: Callable[[], object], device: torch.device) -> float:
-    stopwatch, times_s = make_stopwatch(device), []
-    for _ in range(1 + SPEED_REPEATS):
-        begun = stopwatch.mark()
-        work()
-        times_s.append(stopwatch.processor_s(begun, stopwatch.mark()))
-    return statistics.median(times_s[1:])
+    flops_per_s = 2 * side**3 / median_s(lambda: torch.mm(matrix, matrix, out=product))
+    return flops_per_s, 2 * source.nbytes / median_s(lambda: target.copy_(source))
 
 
 Span = tuple[Mark, Mark]
@@ -314,13 +352,11 @@ class TimedStep(NamedTuple):
         wall_s: as it passed.
         alone_s: without contention.
         phases_s: of that, loading, forward, backward and update.
-        contention: wall over processor time of computing, at least 1.
     """
 
     wall_s: float
     alone_s: float
     phases_s: tuple[float, ...]
-    contention: float
 
 
 def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *computing: Sequence[Span]) -> TimedStep:
@@ -350,7 +386,6 @@ def timed_step(stopwatch: Stopwatch, whole: Span, loading: Sequence[Span], *comp
         wall_s=wall_s,
         alone_s=computed_s + alone_s(wall_s - computed_wall_s, processor_s - computed_s),
         phases_s=(alone_s(*_spent(stopwatch, loading)), *(phase_s for _, phase_s in phases)),
-        contention=contention,
     )
 
 

@@ -32,7 +32,7 @@ from hetopt.core.paths import inside
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
-from hetopt.profiler.script.observer import alive, be_alone, normalises, whole
+from hetopt.profiler.script.observer import alive, be_alone, flat_gradient, normalises
 from hetopt.trainer.ddp.lifetime import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
@@ -46,7 +46,6 @@ LATER = (10, 1000)
 """Steps of a schedule at which its learning rate is kept."""
 
 FILE = "{name}-{rank}.pt"
-TOLD_FILE = "{name}-{rank}.json"
 
 _PATIENCE_S = 20.0
 
@@ -110,16 +109,8 @@ class GradientRecorder:
         if len(steps) == STEPS:
             return
         self._rates.setdefault(id(optimizer), []).append(float(optimizer.param_groups[0].get("lr", 0.0)))
-        steps.append(
-            torch.cat(
-                [
-                    _whole_gradient(parameter).double().reshape(-1)
-                    for group in optimizer.param_groups
-                    for parameter in group["params"]
-                    if parameter.requires_grad
-                ]
-            ).cpu()
-        )
+        parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+        steps.append(flat_gradient(parameters, torch.float64).cpu())
         if all(len(one) == STEPS for one in self._seen.values()):
             self.end(0)
 
@@ -128,18 +119,15 @@ class GradientRecorder:
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
-            keeps_equal = run is not None and not run.shares_batches
-            rates = tuple(map(tuple, self._rates.values()))
             told = Told(
-                rates=rates,
+                rates=tuple(map(tuple, self._rates.values())),
                 schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
                 way=way,
                 normalises=any(map(normalises, alive(nn.Module))),
                 batch_size=self.batch_size or 0,
-                keeps_equal=keeps_equal,
+                keeps_equal=run is not None and not run.shares_batches,
             )
-            self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
-            torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
+            torch.save((list(self._seen.values()), told.model_dump()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
             begun_s = time.monotonic()
             while not all(one.exists() for one in self._others) and time.monotonic() - begun_s < _PATIENCE_S:
@@ -158,7 +146,10 @@ def main(arguments: list[str]) -> None:
     register_optimizer_step_post_hook(recorder.after_step)
     _draw_nothing()
     _draw_one_number(recorder.notice)
-    _draw_alike()
+    # Of scripts that set no seed all begin with the same weights and data.
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
     if workers == 1:
         be_alone()
         ranks, each = (int(os.environ.get(name, "1")) for name in (RANKS_VARIABLE, BATCH_VARIABLE))
@@ -197,9 +188,8 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
     """Return the gradients of each step of each optimizer that `GradientRecorder` wrote, and what else it did."""
-    gradients: list[list[Tensor]] = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
-    path = inside(folder, TOLD_FILE.format(name=name, rank=0))
-    return gradients, read_record(Told, path, hint="run the command again") if path.exists() else Told()
+    gradients, told = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
+    return gradients, Told(**told)
 
 
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
@@ -217,14 +207,9 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
     return by_step
 
 
-def _whole_gradient(parameter: Tensor) -> Tensor:
-    """Return the gradient of a parameter, of a sharded one put together; zeros where it has none."""
-    return whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach())
-
-
 def _draw_nothing() -> None:
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
-        setattr(nn.functional, name, _as_it_is)
+        setattr(nn.functional, name, lambda given, *_, **__: given)
     attend = nn.functional.scaled_dot_product_attention
 
     def attend_to_all(*given: Any, **named: Any) -> Tensor:
@@ -238,7 +223,7 @@ def _draw_nothing() -> None:
     nn.RNNBase.dropout = property(lambda _: 0.0, lambda *_: None)  # type: ignore[assignment]  # as said at the top
     # A coin shows its expectation: who divides by its chance keeps what was given.
     Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
-    RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
+    RandomSampler.__iter__ = lambda sampler: iter(range(sampler.num_samples))  # type: ignore[method-assign]  # as said at the top
     DistributedSampler.__iter__ = _of_rank_in_order  # type: ignore[method-assign]
 
 
@@ -273,21 +258,6 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     DataLoader.__iter__ = begin  # type: ignore[method-assign]  # as said at the top
     for name in _NOISE:
         setattr(torch, name, of_one_number(getattr(torch, name)))
-
-
-def _draw_alike() -> None:
-    """Of scripts that set no seed all begin with the same weights and data."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-
-
-def _as_it_is(given: Tensor, *_: Any, **__: Any) -> Tensor:
-    return given
-
-
-def _in_order(sampler: Any) -> Iterator[int]:
-    return iter(range(sampler.num_samples))
 
 
 def _of_rank_in_order(sampler: Any) -> Any:

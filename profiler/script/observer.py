@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -27,17 +26,13 @@ from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.profile import Reading
-from hetopt.profiler.probe.step_memory import Kept, StepCount
-from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, timed_step
-from hetopt.profiler.script.order import ScriptOrder
+from hetopt.profiler.probe.facts import StepCount
+from hetopt.profiler.probe.sweep import TimedStep, timed_step
+from hetopt.profiler.records import PHASES
 from hetopt.trainer.ddp.lifetime import keep_modules
-from hetopt.trainer.ddp.sharding import is_sharded
 from hetopt.trainer.ddp.shares import rows_of, tensors_in
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
-
-MOST_BACKWARDS = 1_000
-"""Backward passes before the first step of an optimizer: no script accumulates so many."""
 
 BACKWARD_PART = 2 / 3
 """Of a step whose phases nobody timed: a layer computes one product forwards and two backwards."""
@@ -88,25 +83,20 @@ Course: TypeAlias = Generator[Wish, Step, None]
 class Finished(BaseException):
     """Nothing more is to be measured; no script catches it by accident.
 
-    Args:
-        error: why the script cannot be measured; None: all is.
+    Its argument is why the script cannot be measured; none: all is.
     """
 
-    def __init__(self, error: HetoptError | None = None) -> None:
-        super().__init__()
-        self.error = error
+
+LOADING, FORWARD, BACKWARD, UPDATE = range(PHASES)
 
 
 @dataclass
 class _Seen:
-    """Of the step under way."""
+    """Of the step under way; spans of each phase."""
 
     begun: Mark | None = None
     samples: int = 0
-    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
-    forwards: list[tuple[Mark, Mark]] = field(default_factory=list)
-    backwards: list[tuple[Mark, Mark]] = field(default_factory=list)
-    updates: list[tuple[Mark, Mark]] = field(default_factory=list)
+    spans: tuple[list[tuple[Mark, Mark]], ...] = field(default_factory=lambda: ([], [], [], []))
     gradient: Tensor | None = None
 
 
@@ -120,13 +110,28 @@ def whole(gradient: Tensor) -> Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.to_dense()
 
 
+def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the gradients of parameters as one vector, of sharded ones put together; zeros where one has none."""
+    with torch.no_grad():
+        return torch.cat(
+            [
+                whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).to(dtype).reshape(-1)
+                for parameter in parameters
+            ]
+        )
+
+
 def alive(kind: type[T]) -> list[T]:
     """Return the objects of a kind that this process holds."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
-class Training:
-    """What a script trains, as its optimizers tell. A step ends when the optimizer that stepped first does.
+class Observer:
+    """Hears what a script trains (see `listen`). A step ends when the optimizer that stepped first does.
+
+    Args:
+        course: what is to be measured.
+        lines: of the user's files.
 
     Attributes:
         optimizers: in the order of their first steps.
@@ -135,16 +140,31 @@ class Training:
         loader: of the training data; None: nothing tells.
         batch_size: samples of a step as the script has it; 0: nothing tells.
         reading: of the loader's processes; None: it has none.
+        step_at: where the script's first step of an optimizer was.
+        hook: by which it hears modules being called; None: by none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, course: Course, lines: Lines) -> None:
         self.optimizers: list[Optimizer] = []
         self.parameters: list[nn.Parameter] = []
         self.modules: list[nn.Module] = []
         self.loader: DataLoader[Any] | None = None
         self.batch_size = 0
         self.reading: Reading | None = None
+        self.hook: RemovableHandle | None = None
         self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
+        self._course = course
+        self._lines = lines
+        self._backward_at = self.step_at = ""
+        self._wish = Wish()
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._training: WeakSet[DataLoader[Any]] = WeakSet()
+        self._newest: tuple[DataLoader[Any], int] | None = None
+        self._opened: dict[int, Mark] = {}
+        self._rows = 0
+        self._samples = 0  # of the step before
+        self._seen = _Seen()
+        self._around = ExitStack()
 
     @property
     def device(self) -> torch.device:
@@ -157,37 +177,29 @@ class Training:
         return None if self.loader is None else samples_of(self.loader)
 
     @property
-    def kept(self) -> Kept:
-        """What the script keeps from step to step, as far as its modules and optimizers hold it."""
+    def gradient_bytes(self) -> int:
+        """Of all parameters."""
+        return sum(parameter.nbytes for parameter in self.parameters)
+
+    def count(self) -> StepCount:
+        """Return a count over what the script keeps from step to step, as its modules and optimizers hold it."""
         own = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
-        return Kept(
+        return StepCount(
+            self.device,
             parameters=[*own, *self.parameters],
             buffers=[buffer for module in self.modules for buffer in module.buffers(recurse=False)],
             optimizers=self.optimizers,
-            gradient_bytes=sum(parameter.nbytes for parameter in self.parameters),
+            gradient_bytes=self.gradient_bytes,
         )
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the script shards its model, on one device as on several."""
-        return is_sharded(self.parameters)
 
     def gradient(self) -> Tensor:
         """Of all parameters, flat; zeros where a step did not use one."""
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    torch.zeros(parameter.numel(), device=parameter.device)
-                    if parameter.grad is None
-                    else whole(parameter.grad).float().reshape(-1)
-                    for parameter in self.parameters
-                ]
-            )
+        return flat_gradient(self.parameters, torch.float32)
 
-    def meet(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer steps for the first time."""
+    def _meet(self, optimizer: Optimizer) -> None:
+        """Learn what an optimizer trains when it steps for the first time."""
         if optimizer in self.optimizers:
-            return False
+            return
         self.optimizers.append(optimizer)
         known = {id(parameter) for parameter in self.parameters}
         self.parameters += [
@@ -197,117 +209,48 @@ class Training:
             if parameter.requires_grad and id(parameter) not in known
         ]
         if len(self.optimizers) == 1:
-            self._stopwatch = make_stopwatch(self.device)
-        return True
+            self._stopwatch, self._opened = make_stopwatch(self.device), {}
+            self._seen = _Seen(samples=self._seen.samples)
 
+    def _opens(self, phase: int) -> None:
+        self._opened[phase] = self._stopwatch.mark()
 
-class StepClock(Training):
-    """Times whole steps by the ends of an optimizer's steps, and touches nothing else of the script.
-
-    Args:
-        order: how many steps, and how long they may take.
-    """
-
-    def __init__(self, order: ScriptOrder) -> None:
-        super().__init__()
-        self._order = order
-        self._ends: list[Mark] = []
-
-    @property
-    def steps(self) -> list[TimedStep]:
-        """Steps after warming up, in wall time: whether a step waited or computed cannot be told."""
-        spans = list(pairwise(self._ends))
-        whole = [timed_step(self._stopwatch, span, (), (), (), ()) for span in spans]
-        return [
-            step._replace(phases_s=(0.0, (1 - BACKWARD_PART) * step.wall_s, BACKWARD_PART * step.wall_s, 0.0))
-            for step in whole[min(self._order.warmup_steps, max(0, len(whole) - FEWEST_TIMED)) :]
-        ]
-
-    def ended_step(self, optimizer: Optimizer) -> None:
-        self.meet(optimizer)
-        if optimizer is not self.optimizers[0]:
-            return
-        self._ends.append(self._stopwatch.mark())
-        count = len(self._ends) - 1
-        passed_s = self._stopwatch.seconds(self._ends[0], self._ends[-1])
-        enough = self._order.warmup_steps + self._order.timed_steps
-        if count >= enough or (count >= FEWEST_TIMED and passed_s > self._order.sweep_s):
-            raise Finished
+    def _closes(self, phase: int) -> None:
+        begun = self._opened.pop(phase, None)
+        if begun is not None:
+            self._seen.spans[phase].append((begun, self._stopwatch.mark()))
 
     def look(self) -> None:
-        """Find the script's modules, and as the loader of its training data that of the most."""
-        self.modules = alive(nn.Module)
+        """Find, without having heard any, the loader of the training data as that of the most."""
         self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
         if self.loader is not None:
             drawn = getattr(self.loader.batch_sampler, "batch_size", None)
-            self.batch_size = next((size for size in (drawn, self.loader.batch_size) if isinstance(size, int)), 0)
-
-
-class Observer(Training):
-    """Listens to a script (see `listen`).
-
-    Args:
-        course: what is to be measured.
-        lines: of the user's files.
-
-    Attributes:
-        step_at: where the script's first step of an optimizer was.
-        hook: by which it hears modules being called; None: by none.
-    """
-
-    def __init__(self, course: Course, lines: Lines) -> None:
-        super().__init__()
-        self._course = course
-        self._lines = lines
-        self._backwards = 0
-        self._backward_at = self.step_at = ""
-        self._wish = Wish()
-        self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._training: WeakSet[DataLoader[Any]] = WeakSet()
-        self._newest: tuple[DataLoader[Any], int] | None = None
-        self._asked: Mark | None = None
-        self._got: Mark | None = None
-        self._backward: Mark | None = None
-        self._update: Mark | None = None
-        self._rows = 0
-        self._samples = 0  # of the step before
-        self._seen = _Seen()
-        self._around = ExitStack()
-        self.hook: RemovableHandle | None = None
-
-    @property
-    def _first(self) -> Optimizer | None:
-        return self.optimizers[0] if self.optimizers else None
-
-    def end(self) -> None:
-        """Come to an end with what was measured: the script has."""
-        self._course.close()
+            sizes = (size for size in (drawn, self.loader.batch_size) if isinstance(size, int))
+            self.batch_size = self._samples = next(sizes, 0)
 
     def begins_pass(self, loader: DataLoader[Any]) -> None:
         rebatch(
             loader,
             lambda: self._wish.factor if loader in self._training else 1.0,
-            lambda: loader in self._training and self._first is not None,
+            lambda: loader in self._training and bool(self.optimizers),
         )
 
     def asks_for_batch(self) -> None:
-        self._asked = self._stopwatch.mark()
+        self._opens(LOADING)
         if self._wish.count is not None:
-            self._wish.count.tensors.pause(True)
+            self._wish.count.tensors.is_paused = True
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
         tensors = list(tensors_in(batch))
         if self._wish.count is not None:
-            self._wish.count.tensors.pause(False)
+            self._wish.count.tensors.is_paused = False
             self._wish.count.gets(tensors)
         samples = samples_given(loader, batch)
         if not torch.is_grad_enabled():
             return  # an evaluation
-        now = self._stopwatch.mark()
-        if self._asked is not None:
-            self._seen.waits.append((self._asked, now))
-        self._got = now
-        if self._first is None and loader.num_workers:
+        self._closes(LOADING)
+        self._opens(FORWARD)
+        if not self.optimizers and loader.num_workers:
             self.reading = Reading(
                 processes=loader.num_workers,
                 batches_ahead=loader.prefetch_factor or 1,
@@ -315,7 +258,7 @@ class Observer(Training):
                 tensors=len(tensors),
             )
         self._newest = (loader, samples)
-        if self._first is None or loader in self._training:
+        if not self.optimizers or loader in self._training:
             self._train_on_newest()
 
     def _train_on_newest(self) -> None:
@@ -334,33 +277,27 @@ class Observer(Training):
 
     def begins_backward(self) -> None:
         self._train_on_newest()
-        if self._first is None:
+        if not self.optimizers:
             self._backward_at = self._backward_at or self._lines.now() or ""
-            self._backwards += 1
-            if self._backwards > MOST_BACKWARDS:
-                raise Finished(self.no_step(f" {MOST_BACKWARDS:,} times"))
         if self.loader is None:
             self._seen.samples += self._rows
             self._rows = 0
-        self._backward = self._stopwatch.mark()
-        if self._got is not None:
-            self._seen.forwards.append((self._got, self._backward))
-        self._got = None
+        self._closes(FORWARD)
+        self._opens(BACKWARD)
 
     def ended_backward(self) -> None:
-        self._got = self._stopwatch.mark()  # another forward pass may follow without another batch
-        if self._backward is not None:
-            self._seen.backwards.append((self._backward, self._got))
+        self._closes(BACKWARD)
+        self._opens(FORWARD)  # another may follow without another batch
         if self._wish.wants_gradient:
             self._seen.gradient = self.gradient()  # before the script clips it
 
     def schedules(self) -> bool:
         """Whether the learning rate may change now."""
-        return self._wish.learns or self._first is None  # one that is being made takes its first step at once
+        return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
 
-    def no_step(self, often: str = "") -> BadInput:
+    def no_step(self) -> BadInput:
         """What a script that comes to no step of an optimizer is told."""
-        where = f"{self._backward_at}: backward is called here{often}" if self._backward_at else "No backward is called"
+        where = f"{self._backward_at}: backward is called here" if self._backward_at else "No backward is called"
         return BadInput(
             f"{where}, and no optimizer of torch steps: nothing is trained that could be measured.",
             hint="give it the arguments with which it trains, after --; parameters that are changed by hand need an "
@@ -369,8 +306,7 @@ class Observer(Training):
 
     def begins_step(self, optimizer: Optimizer) -> None:
         self.step_at = self.step_at or self._lines.now() or ""
-        if self.meet(optimizer) and len(self.optimizers) == 1:
-            self._seen = _Seen(samples=self._seen.samples)  # its marks may be of another device's stopwatch
+        self._meet(optimizer)
         if not self._wish.learns:
             for group in optimizer.param_groups:
                 rate = group["lr"]
@@ -378,18 +314,18 @@ class Observer(Training):
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
         if self._wish.count is not None:
             self._wish.count.updates(parameter.grad for parameter in self.parameters)
-        self._update = self._stopwatch.mark()
+        self._opens(UPDATE)
 
     def ended_step(self, optimizer: Optimizer) -> None:
+        self._meet(optimizer)
+        self._closes(UPDATE)
         now = self._stopwatch.mark()
         if self._wish.count is not None:
             self._wish.count.updated()
-        if self._update is not None:
-            self._seen.updates.append((self._update, now))
         for group, rate in self._rates:
             group["lr"] = rate
         self._rates = []
-        if optimizer is self._first:
+        if optimizer is self.optimizers[0]:
             self._end_step(now)
 
     def _end_step(self, now: Mark) -> None:
@@ -404,8 +340,10 @@ class Observer(Training):
                 self.hook.remove()
             self._follow(None)
         else:
-            spans = (seen.waits, seen.forwards, seen.backwards, seen.updates)
-            timed = timed_step(self._stopwatch, (seen.begun, now), *spans)
+            timed = timed_step(self._stopwatch, (seen.begun, now), *seen.spans)
+            if not seen.spans[UPDATE]:  # nobody heard its parts: whether it waited or computed cannot be told
+                parts_s = ((1 - BACKWARD_PART) * timed.wall_s, BACKWARD_PART * timed.wall_s)
+                timed = timed._replace(phases_s=(0.0, *parts_s, 0.0))
             self._follow(Step(samples=seen.samples, timed=timed, gradient=seen.gradient))
         self._around = ExitStack()
         for counter in self._wish.inside:
@@ -417,7 +355,7 @@ class Observer(Training):
 
     def _follow(self, step: Step | None) -> None:
         try:
-            self._wish = next(self._course) if step is None else self._course.send(step)
+            self._wish = self._course.send(step)  # type: ignore[arg-type]  # None begins it
         except StopIteration:
             raise Finished from None
         except HetoptError as error:
@@ -449,20 +387,15 @@ class Rebatched:
     def __iter__(self) -> Iterator[list[Any]]:
         """Batches of indices."""
         self.sizes.clear()
-        for batch in self._resized(self._batches()):
-            self.sizes.append(len(batch))
-            yield batch
-
-    def _resized(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         kept: list[Any] = []
-        for batch in batches:
-            size = max(1, round(len(batch) * self._factor()))
-            kept = [*kept, *batch]
-            while len(kept) >= size:
+        for batch in self._batches():
+            kept += batch
+            while len(kept) >= (size := max(1, round(len(batch) * self._factor()))):
+                self.sizes.append(size)
                 yield kept[:size]
                 kept = kept[size:]
-                size = max(1, round(len(batch) * self._factor()))
         if kept:
+            self.sizes.append(len(kept))
             yield kept
 
     def _batches(self) -> Iterator[list[Any]]:
@@ -484,12 +417,8 @@ class Rebatched:
 
 def samples_of(loader: DataLoader[Any]) -> int | None:
     """Samples of one pass over a loader's data; None: a stream does not say."""
-    if isinstance(loader.dataset, IterableDataset):
-        return None
-    try:
-        return len(loader.dataset)  # type: ignore[arg-type]  # torch's gap: not every dataset has a length
-    except TypeError:
-        return None
+    has_length = isinstance(loader.dataset, Sized) and not isinstance(loader.dataset, IterableDataset)
+    return len(loader.dataset) if has_length else None  # type: ignore[arg-type]  # torch's gap: not every one has
 
 
 def samples_given(loader: DataLoader[Any], batch: Any) -> int:
@@ -500,14 +429,11 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
     return rows_of(batch) or loader.batch_size or 0
 
 
-def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> bool:
-    """Let a loader's next pass give batches by `Rebatched`; whether it makes batches at all."""
-    if loader.batch_sampler is None:
-        return False
-    if not isinstance(loader.batch_sampler, Rebatched):
+def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
+    """Let a loader's next pass give batches by `Rebatched`, if it makes batches at all."""
+    if loader.batch_sampler is not None and not isinstance(loader.batch_sampler, Rebatched):
         # A loader guards the attribute; what it iterates over is this entry.
         loader.__dict__["batch_sampler"] = Rebatched(loader.batch_sampler, factor, is_endless)
-    return True
 
 
 PAST_THE_END = "Tried to step "
@@ -545,14 +471,11 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], heard: Observer) -> Any:
     heard.begins_pass(loader)
     batches = iterate(loader)
-    while True:
-        heard.asks_for_batch()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
+    heard.asks_for_batch()
+    for batch in batches:
         heard.got_batch(loader, batch)
         yield batch
+        heard.asks_for_batch()
 
 
 def _backward(backward: Callable[..., None], heard: Observer) -> Callable[..., None]:

@@ -268,7 +268,7 @@ def happens(world: World, what: str, how: Any) -> None:
         pass  # not now
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 @given(told=happenings, most=st.sampled_from([None, BATCH // len(HOSTS)]), third=markets)
 def test_whatever_happens_the_laws_hold(told: list[tuple[str, Any]], most: int | None, third: Market) -> None:
     world = World(order_of(third=third), most=most)
@@ -291,7 +291,7 @@ def until_quiet(world: World) -> None:
         world.settle()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25)
 @given(told=happenings, third=markets)
 def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str, Any]], third: Market) -> None:
     """However a run got where it is: with machines to be had that boot, each slot has one that fits, and no more."""

@@ -34,6 +34,7 @@ from tests.disturbance import PATIENCE_S
 from tests.few_types import few_types
 from tests.forks import Forked
 from tests.logs import recorded_run
+from tests.once import once
 
 from .logged import compressed_log
 
@@ -121,17 +122,20 @@ def forked(*arguments: object) -> Forked:
     return Forked(["-m", "hetopt.cli.main", *map(str, arguments)], os.environ)
 
 
-@pytest.fixture(scope="module")
-def plan() -> Plan:
+@pytest.fixture(scope="session")
+def plan(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Plan:
+    """Made once, for all processes of tests."""
+    return Plan.load(once("plan", _make_plan, tmp_path_factory, worker_id) / "plan.json")
+
+
+def _make_plan(folder: Path) -> None:
     profile = Profile.load(RECORDED / "digits.json")
     goal = Goal(budget_usd=2.0, ends="epochs", amount=100.0)
-    options = Options(batch_size=256, market="spot", objective="fastest")
-    return recommend(
-        PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
-    )
+    request = PlanRequest(profile, load_catalog(), goal, Options(batch_size=256, market="spot", objective="fastest"))
+    recommend(request, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)).save(folder / "plan.json")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launch(plan: Plan) -> Launch:
     here = predict_on_local(plan, (1.0, 2.0))
     return Launch(
@@ -146,7 +150,7 @@ def launch(plan: Plan) -> Launch:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rehearsed(plan: Plan) -> Launch:
     hosts = parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2")
     rehearsal = rehearse(plan, 2, hosts)

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from tests.forks import server
 
 from .conftest import processes_of, until
 
-COMMAND = [sys.executable, "-m", "hetopt.cli.main"]
 STEPS = 100_000
 
 
@@ -43,8 +42,8 @@ def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
     """Starts them; whatever is left of one when the test ends goes."""
     started: list[Launched] = []
 
-    def start(*options: str, **streams: Any) -> Launched:
-        started.append(Launched(plan_file, *options, **streams))
+    def start(*options: str, **how: Any) -> Launched:
+        started.append(Launched(plan_file, *options, **how))
         return started[-1]
 
     yield start
@@ -54,12 +53,14 @@ def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
 
 
 class Launched:
-    """`hetopt launch` as a process of its own: a fork, unless it is to have streams or a beginning of its own."""
+    """`hetopt launch` as a process of its own: a fork, unless it is to have streams of its own."""
 
-    def __init__(self, plan_file: Path, *options: str, **streams: Any) -> None:
+    def __init__(
+        self, plan_file: Path, *options: str, program: Sequence[str] = ("-m", "hetopt.cli.main"), **streams: Any
+    ) -> None:
         self.home = plan_file.parent / "home"
         self.told_file = plan_file.parent / "told.txt"
-        command = [*COMMAND, "launch", str(plan_file), "--yes", *options]
+        command = [sys.executable, *program, "launch", str(plan_file), "--yes", *options]
         environment = {**os.environ, "HETOPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.told_file.open("wb") as told, open(os.devnull, "wb") as nowhere:
@@ -151,8 +152,17 @@ def test_a_terminal_that_goes_away_stops_the_run(launched: Callable[..., Launche
     assert_stopped_with_what_it_had(run)
 
 
-def test_nohup_is_heeded(launched: Callable[..., Launched]) -> None:
-    run = launched("--on", "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+NOHUP = """
+import runpy, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+runpy.run_module("hetopt.cli.main", run_name="__main__")
+"""
+
+
+def test_nohup_is_heeded(launched: Callable[..., Launched], plan_file: Path) -> None:
+    program = plan_file.parent / "nohup.py"
+    program.write_text(NOHUP)
+    run = launched("--on", "local", program=[str(program)])
     run.until(lambda: run.events("step"))
     run.process.send_signal(signal.SIGHUP)
     before = len(run.events("step"))
@@ -190,8 +200,9 @@ def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: sig
     task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
+    command = ["hetopt.cli.main", "profile", task, "-o", str(tmp_path / "p.json")]
     process = subprocess.Popen(
-        [*COMMAND, "profile", task, "-o", str(tmp_path / "p.json"), "--time-budget", "60", "--workers", "2"],
+        [sys.executable, "-m", *command, "--time-budget", "60", "--workers", "2"],
         env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         text=True,

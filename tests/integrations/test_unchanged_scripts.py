@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from hetopt.core.events.log import EVENTS_FILE, read_log
 from tests.disturbance import PATIENCE_S
+from tests.forks import Forked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples" / "frameworks"
@@ -25,22 +24,20 @@ def start(folder: Path, way: str, script: Path, *arguments: str, ranks: int = 2,
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), **more}
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "CUDA_VISIBLE_DEVICES": "",
+        **more,
+    }
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.integrations.worker", str(folder), way, str(script)]
+    program = ["-m", "tests.integrations.worker", str(folder), way, str(script), *arguments]
     workers = [
-        subprocess.Popen(
-            [*command, *arguments],
-            cwd=REPOSITORY,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
+        Forked(program, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, REPOSITORY) for rank in range(ranks)
     ]
     said = [worker.communicate(timeout=4 * PATIENCE_S)[1] for worker in workers]
-    return [(worker.returncode, text) for worker, text in zip(workers, said, strict=True)]
+    return [(worker.wait(), text) for worker, text in zip(workers, said, strict=True)]
 
 
 def trained(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def spec(script: str) -> RunSpec:
 def main() -> None:
     folder, way, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     keep_modules()
     steps: list[Tensor] = []
 

@@ -590,7 +590,6 @@ def solved(groups: list[tuple[WorkerTime, int]], batch: int) -> Shares | None:
         return None
 
 
-@settings(max_examples=300)
 @given(GROUPS, st.integers(1, 200))
 def test_columns_solve_what_the_trainer_solves(groups: list[tuple[WorkerTime, int]], batch: int) -> None:
     lines, workers = columns(groups)
@@ -604,7 +603,6 @@ def test_columns_solve_what_the_trainer_solves(groups: list[tuple[WorkerTime, in
     assert (found.raised < np.maximum(workers, 1)).all()
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(GROUPS, st.integers(1, 200)), min_size=1, max_size=8))
 def test_rows_do_not_disturb_each_other(rows: list[tuple[list[tuple[WorkerTime, int]], int]]) -> None:
     possible = [(groups, batch) for groups, batch in rows if solved(groups, batch) is not None]
@@ -620,7 +618,6 @@ def test_rows_do_not_disturb_each_other(rows: list[tuple[list[tuple[WorkerTime, 
         assert together.compute_s[row] == alone.compute_s[0]
 
 
-@settings(max_examples=80)
 @given(GROUPS, st.integers(1, 120))
 def test_nothing_in_a_box_finishes_before_its_level(groups: list[tuple[WorkerTime, int]], batch: int) -> None:
     lines, workers = columns(groups)
@@ -646,7 +643,6 @@ def test_a_local_batch_in_micro_batches_takes_what_its_parts_take(worker: Worker
     assert line_s - 1e-12 <= took <= line_s + over + 1e-9
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(IN_PARTS, st.integers(1, 7)), min_size=1, max_size=3), st.integers(1, 200))
 def test_shares_in_columns_take_what_their_workers_take(groups: list[tuple[WorkerTime, int]], batch: int) -> None:
     lines, workers = columns(groups)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hetopt.profiler.probe.step_memory import TensorBytes, bytes_of
+from hetopt.profiler.probe.facts import TensorBytes, bytes_of
 
 CPU = torch.device("cpu")
 Steps = st.lists(st.tuples(st.sampled_from(["make", "view", "drop", "double"]), st.integers(1, 999)), max_size=40)

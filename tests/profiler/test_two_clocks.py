@@ -29,7 +29,6 @@ def test_a_step_takes_what_it_computes_and_waits_for_however_busy_others_keep_th
     marks = [CpuMark(*clocks) for clocks in zip(accumulate([0.0, *walls]), accumulate([0.0, *used]), strict=True)]
     step = timed_step(CpuStopwatch(), (marks[0], marks[-1]), *([span] for span in pairwise(marks)))
     assert step.wall_s == pytest.approx(sum(walls))
-    assert step.contention == pytest.approx(contention, rel=1e-6)
     assert step.alone_s == pytest.approx(sum(used) + waited_s, rel=1e-6)
     assert step.phases_s == pytest.approx([used[0] + waited_s, *used[1:]], rel=1e-6)
 

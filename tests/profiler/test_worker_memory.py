@@ -50,7 +50,7 @@ def off(folder: Path, planned: list[dict[str, Any]]) -> dict[str, float]:
     for number, script in enumerate(dict.fromkeys(case["script"] for case in planned if "script" in case)):
         place = folder / f"profile-{number}"
         place.mkdir()
-        order = ScriptOrder(script=script, warmup_steps=0, timed_steps=2, sweep_s=60.0)
+        order = ScriptOrder(script=script, warmup_steps=1, timed_steps=2, time_limit_s=60.0)
         (place / ORDER_FILE).write_text(order.model_dump_json())
         all_end_well(["-m", "hetopt.profiler.script.child", str(place), "0"], environment={"LOCAL_RANK": "0"})
         planned = [case | ({"profile": str(place)} if case.get("script") == script else {}) for case in planned]

@@ -32,9 +32,8 @@ from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.step_time.device_memory import exchange_memory
 from hetopt.profiler.collect import joined
-from hetopt.profiler.probe.replica import Replica
-from hetopt.profiler.probe.step_memory import TensorBytes, count_step
-from hetopt.profiler.records import MemoryCounted
+from hetopt.profiler.probe.facts import TensorBytes
+from hetopt.profiler.probe.sweep import Replica
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch
@@ -69,7 +68,7 @@ def counted(material: Material, spec: RunSpec, sizes: list[int]) -> TrainingMemo
     counts = []
     for size in sizes:
         for _ in range(2):  # the optimizer makes its state in the first step
-            one = count_step(replica, reader.read(MicroBatch(epoch=0, indices=range(size))), size)
+            one = replica.count(reader.read(MicroBatch(epoch=0, indices=range(size))), size)
         counts.append(one)
     return joined(counts)
 
@@ -90,9 +89,9 @@ def counting() -> Iterator[tuple[TensorBytes, list[int]]]:
 
     def by_the_host(do: Callable[..., None]) -> Callable[..., None]:
         def done(*arguments: Any, **options: Any) -> None:
-            count.pause(True)
+            count.is_paused = True
             do(*arguments, **options)
-            count.pause(False)
+            count.is_paused = False
 
         return done
 
@@ -146,7 +145,7 @@ def trained_script(session: str, spec: RunSpec, folder: Path) -> int:
 
 def profiled(folder: Path) -> TrainingMemory:
     """Of a script as it is, as `hetopt profile` has it."""
-    events = [event for event in read_events(folder / EVENTS_FILE) if event["event"] == MemoryCounted.EVENT]
+    events = [event for event in read_events(folder / EVENTS_FILE) if event["event"] == "memory_counted"]
     return joined([TrainingMemory.model_validate(event["memory"]) for event in events])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,29 +16,28 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 
 from hetopt.profiler.probe.sweep import TimedStep
 from hetopt.profiler.script import course
-from hetopt.profiler.script.course import Measured, ScriptCourse
+from hetopt.profiler.script.course import ScriptCourse
 from hetopt.profiler.script.observer import Rebatched, Step, Wish, rebatch, samples_given, samples_of
 from hetopt.profiler.script.order import ScriptOrder
 
 OWN = 64
 
 
-def made(**order: Any) -> ScriptCourse:
+def made(record: Callable[[Any], None] = lambda measured: None, **order: Any) -> ScriptCourse:
     """A course over a script that is played by the test: it answers wishes with steps."""
     observer = SimpleNamespace(
-        batch_size=OWN, dataset_size=1500, device=torch.device("cpu"), loader=object(), is_sharded=False
+        batch_size=OWN, dataset_size=1500, device=torch.device("cpu"), loader=object(), parameters=[]
     )
-    crew = SimpleNamespace(elapsed_s=lambda: 0.0)
+    crew = SimpleNamespace(elapsed_s=lambda: 0.0, record=record)
     return ScriptCourse(
-        order=ScriptOrder(script="train.py", sweep_s=1.0, **order),
+        order=ScriptOrder(script="train.py", time_limit_s=1.0, **order),
         observer=observer,  # type: ignore[arg-type]  # what it asks of one
-        measured=Measured(),
         crew=crew,  # type: ignore[arg-type]  # likewise
     )
 
 
 def step(samples: int, time_s: float = 1e-3, gradient: torch.Tensor | None = None) -> Step:
-    timed = TimedStep(wall_s=time_s, alone_s=time_s, phases_s=(0.0, 0.0, 0.0, 0.0), contention=1.0)
+    timed = TimedStep(wall_s=time_s, alone_s=time_s, phases_s=(0.0, 0.0, 0.0, 0.0))
     return Step(samples=samples, timed=timed, gradient=gradient)
 
 
@@ -53,7 +53,8 @@ def test_the_noise_of_a_gradient_is_found_whatever_parts_are_compared(
     generator = torch.Generator().manual_seed(5)
     elements, variance, square = 400, 80.0, 1.0
     mean = torch.full((elements,), math.sqrt(square / elements))
-    measured = made()
+    told: list[Any] = []
+    measured = made(told.append)
     for number in range(300):
         asked = measured._sample_noise(number)
         wish: Wish | None = next(asked)
@@ -64,7 +65,6 @@ def test_the_noise_of_a_gradient_is_found_whatever_parts_are_compared(
                 wish = asked.send(step(samples, gradient=mean + noise))
             except StopIteration:
                 wish = None
-    told = measured.measured.noise
     assert statistics.fmean(one.gradient_variance for one in told) == pytest.approx(variance, rel=0.1)
     assert statistics.fmean(one.gradient_square for one in told) == pytest.approx(square, rel=0.1)
 
@@ -78,7 +78,7 @@ def test_the_scripts_own_batch_size_is_timed_first() -> None:
             wish = asked.send(step(round(OWN * wish.factor)))
         except StopIteration:
             wish = None
-    assert list(measured.measured.sizes) == [64, 32, 16, 8, 4, 128, 256]
+    assert [point.local_batch_size for point in measured.points] == [64, 32, 16, 8, 4, 128, 256]
 
 
 # Loaders that give batches of another size than they were made for: every sample once, in the script's order.
@@ -108,7 +108,7 @@ def test_batches_are_so_many_times_as_large(samples: int, size: int, factor: flo
 def test_an_endless_loader_begins_anew_and_says_the_length_that_the_script_expects() -> None:
     loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=4)
     endless = [True]
-    assert rebatch(loader, lambda: 0.5, lambda: endless[0])
+    rebatch(loader, lambda: 0.5, lambda: endless[0])
     assert len(loader) == 2
     taken = []
     for number, (batch,) in enumerate(loader):

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import hetopt
+import hetopt as api
 from hetopt.api.options import Local
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
-from tests.disturbance import PATIENCE_S
 from tests.docs.shown import assert_shown
-from tests.face.conftest import start, until
+from tests.face.conftest import Answer, hetopt, until
+
+__all__ = ["hetopt"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
-EPOCHS = 16
+EPOCHS = 8
 BATCH = 32
 """Half of what the script has by itself."""
 
@@ -31,12 +33,12 @@ BEFORE = str(EXAMPLES / "train.py")
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return hetopt.profile(BEFORE, arguments=["--batch-size", str(BATCH)], time_budget_s=6)
+    return api.profile(BEFORE, arguments=["--batch-size", str(BATCH)], time_budget_s=5)
 
 
 @pytest.fixture(scope="module")
 def plan(profile: Profile) -> Plan:
-    return hetopt.recommend(profile, budget_usd=2, epochs=EPOCHS)
+    return api.recommend(profile, budget_usd=2, epochs=EPOCHS)
 
 
 def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
@@ -59,7 +61,7 @@ def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
 
 def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profile, plan: Plan) -> None:
     with pytest.raises(BadInput, match="cannot see how long the script"):
-        hetopt.recommend(profile, budget_usd=2)
+        api.recommend(profile, budget_usd=2)
     assert plan.run.global_batch_size == 32
     assert plan.run.script == profile.job.script
 
@@ -79,18 +81,18 @@ def test_it_is_launched_stopped_resumed_and_reported(plan: Plan, tmp_path: Path)
     script = tmp_path / "resumable.py"
     script.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match="uses neither DistributedDataParallel nor a session"):
-        hetopt.launch(plan, on=Local(slowdowns=(1, 3)))
-    refused = hetopt.launch(plan, on="local", script=[str(script), "--epochs", "1"])
+        api.launch(plan, on=Local(slowdowns=(1, 3)))
+    refused = api.launch(plan, on="local", script=[str(script), "--epochs", "1"])
     assert refused.wait().state is RunState.FAILED
     assert "The plan steps by 32 samples, and the loader of resumable.py gives 64." in str(refused.status().reason)
     arguments = ["--epochs", str(EPOCHS), "--batch-size", str(BATCH)]
-    run = hetopt.launch(plan, on=Local(slowdowns=(1, 3)), script=[str(script), *arguments])
+    run = api.launch(plan, on=Local(slowdowns=(1, 3)), script=[str(script), *arguments])
     until((run.folder / "checkpoint" / "LATEST").exists)
     assert run.stop().state is RunState.STOPPED
     stopped_at = run.record().progress.step
     assert 0 < stopped_at < EPOCHS * EPOCH_STEPS
     assert (run.folder / "checkpoint" / "LATEST").read_text() == f"step-{stopped_at}\n", "the wish to stop saves"
-    resumed = hetopt.resume(run)
+    resumed = api.resume(run)
     told: list[str] = []
     assert resumed.wait(reporter=Reporter(note=told.append)).state is RunState.FINISHED
     accuracies = [line for line in told if line.startswith("accuracy ")]
@@ -100,13 +102,12 @@ def test_it_is_launched_stopped_resumed_and_reported(plan: Plan, tmp_path: Path)
     assert progress.sessions == 2
     assert progress.step == EPOCHS * EPOCH_STEPS
     assert progress.lost_steps == 0
-    quick, slow = hetopt.report(resumed).workers
+    quick, slow = api.report(resumed).workers
     assert quick.local_batch_size > slow.local_batch_size
 
 
-def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) -> None:
-    process = start("convert", BEFORE, "-o", tmp_path / "after.py", "--", "--epochs", 1)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, err
-    assert re.search(r"^Shares differ from one machine by [1-9]e-[78] ", out, re.MULTILINE)
-    assert_shown("script-to-spot.md", "hetopt convert", out)
+def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path, hetopt: Callable[..., Answer]) -> None:
+    answer = hetopt("convert", BEFORE, "-o", tmp_path / "after.py", "--", "--epochs", 1)
+    assert answer.code == 0, answer.err
+    assert re.search(r"^Shares differ from one machine by [1-9]e-[78] ", answer.out, re.MULTILINE)
+    assert_shown("script-to-spot.md", "hetopt convert", answer.out)

@@ -35,15 +35,16 @@ spec = RunSpec.model_validate_json('''{"task": "train.py", "script": ["train.py"
 MINIATURE = ', "miniature": {"hosts": [{"name": "h0"}, {"name": "h1"}]}'
 
 STARTERS = {
-    "profile": "import hetopt; print(hetopt.profile('before.py', time_budget_s=5).job.parameters)",
-    "exactness": "from pathlib import Path\nfrom hetopt.api.exactness import check_script\n"
-    "print(not check_script(Path('after.py'), before=Path('before.py')).differs)",
+    "profile": "import hetopt; print(hetopt.profile('before.py', time_budget_s=5, workers=1).job.parameters)",
+    "exactness": "from pathlib import Path\nfrom hetopt.api.exactness import _record\n"
+    "_record(Path(), 'shared', Path('after.py'), (), {}, workers=2, patience_s=600)\n"
+    "_record(Path(), 'alone', Path('before.py'), (), {}, patience_s=600)\nprint('recorded')",
     "local": RUN % "" + "from hetopt.backends.processes import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
     "rehearsal": RUN % MINIATURE
     + "from hetopt.backends.emulation.conductor import RehearsalLauncher\nlauncher = RehearsalLauncher()"
     + WAIT,
 }
-PRINTED = {"profile": "38282", "exactness": "True", "local": "finished", "rehearsal": "finished"}
+PRINTED = {"profile": "38282", "exactness": "recorded", "local": "finished", "rehearsal": "finished"}
 
 
 @pytest.fixture

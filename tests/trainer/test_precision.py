@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hetopt.core.memory import Precision
 from hetopt.core.run_spec import Compression
-from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.run import _objection
+from hetopt.profiler.probe.sweep import Replica
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.steps.fused_step import FusedStep

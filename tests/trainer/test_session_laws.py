@@ -64,7 +64,6 @@ def gradients(model: nn.Module) -> list[Tensor | None]:
 actions = st.lists(st.sampled_from(["add", "sum", "sum", "drop", "zero", "scale"]), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
 @given(actions=actions)
 def test_whatever_is_put_aside_summed_dropped_or_kept_ends_as_in_the_script(actions: list[str]) -> None:
     """Backward passes that are summed at once or later, on top of what is there, with gradients cleared in between."""
@@ -99,7 +98,6 @@ def test_whatever_is_put_aside_summed_dropped_or_kept_ends_as_in_the_script(acti
     assert ours.rows.weight.grad is None or ours.rows.weight.grad.is_sparse == plain.rows.weight.grad.is_sparse
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     counts=st.lists(st.integers(0, 9), min_size=2, max_size=4).filter(any),
     leaves_out=st.lists(st.booleans(), min_size=4, max_size=4),
@@ -126,7 +124,6 @@ def test_gradients_in_messages_add_up_by_their_weights(counts: list[int], leaves
             assert parameter.grad is None or torch.allclose(parameter.grad, sum(expected), rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     weights=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
@@ -195,7 +192,6 @@ def test_weights_add_losses_up_to_that_of_the_batch(sizes: list[int], data: st.D
     assert weights(sizes, ["sum"] * len(sizes)) == [float(size > 0) for size in sizes]
 
 
-@settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000), bias=st.floats(0.0, 2.0))
 def test_noise_alone_is_no_difference_and_a_bias_in_it_is(seed: int, bias: float) -> None:
     generator = torch.Generator().manual_seed(seed)

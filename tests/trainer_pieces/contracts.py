@@ -192,7 +192,7 @@ def balancing_stories(draw):
 
 # The laws are inherited, and so run from several classes; hypothesis warns of that because such tests may differ in
 # how they are executed, which these do not.
-inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=20)
+inherited = settings(suppress_health_check=[HealthCheck.differing_executors])
 
 
 class BatchPolicyContract:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
@@ -34,7 +34,6 @@ from .thread_group import ThreadGroup
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=50)
 @given(
     st.sampled_from(sorted(LARGEST_SUM)), st.integers(1, 64), st.integers(0, 200), st.integers(0, 2**32), st.booleans()
 )
@@ -52,7 +51,6 @@ def test_sums_of_packed_codes_are_packed_sums_of_codes(bits, workers, numel, see
     assert torch.equal(lanes.unpack(total, numel, workers).long(), sum(codes))
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 300), st.integers(0, 2**32))
 def test_flags_and_codes_come_back_from_their_bytes(numel, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -66,7 +64,6 @@ def test_flags_and_codes_come_back_from_their_bytes(numel, seed):
         assert torch.equal(look_up(packed, table, numel), codes.long())
 
 
-@settings(max_examples=100)
 @given(st.integers(1, 100_000), st.floats(0, 1), st.integers(0, 2**32))
 def test_indices_come_back_from_their_packed_form(numel, ratio, seed):
     count = max(0, min(numel, int(numel * ratio)))
@@ -99,7 +96,6 @@ def test_dependent_columns_become_zero_and_nonsense_stays_visible():
     rounds=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=25)
 def test_rounded_averages_lose_nothing_and_leave_the_same_bits_on_all(name, workers, rounds, seed):
     """Everything that workers learned is in the model or still owed, where something is remembered at all."""
     parameters, statistics = 300, 20

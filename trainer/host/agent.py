@@ -102,7 +102,7 @@ MEETING_VARIABLE = "HETOPT_MEETING"
 """Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
 commas between them where each stands alone."""
 _NEEDED_BESIDE = {
-    "hetopt.profiler.worker": ("hetopt.profiler.probe",),
+    "hetopt.profiler.worker": ("hetopt.profiler.probe.run",),
     "hetopt.trainer.script_worker": ("hetopt.trainer.session",),
 }
 _SHUTDOWN_TIMEOUT_S = 10
