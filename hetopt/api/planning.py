@@ -43,7 +43,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from hetopt.optimizer.recommendation.regions import Compared, compare_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
@@ -152,8 +152,8 @@ def _planned(
     rented = partial(found, request)
     if asked.region == ANY_REGION:
         compared = _compared(request, asked, places, told)
-        request = compared.of_market(request, compared.best[0])
-        rented = partial(compared.planned, request, found)
+        request = compared.best[0]
+        rented = partial(compared.planned, found)
     if not places.hosts:
         plan = rented()
     elif asked.market == "own":
@@ -223,11 +223,13 @@ def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporte
     """Return the regions side by side, each with the account's quotas there."""
     days = [one.day for one in places.regional if one.day is not None]
     told.note(f"prices of {len(days)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
-    markets = [
-        Market(catalog=one, quotas=read_quotas(_quotas(asked.quotas, one.region, told)) or request.options.quotas)
-        for one in places.catalogs
-    ]
-    return compare_regions(request, markets)
+    quotas = [read_quotas(_quotas(asked.quotas, one.region, told)) for one in places.catalogs]
+    return compare_regions(
+        [
+            replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
+            for one, there in zip(places.catalogs, quotas, strict=True)
+        ]
+    )
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
@@ -516,7 +518,7 @@ def _precision(
         or any(has_accelerator(instance, name) for name in gpus)
     ]
     if hosts:
-        named += [one.instance_type for one in owned(catalogs[0], hosts, now.date()).catalog.listings.values()]
+        named += [one.instance_type for one in owned(catalogs[0], hosts, now.date())[0].listings.values()]
     return "fp16" if any(no_units(instance, "bf16") for instance in named) else "bf16"
 
 

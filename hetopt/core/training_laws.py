@@ -15,7 +15,7 @@ Training finds out which kind of task it has (`hetopt.trainer.policies.ratio.aut
 the pilots.
 
 Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back
-(`backlog_steps`). So many steps are missing at the end, however long the run was: of a short one that is most.
+(see `backlog_after`). So many steps are missing at the end, however long the run was: of a short one that is most.
 
 What is rounded at random and forgotten holds nothing back, and adds noise instead:
 
@@ -207,18 +207,13 @@ def distance(gain: float) -> float:
     return math.sqrt(1 / gain - 1)
 
 
-def backlog_steps(gain: float) -> float:
-    """Return steps' worth of gradient that is held back once this gain has settled."""
-    return distance(gain) ** 2
-
-
 def backlog_after(before: float, gain: float, steps: float) -> float:
     """Return the same after so many steps that kept ``gain``, where it was ``before``.
 
     A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
     for gradients are mostly noise.
     """
-    settled = backlog_steps(gain)
+    settled = distance(gain) ** 2
     return settled + (before - settled) * float((1 - gain) ** steps)
 
 

@@ -15,7 +15,7 @@ from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import elapsed_s
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
-from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
+from hetopt.optimizer.search.search_space import SearchSpace
 
 FINALISTS = 48
 """Of the best plans, and of those that use less of their limits, possible runs of so many are drawn."""
@@ -43,38 +43,40 @@ class Confident:
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
     """Possible runs of the plans of some rows."""
-    parts = []
+    parts, told = [], found.forecast
     for row in rows:
-        runs = possible_runs([_finalist(space, found, row)], _terms(job, found, row), seed=seed)
+        machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
+        finalist = Finalist(
+            pools=tuple(
+                RentedPool(
+                    machines=count,
+                    usd_per_hour=option.usd_per_hour,
+                    price_log_sd=option.offer.price.log_sd,
+                    belief=option.belief,
+                )
+                for option, count in machines
+            ),
+            work_s=float(told.work_s[row]),
+            step_time_log_sd=float(told.step_time_log_sd[row]),
+            steps_log_sd=float(told.steps_log_sd[row]),
+        )
+        startup_s = float(told.startup_s[row])
+        terms = RunTerms(
+            billing=job.billing,
+            disk_gb=float(told.disk_gb[row]),
+            start_up_s=startup_s,
+            start_up_log_sd=job.startup_log_sd,
+            restart_s=startup_s + job.detection_s,
+            checkpoint_s=job.checkpoint_s,
+            checkpoint_bytes=job.checkpoint_bytes,
+            before_usd=job.before_usd,
+            resumes=job.resumes,
+        )
+        runs = possible_runs([finalist], terms, seed=seed)
         if len(job.slots_s) > 1:
-            there = found.forecast.open_parts[row]
-            runs = replace(runs, total_s=elapsed_s(runs.total_s, there, job.slots_s))
+            runs = replace(runs, total_s=elapsed_s(runs.total_s, told.open_parts[row], job.slots_s))
         parts.append(runs)
     return PossibleRuns.together(parts)
-
-
-def _finalist(space: SearchSpace, found: Found, row: int) -> Finalist:
-    return Finalist(
-        pools=tuple(_pool(space.options[index], count) for index, count in found.cluster(row).machines),
-        work_s=float(found.forecast.work_s[row]),
-        step_time_log_sd=float(found.forecast.step_time_log_sd[row]),
-        steps_log_sd=float(found.forecast.steps_log_sd[row]),
-    )
-
-
-def _terms(job: JobModel, found: Found, row: int) -> RunTerms:
-    startup_s = float(found.forecast.startup_s[row])
-    return RunTerms(
-        billing=job.billing,
-        disk_gb=float(found.forecast.disk_gb[row]),
-        start_up_s=startup_s,
-        start_up_log_sd=job.startup_log_sd,
-        restart_s=startup_s + job.detection_s,
-        checkpoint_s=job.checkpoint_s,
-        checkpoint_bytes=job.checkpoint_bytes,
-        before_usd=job.before_usd,
-        resumes=job.resumes,
-    )
 
 
 def confident(
@@ -142,13 +144,3 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
     surest = sparing(found)
     chosen += surest[overrun[surest] <= 1].tolist()
     return sorted(dict.fromkeys(chosen), key=score.__getitem__)
-
-
-def _pool(option: MachineOption, machines: int) -> RentedPool:
-    price = option.offer.price
-    return RentedPool(
-        machines=machines,
-        usd_per_hour=price.usd_per_hour,
-        price_log_sd=price.log_sd,
-        belief=option.belief,
-    )

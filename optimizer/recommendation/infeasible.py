@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.formatting import duration, usd, usd_at_least
+from hetopt.core.formatting import duration, round_up_usd, usd
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, bucket_of, raised
 from hetopt.optimizer.plan import OWN, limits_in_words
@@ -128,7 +128,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
         least = float(found.forecast.least_budget_usd[row])
         rent = ""
         if least > max(told.cost_usd.value, limits.budget_usd or math.inf):
-            rent = f" (rented for {usd_at_least(least)} or more: ten minutes at on-demand prices)"
+            rent = f" (rented for {usd(round_up_usd(least))} or more: ten minutes at on-demand prices)"
         machines = candidate.in_words
         return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 

@@ -53,11 +53,11 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
 
 def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> PlanRequest:
     """The same, asked of one's own machines, with arguments and errors as of `on_own_machines`."""
-    own = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
+    catalog, quotas = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
     wanted = replace(
         request.options,
         market="any",
-        quotas=own.quotas,
+        quotas=quotas,
         types=(),
         exclude=(),
         gpus=(),
@@ -70,7 +70,7 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
     )
     return replace(
         request,
-        catalog=own.catalog,
+        catalog=catalog,
         options=wanted,
         billing=nothing_beside(load_billing(request.catalog.directory)),
         open_hours=OpenHours.of(hosts, now.astimezone()),

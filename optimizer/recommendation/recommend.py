@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 
+import numpy as np
+
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
@@ -52,7 +54,6 @@ from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
-from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     Computing,
@@ -121,7 +122,10 @@ def recommend(
     found = search(space, job, limits, effort=options.effort, tell=tell)
     tell("trials of a study")
     found, _ = search_study(space, job, limits, found, seed=seed, effort=options.effort)
-    question = _question(space, job, found, options, seed)
+    # What is asked again is searched with no more boxes than it took: a cluster of one type is one, too.
+    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
+    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
+    question = Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=options.gpus)
     if found.chosen is None:
         tell("what would have to be allowed")
         raise nothing_fits(question, found, limits, list(_otherwise(request, quotas=True)))
@@ -182,32 +186,14 @@ def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
     return Unpriced.of([] if catalog.region == OWN else [catalog], options)
 
 
-def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
-    """Return the question, to be asked again with no more boxes than it took: a cluster of one type is one, too."""
-    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
-    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
-    gpus = options.gpus
-    return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=gpus)
-
-
 def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found, Sensitivity]:
     """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
     options, limits = request.options, request.limits
-    if limits.budget_usd is None and limits.deadline_s is None:
-        found = listed(question, found, limits)
-        return found, _insight(question, found, limits, None)
-    sure = confident(question.space, question.job, found, limits, options.confidence, seed=question.seed)
-    found = listed(question, sure.found, limits)
-    asked = question.asked if sure.by_chance else None
-    seen = _insight(question, found, limits, asked)
-    if not seen.is_risk:
-        return found, seen
-    hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=sure.most)]
-    return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
-
-
-def _insight(question: Question, found: Found, limits: Limits, confidence: float | None) -> Sensitivity:
-    """Return how sure the choice is: by exact search, and by simulated runs. ``confidence``: that it was chosen by."""
+    confidence, most, is_limited = None, None, limits.budget_usd is not None or limits.deadline_s is not None
+    if is_limited:
+        sure = confident(question.space, question.job, found, limits, options.confidence, seed=question.seed)
+        found, most, confidence = sure.found, sure.most, question.asked if sure.by_chance else None
+    found = listed(question, found, limits)
     assert found.chosen is not None
     runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
     kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
@@ -215,19 +201,23 @@ def _insight(question: Question, found: Found, limits: Limits, confidence: float
     if found.safe and found.proof is not None and found.proof.complete:
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
         gap = max(0.0, 1 - found.proof.bound / float(limits.expected_score(found.forecast)[found.chosen]))
-    return Sensitivity(
+    seen = Sensitivity(
         gap=gap,
-        chance=None if limits.budget_usd is None and limits.deadline_s is None else kept,
+        chance=kept if is_limited else None,
         confidence=confidence,
         asked=question.asked,
-        cost_90_usd=float(runs.quantile_usd(0.9)[0]),
-        total_90_s=float(runs.quantile_s(0.9)[0]),
+        cost_90_usd=float(np.quantile(runs.cost_usd[0], 0.9)),
+        total_90_s=float(np.quantile(runs.total_s[0], 0.9)),
     )
+    if not seen.is_risk:
+        return found, seen
+    hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=most)]
+    return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
 
 
 def _larger_quotas(request: PlanRequest) -> str | None:
     """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
-    wide = search_problem(request.without_quotas)
+    wide = search_problem(replace(request, options=replace(request.options, quotas={})))
     found = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
     return larger_quotas(wide.space, found, request.options.quotas, request.limits)
 

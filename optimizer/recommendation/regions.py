@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -11,10 +11,8 @@ import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words
-from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.offer_filter import Unpriced
-from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Candidate, ChoiceName, Plan, RegionOffer
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus
@@ -28,14 +26,6 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Market:
-    """A region, its prices, and what may run there."""
-
-    catalog: Catalog
-    quotas: Quotas
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Offer:
     """The best cluster of one type in a region, and its scores.
 
@@ -45,7 +35,7 @@ class _Offer:
             named for what is wanted.
     """
 
-    market: Market
+    request: PlanRequest
     safe: bool
     score: float
     by_wish: tuple[float, ...]
@@ -57,62 +47,47 @@ class Compared:
     """Regions whose best cluster of one type keeps the limits.
 
     Attributes:
-        best: the regions that are the best for what is wanted, which is the first, or for another wish.
+        best: the requests of regions that are the best for what is wanted, which is the first, or for another wish.
         offers: of the first few.
         regions: how many were compared.
         unpriced: types without a price in all of them together.
     """
 
-    best: tuple[Market, ...]
+    best: tuple[PlanRequest, ...]
     offers: tuple[RegionOffer, ...]
     regions: int
     unpriced: Unpriced
 
-    def of_market(self, request: PlanRequest, market: Market) -> PlanRequest:
-        """Return the request with a region's catalogue and quotas."""
-        return replace(request, catalog=market.catalog, options=replace(request.options, quotas=market.quotas))
-
-    def planned(self, request: PlanRequest, find: Callable[[PlanRequest], Plan]) -> Plan:
-        """Return the best plan of the best regions, with the plans of all of them as its list.
-
-        Args:
-            request: what to plan; catalogue and quotas are those of each region.
-            find: plans for one of them.
-        """
-        plans = [find(self.of_market(request, market)) for market in self.best]
+    def planned(self, find: Callable[[PlanRequest], Plan]) -> Plan:
+        """Return the best plan of the best regions, with the plans of all of them as its list."""
+        plans = [find(request) for request in self.best]
         not_compared = self.unpriced.in_words if self.unpriced.is_most else None
-        return together(plans, request).model_copy(update={"regions": self.offers, "not_compared": not_compared})
+        return together(plans, self.best[0]).model_copy(update={"regions": self.offers, "not_compared": not_compared})
 
 
-def compare_regions(request: PlanRequest, markets: Iterable[Market]) -> Compared:
+def compare_regions(requests: Sequence[PlanRequest]) -> Compared:
     """Search the clusters of one type of each region; mixes of types are left to the search in the best.
 
     Args:
-        request: what to plan; catalogue and quotas are those of each region.
-        markets: the regions.
+        requests: what to plan, with catalogue and quotas of each region.
 
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
     """
-    markets = tuple(markets)
-    options = request.options
-    offers = [
-        _offer(replace(request, catalog=one.catalog, options=replace(options, quotas=one.quotas))) for one in markets
-    ]
-    found = sorted(filter(None, offers), key=lambda one: (not one.safe, one.score))
+    found = sorted(filter(None, map(_offer, requests)), key=lambda one: (not one.safe, one.score))
     if not found:
-        names = ", ".join(one.catalog.region for one in markets[:SHOWN])
+        names = ", ".join(one.catalog.region for one in requests[:SHOWN])
         raise NoFeasiblePlan(
-            f"Nothing fits in any of {len(markets)} regions with prices ({names}, ...).",
+            f"Nothing fits in any of {len(requests)} regions with prices ({names}, ...).",
             hint="ask for one `region`, which says what would have to be allowed",
         )
     alike = [one for one in found if one.safe == found[0].safe]
     winners = [found[0], *(min(alike, key=lambda one: one.by_wish[wish]) for wish in range(len(found[0].by_wish)))]
     return Compared(
-        best=tuple({one.market.catalog.region: one.market for one in winners}.values()),
+        best=tuple({one.request.catalog.region: one.request for one in winners}.values()),
         offers=tuple(one.offer for one in found[:SHOWN]),
-        regions=len(markets),
-        unpriced=Unpriced.of([one.catalog for one in markets], options),
+        regions=len(requests),
+        unpriced=Unpriced.of([one.catalog for one in requests], requests[0].options),
     )
 
 
@@ -134,7 +109,7 @@ def _offer(request: PlanRequest) -> _Offer | None:
     front, steady = told.take(found.front), told.take(on_demand_rows(problem.space, found))
     steady = steady.take(np.flatnonzero(limits.risk(steady) <= 1))
     return _Offer(
-        market=Market(catalog=request.catalog, quotas=request.options.quotas),
+        request=request,
         safe=found.safe,
         score=float(limits.expected_score(told)[row]),
         by_wish=(

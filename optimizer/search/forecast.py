@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -14,12 +14,10 @@ from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
-from hetopt.optimizer.search.group_shares import Table
+from hetopt.optimizer.search.group_shares import Array, Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

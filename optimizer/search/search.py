@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Effort", "Found", "Limits", "Proof", "choose", "search"]
 
-Array = NDArray[np.float64]
-
 
 NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""

@@ -62,14 +62,6 @@ ENOUGH = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian:
-    """A mean and a standard deviation, of a log of seconds."""
-
-    mean: float
-    sd: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Posterior:
     """A fitted model.
 
@@ -78,7 +70,7 @@ class Posterior:
         mode: parameters, then what is left over at the points and at the layouts of ``latents``.
         covariance: of ``mode``.
         prior_mean, prior_sd: of the parameters.
-        compression_prior: of a compressor that was not measured.
+        compression_mean, compression_sd: prior of the log of what a compressor takes that was not measured.
     """
 
     observed: Observed
@@ -88,7 +80,8 @@ class Posterior:
     covariance: Array
     prior_mean: Array
     prior_sd: Array
-    compression_prior: Gaussian
+    compression_mean: float
+    compression_sd: float
 
     @property
     def parameters(self) -> Array:
@@ -155,7 +148,8 @@ def fit(observed: Observed, *, priors: Mapping[str, Normal] = PRIORS, spread: Sp
         covariance=_covariance(problem, prior, best),
         prior_mean=mean,
         prior_sd=sd,
-        compression_prior=Gaussian(mean=_scales(observed)["compression"], sd=priors["compression"].sd),
+        compression_mean=_scales(observed)["compression"],
+        compression_sd=priors["compression"].sd,
     )
 
 

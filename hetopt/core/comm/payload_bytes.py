@@ -144,7 +144,7 @@ def operations(
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" if chosen == GATHER:
             width, _ = gathered_bits(bits=bits, levels=levels)
-            parts = [("all_gather", VALUE_BYTES + gathered_code_bytes(numel, width))]
+            parts = [("all_gather", VALUE_BYTES + math.ceil(numel * width / 8))]
         case "qsgd_maxnorm":
             parts = quantised(numel)
         case "qsgd_two_scale":
@@ -305,8 +305,3 @@ def summed_code_bytes(numel: int, bits: int) -> int:
     if bits == 4:
         return math.ceil(numel / 2)
     return 4 * math.ceil(numel / 2) if bits == 16 else numel * bits // 8
-
-
-def gathered_code_bytes(numel: int, bits: int) -> int:
-    """Return bytes of ``numel`` packed codes where they are gathered."""
-    return math.ceil(numel * bits / 8)

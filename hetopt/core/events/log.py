@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -255,7 +255,6 @@ class EventReader:
 
     path: Path
     _offset: int = 0
-    _rest: bytes = b""
     _is_skipping: bool = False
     _parser: LineParser = field(default_factory=LineParser)
 
@@ -284,37 +283,30 @@ class EventReader:
         """
         try:
             with opened_file(self.path, hint=ITS_OWNER) as stream:
-                stream.seek(self._offset)
-                while chunk := stream.read(_CHUNK_BYTES):
-                    self._offset += len(chunk)
+                before = -1
+                while before != self._offset:
+                    before = self._offset
                     with nothing_collected():
-                        some = self._parser.parse(self._whole_lines(chunk))
+                        some = self._parser.parse(self._whole_lines(stream))
                     yield some
         except MissingFile:
             return
 
-    def _whole_lines(self, chunk: bytes) -> list[bytes]:
-        *lines, rest = chunk.split(b"\n")
-        if not lines:
-            self._keep(rest)
-            return []
-        if self._is_skipping:
-            self._is_skipping = False
-            del lines[0]
-        else:
-            lines[0] = self._rest + lines[0]
-        self._rest = b""
-        self._keep(rest)
+    def _whole_lines(self, stream: BinaryIO) -> list[bytes]:
+        """Return about a chunk of whole lines; what grows beyond every event is let go."""
+        lines, end = [], self._offset + _CHUNK_BYTES
+        stream.seek(self._offset)
+        while self._offset < end and (line := stream.readline(MOST_LINE_BYTES + 1)):
+            is_whole = line.endswith(b"\n")
+            if not is_whole and len(line) <= MOST_LINE_BYTES:
+                break  # until the line's end comes it is read again
+            self._offset += len(line)
+            if not is_whole and not self._is_skipping:
+                self._parser.too_long()
+            elif not self._is_skipping:
+                lines.append(line)
+            self._is_skipping = not is_whole
         return lines
-
-    def _keep(self, rest: bytes) -> None:
-        """Until the line's end comes; what grows beyond every event is let go."""
-        if self._is_skipping:
-            return
-        self._rest += rest
-        if len(self._rest) > MOST_LINE_BYTES:
-            self._rest, self._is_skipping = b"", True
-            self._parser.too_long()
 
 
 def read_log(path: Path) -> EventsRead:
