@@ -255,8 +255,10 @@ def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
     known = AccountQuotas.load(path)
     if region not in known.regions:
         return given
-    age = known.age_in_words(region, datetime.datetime.now(datetime.UTC))
-    told.note(f'quotas of account {known.account_id} in {region}, {age} (`quotas="none"`: not counted)')
+    told.note(
+        f"quotas of account {known.account_id} in {region}, read {known.regions[region].read:%Y-%m-%d} by "
+        '`hetopt doctor` (`quotas="none"`: not counted)'
+    )
     return (known.regions[region].quotas,)
 
 

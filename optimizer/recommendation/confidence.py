@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.optimizer.cost.cost import DETECTION_S
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
@@ -22,23 +23,6 @@ FINALISTS = 48
 
 AS_LIKELY = 0.02
 """Where no plan is sure enough, those so close to the likeliest are equals, and the best of them is taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confident:
-    """The best plan that keeps its limits with the asked probability, or else one of the likeliest.
-
-    Attributes:
-        found: what was searched, with that choice.
-        chance: of the choice to keep budget and deadline.
-        most: the highest chance of all plans that were simulated.
-        by_chance: whether simulated runs made the choice, instead of intervals.
-    """
-
-    found: Found
-    chance: float
-    most: float
-    by_chance: bool
 
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
@@ -66,7 +50,7 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
             disk_gb=float(told.disk_gb[row]),
             start_up_s=startup_s,
             start_up_log_sd=job.startup_log_sd,
-            restart_s=startup_s + job.detection_s,
+            restart_s=startup_s + DETECTION_S,
             checkpoint_s=job.checkpoint_s,
             checkpoint_bytes=job.checkpoint_bytes,
             before_usd=job.before_usd,
@@ -81,29 +65,27 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
 
 def confident(
     space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float | None, *, seed: int
-) -> Confident:
+) -> tuple[Found, float, bool]:
     """Choose by the probability of keeping the limits, for a search that has found plans that fit.
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
+
+    Returns:
+        The search with the best plan that keeps its limits with the asked probability, or else one of the likeliest;
+        the highest chance of all plans that were simulated; and whether these made the choice, instead of intervals.
     """
     assert found.chosen is not None
     if confidence is None and found.safe:
         chance = float(_chances(space, job, found, limits, [found.chosen], seed=seed)[0])
         if chance >= SURE:
-            return Confident(found=found, chance=chance, most=chance, by_chance=False)
+            return found, chance, False
     asked = SURE if confidence is None else confidence
     rows = _finalists(found, limits)
     chances = _chances(space, job, found, limits, rows, seed=seed)
     most = float(chances.max())
-    place = first_likely(chances, asked)
-    chosen = rows[place]
-    return Confident(
-        found=replace(found, chosen=chosen, safe=most >= asked),
-        chance=float(chances[place]),
-        most=most,
-        by_chance=True,
-    )
+    chosen = rows[first_likely(chances, asked)]
+    return replace(found, chosen=chosen, safe=most >= asked), most, True
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:

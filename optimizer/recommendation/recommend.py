@@ -14,6 +14,7 @@ import numpy as np
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
+from hetopt.core.memory import Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
@@ -45,7 +46,7 @@ from hetopt.optimizer.recommendation.choices import (
     reasons,
 )
 from hetopt.optimizer.recommendation.confidence import confident, simulate
-from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
+from hetopt.optimizer.recommendation.explain import explain
 from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
@@ -56,7 +57,6 @@ from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
-    Computing,
     MachineOption,
     SearchSpace,
     batch_ladder,
@@ -150,7 +150,7 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, request.profile.job))[:MOST_REASONS],
+        reasons=tuple(reasons(chosen, request.profile.job))[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
@@ -158,7 +158,6 @@ def recommend(
                 problem.host,
                 found,
                 chosen,
-                candidate,
                 limits,
                 seen,
                 to_target=goal.ends == "target",
@@ -191,8 +190,10 @@ def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found
     options, limits = request.options, request.limits
     confidence, most, is_limited = None, None, limits.budget_usd is not None or limits.deadline_s is not None
     if is_limited:
-        sure = confident(question.space, question.job, found, limits, options.confidence, seed=question.seed)
-        found, most, confidence = sure.found, sure.most, question.asked if sure.by_chance else None
+        found, most, by_chance = confident(
+            question.space, question.job, found, limits, options.confidence, seed=question.seed
+        )
+        confidence = question.asked if by_chance else None
     found = listed(question, found, limits)
     assert found.chosen is not None
     runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
@@ -412,8 +413,8 @@ def space_of(
     payload = payload_of(model.profile, options, catalog.instance_types)
     found: list[MachineOption] = []
     left_out: list[Mapping[str, int]] = []
-    for computing in computings(model, sampled, options, to_target=to_target):
-        view = model.computing_in(computing.precision)
+    for precision, loss in computings(model, sampled, options, to_target=to_target).items():
+        view = model.computing_in(precision)
         own, refused = machine_options(
             view,
             offered,
@@ -424,7 +425,8 @@ def space_of(
             options.zone,
             payload,
             kept,
-            computing,
+            precision,
+            loss,
         )
         found += own
         left_out.append(refused)
@@ -467,8 +469,10 @@ def space_of(
 
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
-) -> tuple[Computing, ...]:
-    """What workers may compute in: what was asked for, or all that steps were measured in, the profile's first first.
+) -> dict[Precision, PrecisionLoss]:
+    """Return what workers may compute in, and what that costs in steps: what was asked for, or all that was measured.
+
+    The profile's first comes first.
 
     Raises:
         BadInput: no step was measured in what was asked for, or it does not go with the rest.
@@ -486,14 +490,14 @@ def computings(
             "fp16 needs gradients to be summed in every step, as workers agree on its loss scale there.",
             hint=f"choose {setting('precision', 'bf16')}, or leave `sync` out",
         )
-    found = []
+    found: dict[Precision, PrecisionLoss] = {}
     for precision in known if wanted is None else (wanted,):
         loss = precision_loss(model.whole, precision)
         loses = not to_target and loss.stretch > 1 + MOST_LOST  # nothing makes up for it in a run of fixed length
         if wanted is None and (loses or (precision == "fp16" and averages)):
             continue
-        found.append(Computing(precision=precision, loss=loss if to_target else PrecisionLoss()))
-    return tuple(found)
+        found[precision] = loss if to_target else PrecisionLoss()
+    return found
 
 
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:

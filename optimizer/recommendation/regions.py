@@ -49,13 +49,11 @@ class Compared:
     Attributes:
         best: the requests of regions that are the best for what is wanted, which is the first, or for another wish.
         offers: of the first few.
-        regions: how many were compared.
         unpriced: types without a price in all of them together.
     """
 
     best: tuple[PlanRequest, ...]
     offers: tuple[RegionOffer, ...]
-    regions: int
     unpriced: Unpriced
 
     def planned(self, find: Callable[[PlanRequest], Plan]) -> Plan:
@@ -86,7 +84,6 @@ def compare_regions(requests: Sequence[PlanRequest]) -> Compared:
     return Compared(
         best=tuple({one.request.catalog.region: one.request for one in winners}.values()),
         offers=tuple(one.offer for one in found[:SHOWN]),
-        regions=len(requests),
         unpriced=Unpriced.of([one.catalog for one in requests], requests[0].options),
     )
 

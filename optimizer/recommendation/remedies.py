@@ -80,7 +80,8 @@ class Question:
         found = self.search(limits)
         if found.chosen is None:
             return False
-        return confident(self.space, self.job, found, limits, self.confidence, seed=self.seed).found.safe
+        best, _, _ = confident(self.space, self.job, found, limits, self.confidence, seed=self.seed)
+        return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
         """Return how much of a limit answers this question; None: no amount was found."""

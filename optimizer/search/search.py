@@ -130,7 +130,15 @@ def search(
         except KeyboardInterrupt:
             goes_on()
             stopped = True
-    return _found(pool, proof, stopped=stopped)
+    return Found(
+        rows=pool.rows,
+        uniform=pool.uniform,
+        forecast=pool.forecast,
+        mixes=pool.priced - pool.uniform,
+        proof=proof,
+        stopped=stopped,
+        **_choice(pool.forecast, pool.limits),
+    )
 
 
 def search_study(
@@ -190,18 +198,6 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
     bound, best = min(pairs.bound, threes.bound), pool.safe_score
     gap = 1 - bound / best if math.isfinite(best) else None
     return replace(threes, bound=bound, gap=gap, boxes=pairs.boxes + threes.boxes)
-
-
-def _found(pool: Pool, proof: Proof | None, *, stopped: bool) -> Found:
-    return Found(
-        rows=pool.rows,
-        uniform=pool.uniform,
-        forecast=pool.forecast,
-        mixes=pool.priced - pool.uniform,
-        proof=proof,
-        stopped=stopped,
-        **_choice(pool.forecast, pool.limits),
-    )
 
 
 def _choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:

@@ -102,14 +102,6 @@ class MachineOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing:
-    """A precision that a cluster may compute in, and what it costs in steps."""
-
-    precision: Precision
-    loss: PrecisionLoss = field(default_factory=PrecisionLoss)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A point of the space: machines of which options, which batch, which exchange, as indices into the space."""
 
@@ -178,7 +170,8 @@ def machine_options(
     zone: str | None = None,
     payload: Payload | None = None,
     exchange: ExchangeMemory = ALONE,
-    computing: Computing | None = None,
+    precision: Precision | None = None,
+    loss: PrecisionLoss | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
     """The offers whose speed can be predicted, and how many were left out for which reason.
 
@@ -192,23 +185,24 @@ def machine_options(
         zone: where machines are wanted; absent: anywhere in the region, so that all its zones tell of them.
         payload: what a run brings to its machines; absent: hardly anything.
         exchange: the most that one keeps in a worker's memory.
-        computing: what workers compute in; absent: the model's precision, as it was measured.
+        precision: what workers compute in; absent: the model's, as it was measured.
+        loss: what that costs in steps; absent: nothing.
     """
-    computing = computing or Computing(precision=model.precision)
+    precision, loss = precision or model.precision, loss or PrecisionLoss()
     payload = payload or Payload()
     evaluation_s = model.profile.evaluation_s or 0.0
     found: list[MachineOption] = []
     excluded: Counter[str] = Counter()
-    only_sampled = computing.precision != model.precision
+    only_sampled = precision != model.precision
     like = partial(worker_model, model, host, exchange=exchange)
     known: dict[str, tuple[WorkerModel, SampledMachine | None] | Unusable] = {}
     for offer in offers:
         instance = offer.instance_type
         if instance.name not in known:
             try:
-                seen = None if sampled is None else sampled.machine(instance.name, computing.precision)
+                seen = None if sampled is None else sampled.machine(instance.name, precision)
                 alone = _gathering(_in_company(worker_of(instance, like), model, shape), model, instance)
-                if only_sampled and (lacking := no_units(instance, computing.precision)):
+                if only_sampled and (lacking := no_units(instance, precision)):
                     raise Unusable(lacking)
                 samples = model.reference.largest_measured
                 known[instance.name] = _as_sampled(alone, seen, shape, samples, only_sampled=only_sampled), seen
@@ -230,9 +224,9 @@ def machine_options(
                 bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
                 if seen is None or seen.bus is None
                 else in_company(seen.bus, worker.workers, shape.host_sharing.value),
-                precision=computing.precision,
-                stretch=computing.loss.stretch,
-                stretch_log_sd=computing.loss.log_sd,
+                precision=precision,
+                stretch=loss.stretch,
+                stretch_log_sd=loss.log_sd,
                 evaluation_s=evaluation_s * worker.evaluation_factor,
                 startup_s=startup_s(instance, payload),
                 disk_gb=disk_gb(instance, payload),

@@ -21,7 +21,7 @@ import numpy as np
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.jacobian import Channel, channels
-from hetopt.optimizer.step_time.observed import Observed
+from hetopt.optimizer.step_time.observed import Observed, median_s
 from hetopt.optimizer.step_time.physics import SHARED, Coordinates
 from hetopt.optimizer.step_time.priors import OWN_LINK_SD, PRIORS, SCALE_ROWS, SPREAD, Normal, Spread
 from hetopt.optimizer.step_time.residual_process import Latents
@@ -223,7 +223,8 @@ def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
 
 def _scales(observed: Observed) -> dict[str, float]:
     """Where parameters with the scale of the job are looked for: half a step computes samples, a third exchanges."""
-    compute_s, step_s = observed.typical_compute_s, observed.typical_step_s
+    compute_s = median_s(observed.log_compute, observed.log_step)
+    step_s = median_s(observed.log_step, observed.log_compute)
     return {
         "network": math.log(step_s / 3),
         "fixed": math.log(compute_s / 4),

@@ -78,8 +78,6 @@ def kept_elements(numel: int, ratio: float) -> int:
     The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although ``100 * 0.29 < 29`` in
     binary.
     """
-    if numel < 1 or not 0 < ratio <= 1:
-        raise ValueError(f"a ratio in (0, 1] of at least one element is needed, not {ratio} of {numel}")
     return min(numel, max(1, int(numel * ratio + 1e-6)))
 
 

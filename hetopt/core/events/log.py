@@ -154,8 +154,6 @@ def nothing_collected() -> Iterator[None]:
 MOST_LINE_BYTES = 8 * 2**20
 """Longer than the start of a run with ten thousand workers; what is longer is no event, and is not kept in memory."""
 
-_CHUNK_BYTES = 2**20
-
 ITS_OWNER = "ask its owner, or run the command as the user who started the run"
 """What to do about a file of a run that cannot be read."""
 
@@ -283,30 +281,26 @@ class EventReader:
         """
         try:
             with opened_file(self.path, hint=ITS_OWNER) as stream:
-                before = -1
-                while before != self._offset:
-                    before = self._offset
+                while chunk := self._read_on(stream):
+                    end = chunk.rfind(b"\n") + 1
+                    if not end and len(chunk) < MOST_LINE_BYTES:
+                        return  # until the line's end comes it is read again
+                    lines = chunk[:end].split(b"\n")[:-1]
+                    if not end and not self._is_skipping:
+                        self._parser.too_long()
+                    elif end and self._is_skipping:
+                        del lines[0]
+                    self._is_skipping = not end
+                    self._offset += end or len(chunk)
                     with nothing_collected():
-                        some = self._parser.parse(self._whole_lines(stream))
+                        some = self._parser.parse(lines)
                     yield some
         except MissingFile:
             return
 
-    def _whole_lines(self, stream: BinaryIO) -> list[bytes]:
-        """Return about a chunk of whole lines; what grows beyond every event is let go."""
-        lines, end = [], self._offset + _CHUNK_BYTES
+    def _read_on(self, stream: BinaryIO) -> bytes:
         stream.seek(self._offset)
-        while self._offset < end and (line := stream.readline(MOST_LINE_BYTES + 1)):
-            is_whole = line.endswith(b"\n")
-            if not is_whole and len(line) <= MOST_LINE_BYTES:
-                break  # until the line's end comes it is read again
-            self._offset += len(line)
-            if not is_whole and not self._is_skipping:
-                self._parser.too_long()
-            elif not self._is_skipping:
-                lines.append(line)
-            self._is_skipping = not is_whole
-        return lines
+        return stream.read(MOST_LINE_BYTES)
 
 
 def read_log(path: Path) -> EventsRead:
