@@ -13,10 +13,9 @@ from hetopt.core.hosts import Host
 from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.candidates import expected_score
 from hetopt.optimizer.recommendation.options import PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
-from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import OpenHours
 
 STARTUP_S = 20.0
@@ -115,14 +114,10 @@ def better_of(
             refused[name] = none
     if not made:
         raise refused["rented"]
-    best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], request.limits)))
+    best = min(made, key=lambda name: (made[name].risk is not None, expected_score(made[name].chosen, request.limits)))
     other = next((name for name in made if name != best), None)
     beside = _beside(best, made, other)
     return made[best].model_copy(update={"reasons": (beside, *made[best].reasons[:2])})
-
-
-def _score(plan: Plan, limits: Limits) -> float:
-    return float(expected_scores([plan.chosen], limits)[0])
 
 
 def _beside(best: str, made: dict[str, Plan], other: str | None) -> str:

@@ -20,7 +20,6 @@ from hetopt.core.profile import Profile, Provisioned
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
-    Convergence,
     EpochSteps,
     FixedSteps,
     StepsModel,
@@ -81,7 +80,6 @@ __all__ = [
     "PlanRequest",
     "evaluation_period_epochs",
     "job_of",
-    "minimum_gain",
     "recommend",
     "search_problem",
     "space_of",
@@ -309,15 +307,6 @@ def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) ->
     return FixedSteps(count=math.ceil(goal.amount))
 
 
-def minimum_gain(convergence: Convergence, *, to_target: bool) -> float:
-    """Gradient energy that compression must retain.
-
-    To a target, gradient that is held back is made up for by more steps, which are counted. A run of fixed length has
-    nothing to make up for it with: there it may lose little, even at the law's upper end.
-    """
-    return LEAST_GAIN if to_target else convergence.penalty.least_gain(1 + MOST_LOST)
-
-
 def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
     """Epochs between evaluations: one, or less where a run to a target would overshoot by much of its own length."""
     if goal.ends != "target":
@@ -509,7 +498,8 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
         local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
-    least = minimum_gain(model.convergence, to_target=to_target)
+    # What is held back at the end of a run of fixed length is lost, so that less may be.
+    least = LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
     menu = exchange_menu(
         model,
         minimum_gain=least,
@@ -532,7 +522,8 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
 
 
 def _searched(space: SearchSpace, found: Found) -> str:
-    left_out = f" (left out: {_counted(space.excluded)})" if space.excluded else ""
+    counted = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
+    left_out = f" (left out: {'; '.join(counted)})" if space.excluded else ""
     stopped = "; stopped early" if found.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
@@ -540,7 +531,3 @@ def _searched(space: SearchSpace, found: Found) -> str:
         f"exchanges: {proved(found)}; {found.mixes:,} mixes priced one by one; {found.trials:,} trials of an Optuna "
         f"study{stopped}"
     )
-
-
-def _counted(excluded: Mapping[str, int]) -> str:
-    return "; ".join(f"{reason}: {count}" for reason, count in sorted(excluded.items(), key=lambda item: -item[1]))

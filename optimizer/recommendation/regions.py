@@ -14,11 +14,11 @@ from hetopt.core.formatting import cluster as cluster_words
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.offer_filter import Unpriced
 from hetopt.optimizer.plan import Candidate, ChoiceName, Plan, RegionOffer
-from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.candidates import expected_score, expected_scores
 from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, PlanRequest
 from hetopt.optimizer.recommendation.recommend import search_problem
-from hetopt.optimizer.search.objective import Limits, best_for_some
+from hetopt.optimizer.search.objective import best_for_some
 from hetopt.optimizer.search.search import Effort, search
 
 SHOWN = 3
@@ -136,7 +136,7 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     Plans that are a risk are left out where one is none.
     """
     limits, types = request.limits, request.catalog.instance_types
-    best = min(plans, key=lambda plan: (plan.risk is not None, _score(plan.chosen, limits)))
+    best = min(plans, key=lambda plan: (plan.risk is not None, expected_score(plan.chosen, limits)))
     alike = [plan for plan in plans if (plan.risk is None) == (best.risk is None)]
     candidates = list(dict.fromkeys(candidate for plan in alike for candidate in plan.pareto))
     front = {
@@ -150,7 +150,9 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
         named = [way.candidate for way in ways if name in way.names and way.candidate is not None]
         if named and name != "other GPU":
             own = wish == limits and name != "safest"
-            names.setdefault(best.chosen if own else min(named, key=lambda one: _score(one, wish)), []).append(name)
+            names.setdefault(best.chosen if own else min(named, key=lambda one: expected_score(one, wish)), []).append(
+                name
+            )
     for gpu in gpus_named(request.options.gpus):
         having = [
             way.candidate
@@ -159,7 +161,7 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
             and all(has_accelerator(types[group.instance_type], gpu) for group in way.candidate.groups)
         ]
         if having and not names.keys() & set(having):
-            names[min(having, key=lambda one: _score(one, limits))] = ["other GPU"]
+            names[min(having, key=lambda one: expected_score(one, limits))] = ["other GPU"]
     records = {way.candidate: way for way in reversed(ways)}
     rented = [records[candidate].model_copy(update={"names": tuple(told)}) for candidate, told in names.items()]
     here = tuple(way for way in best.choices if way.candidate is None)
@@ -170,7 +172,3 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
             "memory": tuple(dict.fromkeys(memory for plan in (best, *alike) for memory in plan.memory)),
         }
     )
-
-
-def _score(candidate: Candidate, limits: Limits) -> float:
-    return float(expected_scores([candidate], limits)[0])
