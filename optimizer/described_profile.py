@@ -87,7 +87,8 @@ def described_profile(
                 kind="cuda",
                 workers_per_host=1,
                 threads_per_worker=1,
-                precision=_device_precision(precision),
+                # torch's default multiplies in TF32 where there are such units, and devices call it fp32.
+                precision="fp32" if precision in ("tf32", "default") else precision,
                 step_times=tuple(
                     _step(size, fixed_s + each_s * size, peak_bytes, recipe) for size in sorted({1, max(2, batch_size)})
                 ),
@@ -113,8 +114,3 @@ def _step(size: int, step_time_s: float, peak_bytes: int, recipe: Recipe) -> Ste
         optimizer_s=0.0,
         peak_memory_bytes=peak_bytes,
     )
-
-
-def _device_precision(precision: Precision) -> str:
-    """As devices have it: ``fp32`` is torch's default, which multiplies in TF32 where there are such units."""
-    return precision if precision in ("fp16", "bf16") else "fp32"

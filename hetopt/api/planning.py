@@ -44,7 +44,7 @@ from hetopt.optimizer.plan import AWS, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from hetopt.optimizer.recommendation.regions import Compared, compare_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
@@ -158,8 +158,8 @@ def _planned(
     rented = partial(found, request)
     if places.several:
         compared = _compared(request, asked, places, told)
-        request = compared.of_market(request, compared.best[0])
-        rented = partial(compared.planned, request, found)
+        request = compared.best[0]
+        rented = partial(compared.planned, found)
     if not places.hosts:
         plan = rented()
     elif asked.market == "own":
@@ -230,11 +230,13 @@ def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporte
     days = [one.day for one in places.regional if one.day is not None]
     renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
     told.note(f"prices of {len(days)} regions, the oldest of {min(days)}{renewal}")
-    markets = [
-        Market(catalog=one, quotas=read_quotas(_quotas(asked.quotas, one.region, told)) or request.options.quotas)
-        for one in places.catalogs
-    ]
-    return compare_regions(request, markets)
+    quotas = [read_quotas(_quotas(asked.quotas, one.region, told)) for one in places.catalogs]
+    return compare_regions(
+        [
+            replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
+            for one, there in zip(places.catalogs, quotas, strict=True)
+        ]
+    )
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
@@ -260,8 +262,10 @@ def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
     known = AccountQuotas.load(path)
     if region not in known.regions:
         return given
-    age = known.age_in_words(region, datetime.datetime.now(datetime.UTC))
-    told.note(f'quotas of account {known.account_id} in {region}, {age} (`quotas="none"`: not counted)')
+    told.note(
+        f"quotas of account {known.account_id} in {region}, read {known.regions[region].read:%Y-%m-%d} by "
+        '`hetopt doctor` (`quotas="none"`: not counted)'
+    )
     return (known.regions[region].quotas,)
 
 
@@ -523,7 +527,7 @@ def _precision(
         or any(has_accelerator(instance, name) for name in gpus)
     ]
     if hosts:
-        named += [one.instance_type for one in owned(catalogs[0], hosts, now.date()).catalog.listings.values()]
+        named += [one.instance_type for one in owned(catalogs[0], hosts, now.date())[0].listings.values()]
     return "fp16" if any(no_units(instance, "bf16") for instance in named) else "bf16"
 
 

@@ -36,9 +36,6 @@ class WorkerTime:
     where that is larger than ``micro_batch``, each of its k micro-batches takes that for a k-th of the samples, but for
     ``once_s``, which a step takes once: the optimizer's update. `solve_shares` goes by the lines alone, as workers that
     compute in micro-batches do so with many samples each, among which the fixed part of one more is little.
-
-    Raises:
-        ValueError: a time that is negative, not finite, or free of charge per sample; bounds that exclude each other.
     """
 
     fixed_s: float
@@ -48,18 +45,6 @@ class WorkerTime:
     max_samples: int | None = None
     micro_batch: int | None = None
     once_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.fixed_s < math.inf and 0 <= self.floor_s < math.inf):
-            raise ValueError(f"fixed_s and floor_s must be finite and not negative, not {self.fixed_s}, {self.floor_s}")
-        if not 0 < self.per_sample_s < math.inf:
-            raise ValueError(f"per_sample_s must be positive and finite, not {self.per_sample_s}: floor a fitted slope")
-        if self.min_samples < 0 or (self.max_samples is not None and self.max_samples < self.min_samples):
-            raise ValueError(f"no share lies between {self.min_samples} and {self.max_samples} samples")
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise ValueError(f"micro_batch must be at least 1, not {self.micro_batch}")
-        if not 0 <= self.once_s <= max(self.floor_s, self.fixed_s):
-            raise ValueError(f"once_s must be a part of what a step takes without samples, not {self.once_s}")
 
     def time_s(self, samples: int) -> float:
         """Compute time of a step with ``samples`` local samples, in seconds."""
@@ -101,8 +86,6 @@ def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Share
     Raises:
         BadInput: there are fewer samples than the workers need at least, or more than they can hold.
     """
-    if not workers:
-        raise ValueError("shares need at least one worker")
     lines = [
         (
             worker.fixed_s,

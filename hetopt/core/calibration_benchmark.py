@@ -113,24 +113,14 @@ class Timing:
     count: int
 
     @property
-    def relative_error(self) -> float:
-        """Standard error of the median relative to it (normal theory: ``sqrt(pi / 2) * spread / sqrt(count)``)."""
-        return math.sqrt(math.pi / 2 / self.count) * self.spread_s / self.median_s
-
-    @property
     def is_noisy(self) -> bool:
         """Return whether the machine was too busy with other things for this median to be relied on."""
-        return self.relative_error > NOISY_SPREAD
+        relative_error = math.sqrt(math.pi / 2 / self.count) * self.spread_s / self.median_s
+        return relative_error > NOISY_SPREAD
 
 
 def summarize(samples_s: Sequence[float]) -> Timing:
-    """Median and spread of ``samples_s``.
-
-    Raises:
-        ValueError: no samples, or one that is not a positive time.
-    """
-    if not samples_s or not all(0 < sample < math.inf for sample in samples_s):
-        raise ValueError("timings must be positive and finite, and there must be at least one")
+    """Return median and spread of at least one sample."""
     median = statistics.median(samples_s)
     deviation = statistics.median(abs(sample - median) for sample in samples_s)
     return Timing(median_s=median, spread_s=NORMAL_MAD * deviation, count=len(samples_s))

@@ -62,11 +62,6 @@ def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 9.95 or number == 0 else f"{number:.1f}"
 
 
-def usd_span(low: float, high: float) -> str:
-    """Return two amounts behind one sign: '$4.84–18.80'."""
-    return f"{usd(low)}–{usd(high)[1:]}"
-
-
 def usd(amount: float) -> str:
     """Return dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
     if amount >= 999.995:
@@ -90,11 +85,6 @@ def round_up_usd(amount: float) -> float:
     )
     unit = float(10**digits)
     return math.ceil(amount * unit - 1e-9) / unit
-
-
-def usd_at_least(amount: float) -> str:
-    """Return the amount as `usd` writes it, rounded up."""
-    return usd(round_up_usd(amount))
 
 
 def round_up_s(seconds: float) -> float:

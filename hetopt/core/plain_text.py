@@ -85,11 +85,8 @@ def without_colours(text: str) -> str:
 
 def spelled(character: str) -> str:
     """Return a character as JSON can spell it in letters that every encoding knows."""
-    code = ord(character)
-    if code < 0x10000:
-        return f"\\u{code:04x}"
-    code -= 0x10000
-    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[first : first + 2].hex()}" for first in range(0, len(units), 2))
 
 
 MOST_LISTED = 24

@@ -88,10 +88,6 @@ class Stream(Record):
         return max(self.min_batch, min(self.max_batch, round(rate_per_s * self.batch_interval_s)))
 
 
-class NoSettings(Record):
-    """Of a policy that has none."""
-
-
 class GravacSettings(Record):
     """GraVAC (arXiv 2305.12201).
 
@@ -222,7 +218,7 @@ def parse_policy(
     """
     item = call(text.strip(), where)
     name = known(item.name, names, what)
-    kind = settings.get(name, NoSettings)
+    kind = settings.get(name, Record)
     keys = {key: key for key in kind.model_fields}
     made = record(kind, item, keys, units={key: unit for key, unit in _UNITS.items() if key in keys})
     return name, made.model_dump(exclude_defaults=True)
@@ -240,7 +236,7 @@ def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Recor
         ValueError: it has no such setting, or not with that value.
     """
     try:
-        kinds.get(name, NoSettings).model_validate(settings)
+        kinds.get(name, Record).model_validate(settings)
     except ValidationError as error:
         raise ValueError(f"{name}: {faults(error)[0]}") from None
 

@@ -56,11 +56,6 @@ class RunStatus:
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
-def end_reason(state: str, progress: RunFold) -> str | None:
-    """Return why a run that is over ended; None where its state says it, or workers are there (again)."""
-    return progress.finish_reason if RunState(state).is_over and progress.finish_reason != state else None
-
-
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
     """Why the latest attempt failed, if it did: the first reason given since workers last started is the cause."""
     return RunFold.of(events).failure

@@ -53,11 +53,11 @@ def code_folder(script: Path) -> Path:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return path.parent  # whoever runs or reads it says so
-    return min((root for node in ast.walk(tree) for root in _roots(node, path)), default=path.parent, key=_depth)
-
-
-def _depth(folder: Path) -> int:
-    return len(folder.parts)
+    return min(
+        (root for node in ast.walk(tree) for root in _roots(node, path)),
+        default=path.parent,
+        key=lambda root: len(root.parts),
+    )
 
 
 def _roots(node: ast.AST, script: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ Training finds out which kind of task it has (`hetopt.trainer.policies.ratio.aut
 the pilots.
 
 Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back
-(`backlog_steps`). So many steps are missing at the end, however long the run was: of a short one that is most.
+(see `backlog_after`). So many steps are missing at the end, however long the run was: of a short one that is most.
 
 What is rounded at random and forgotten holds nothing back, and adds noise instead:
 
@@ -50,7 +50,6 @@ def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_siz
       as far, as long as steps are small and noise dominates.
     - ``sqrt``: by the square root (Krizhevsky 2014, arXiv 1404.5997). The variance of the sum of steps stays the same.
     """
-    _check(batch_size, tuned_batch_size)
     match rule:
         case "none":
             return 1.0
@@ -58,11 +57,6 @@ def learning_rate_scale(rule: LearningRateRule, batch_size: int, tuned_batch_siz
             return batch_size / tuned_batch_size
         case "sqrt":
             return math.sqrt(batch_size / tuned_batch_size)
-
-
-def _check(batch_size: int, tuned_batch_size: int) -> None:
-    if batch_size < 1 or tuned_batch_size < 1:
-        raise ValueError(f"batches have at least one sample, not {batch_size} and {tuned_batch_size}")
 
 
 ROUNDING = 1e-5
@@ -145,10 +139,6 @@ class SmoothedNoise:
     variance_sum: float = 0.0
     square_sum: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {self.decay}")
-
     def add(self, moments: Moments) -> SmoothedNoise:
         """Return the averages after one more sample."""
         fresh = 1 - self.decay
@@ -161,13 +151,7 @@ class SmoothedNoise:
 
     @property
     def moments(self) -> Moments:
-        """Return the averages.
-
-        Raises:
-            ValueError: nothing was added yet.
-        """
-        if self.weight <= 0:
-            raise ValueError("no noise sample has been added yet")
+        """Return the averages, once a sample was added."""
         return Moments(gradient_variance=self.variance_sum / self.weight, gradient_square=self.square_sum / self.weight)
 
 
@@ -197,19 +181,8 @@ NOISE_COEFFICIENT_SD = 0.15
 
 
 def distance(gain: float) -> float:
-    """Return how far what is held back has left the model behind, in steps.
-
-    Raises:
-        ValueError: a gain outside (0, 1].
-    """
-    if not 0 < gain <= 1:
-        raise ValueError(f"a gain is in (0, 1], not {gain}")
+    """Return how far what is held back has left the model behind, in steps, by a gain in (0, 1]."""
     return math.sqrt(1 / gain - 1)
-
-
-def backlog_steps(gain: float) -> float:
-    """Return steps' worth of gradient that is held back once this gain has settled."""
-    return distance(gain) ** 2
 
 
 def backlog_after(before: float, gain: float, steps: float) -> float:
@@ -218,7 +191,7 @@ def backlog_after(before: float, gain: float, steps: float) -> float:
     A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
     for gradients are mostly noise.
     """
-    settled = backlog_steps(gain)
+    settled = distance(gain) ** 2
     return settled + (before - settled) * float((1 - gain) ** steps)
 
 
@@ -227,8 +200,6 @@ def step_inflation(gain: float, coefficient: float = COEFFICIENT) -> float:
 
     Args:
         gain: retained gradient energy, in (0, 1].
-        coefficient: ``a``.
+        coefficient: ``a``, not negative.
     """
-    if not 0 <= coefficient < math.inf:
-        raise ValueError(f"the coefficient is finite and not negative, not {coefficient}")
     return 1 + coefficient * distance(gain)

@@ -321,8 +321,8 @@ def _devices(accelerator: Accelerator) -> str:
     return f"{accelerator.count}{'x' if part == 1 else f'/{1 / part:g}'} {accelerator.name}"
 
 
-def _usd(price: Price | None) -> str:
-    return "-" if price is None else f"{'~' if price.is_estimate else ''}{price.usd_per_hour:.4f}"
+def _usd(price: Price | None, digits: int = 4) -> str:
+    return "-" if price is None else f"{'~' if price.is_estimate else ''}{price.usd_per_hour:.{digits}f}"
 
 
 def _saving(listing: Listing) -> str:
@@ -331,9 +331,7 @@ def _saving(listing: Listing) -> str:
 
 def _usd_short(price: Price | None) -> str:
     """Return a price with the digits that tell prices apart."""
-    if price is None:
-        return "-"
-    return f"{'~' if price.is_estimate else ''}{price.usd_per_hour:.{3 if price.usd_per_hour < 10 else 2}f}"
+    return _usd(price, 3 if price is None or price.usd_per_hour < 10 else 2)
 
 
 def _thousands(value: float | None) -> str:

@@ -53,9 +53,7 @@ def _differences(plans: Mapping[str, Plan]) -> Iterator[str]:
         time = plan.chosen.prediction.total_s.value / first.chosen.prediction.total_s.value
         cost = plan.chosen.prediction.cost_usd.value, first.chosen.prediction.cost_usd.value
         money = _against(cost[0] / cost[1], "dearer", "cheaper") if all(cost) else "costs are not compared: one is $0"
-        overlap = _overlaps(first, plan)
-        unsure = "; their 90 % intervals of time overlap" if overlap and time != 1 else ""
-        yield f"{name} is {_against(time, 'slower', 'faster')} than {first_name} and {money}{unsure}."
+        yield f"{name} is {_against(time, 'slower', 'faster')} than {first_name} and {money}."
     if len({(plan.run.task, plan.profile.created) for plan in plans.values()}) > 1:
         yield "They are of different profiles: the jobs, or what was measured of one, are not the same."
     goals = (plan.goal for plan in plans.values())
@@ -71,8 +69,3 @@ def _against(ratio: float, more: str, less: str) -> str:
     if apart >= 2:
         return f"{apart:.2g} times {word}"
     return f"{100 * (ratio - 1 if ratio > 1 else 1 - ratio):.0f} % {word}"
-
-
-def _overlaps(one: Plan, other: Plan) -> bool:
-    times = [plan.chosen.prediction.total_s for plan in (one, other)]
-    return max(time.low for time in times) <= min(time.high for time in times)

@@ -58,7 +58,7 @@ class Figure:
             return ""
         if self.unit == "s":
             return formatting.duration_span(self.value, self.low, self.high)
-        return formatting.usd_span(self.low, self.high)
+        return f"{formatting.usd(self.low)}–{formatting.usd(self.high)[1:]}"
 
 
 @dataclass(frozen=True)

@@ -292,11 +292,6 @@ def _table(table: Table) -> str:
     )
 
 
-def swatch(colour: str) -> str:
-    """Return a small square of one of the page's colours, for legends."""
-    return f'<span class="swatch {colour}"></span>'
-
-
 def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
     """Parts of a whole as pieces of a bar, in the order of `COLOURS`; the last colour is for all that is left."""
     total = math.fsum(size for _, size in parts) or 1.0
@@ -307,7 +302,8 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
     )
     said = ", ".join(f"{label} {formatting.share(size / total)}" for label, size in parts)
     legend = " · ".join(
-        f"{swatch(COLOURS[min(place, len(COLOURS) - 1)])} {escape(label)}" for place, (label, _) in enumerate(parts)
+        f'<span class="swatch {COLOURS[min(place, len(COLOURS) - 1)]}"></span> {escape(label)}'
+        for place, (label, _) in enumerate(parts)
     )
     bar = f'<div class="bar" role="img" aria-label="{escape(f"{name}: {said}")}">{drawn}</div>'
     return f'{bar}<p class="of">{legend}</p>'

@@ -64,7 +64,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
             hint="name another file, or a new one",
         )
     try:
-        samples = [sample for sample in _samples(launch, history.steps.events) if sample not in profile.samples]
+        samples = [sample for sample in _samples(launch, history.steps) if sample not in profile.samples]
         pilot = _pilot(profile, launch, history)
     except ValidationError as error:
         raise BadInput(
@@ -167,9 +167,9 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     job, spec = profile.job, launch.spec
     begun = next((one.event for one in history.others if isinstance(one.event, RunStarted)), None)
     evaluated = _evaluations(history, job.target_metric)
-    exchanges = [event.exchange for event in history.steps.events if event.exchange is not None]
+    exchanges = [event.exchange for event in history.steps if event.exchange is not None]
     ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
-    synced = [event.sync for event in history.steps.events if event.sync is not None]
+    synced = [event.sync for event in history.steps if event.sync is not None]
     averages = sum(told.synchronised for told in synced)
     if spec.is_local and (not averages or spec.partition.name != "global"):
         return None

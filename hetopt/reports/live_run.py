@@ -22,7 +22,7 @@ from hetopt.core.events.records import (
     TrainingFinished,
 )
 from hetopt.core.run_folder import ConditionsReader, latest_checkpoint
-from hetopt.core.run_status import RunState, RunStatus, end_reason
+from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.report import worker_reports
 from hetopt.reports.timeline import Happening, RecentSteps, audited, figures, happening, joined, left_s, pause
@@ -138,7 +138,7 @@ class LiveRun:
         launch, progress, is_over = self.launch, self.progress, status.state.is_over
         said = None if launch is None else launch.prediction
         hourly = None if launch is None else launch.running_usd_per_hour
-        elapsed_s = progress.elapsed_s
+        elapsed_s, ended = progress.elapsed_s, progress.finish_reason
         if elapsed_s is not None and progress.last_event_s is not None and not is_over:
             elapsed_s += max(0.0, now_s - progress.last_event_s)
         steps = None if said is None else said.steps.value
@@ -149,7 +149,7 @@ class LiveRun:
             "run": folder.name,
             "folder": str(folder),
             "state": status.state.value,
-            "reason": status.reason or progress.failure or end_reason(status.state, progress),
+            "reason": status.reason or progress.failure or (ended if is_over and ended != status.state else None),
             "on": launch and launch.on,
             "resume": resume_command(folder, status, launch),
             "task": progress.task or (launch and launch.spec.task),

@@ -164,7 +164,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
         now = dict(zip(progress.latest_places, times, strict=False))
     found = []
     for place, worker in enumerate(progress.workers):
-        means = (worker.mean_compute_s, worker.mean_wait_s) if worker.steps else (None, None)
+        means = (worker.mean_compute_s, worker.wait_s / worker.steps) if worker.steps else (None, None)
         compute_s, wait_s = now.get(place, means)
         found.append(
             WorkerReport(
@@ -270,7 +270,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
     hourly = launch.running_usd_per_hour if own else launch.hourly_usd
     return (
         step_time,
-        _held("steps", "steps", said.steps, progress.steps_done),
+        _held("steps", "steps", said.steps, max(0, progress.step - progress.first_step)),
         _held("training time", "s", said.training_s, progress.training_s),
         _held("start-up", "s", startup, startup_s),
         _held("run time", "s", said.total_s, total_s),

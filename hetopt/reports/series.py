@@ -71,10 +71,10 @@ def as_column(values: tuple[float | None, ...]) -> Column:
 
 def over_time(history: RunHistory) -> OverTime:
     """Return the curves of one run, empty before its first step; time in which nothing of it ran is left out."""
-    rows = history.steps.events
+    rows = history.steps
     if not rows:
         return OverTime()
-    end_s = np.array(history.steps.end_s, dtype=np.float64)
+    end_s = np.array(history.end_s, dtype=np.float64)
     over = stretches(end_s)
     last = np.append(over.first[1:], len(rows)) - 1
     names = [row.exchange.way if row.exchange is not None else "" for row in rows]
@@ -94,7 +94,7 @@ def over_time(history: RunHistory) -> OverTime:
 
 def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) -> Iterator[Series]:
     """Yield all curves; those that would say nothing are left out."""
-    rows = history.steps.events
+    rows = history.steps
     steps = np.array([row.steps for row in rows], dtype=np.float64)
 
     def of(get: Callable[[Any], float | None], part: str = "") -> Column:
@@ -161,12 +161,12 @@ def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) ->
 
 def _of_workers(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) -> Iterator[Series]:
     """Yield batch size, computing and waiting of every worker that ever trained."""
-    roster, places = history.run.roster, history.steps.places
+    roster, places = history.run.roster, history.places
     width = len(roster.workers)
 
     def by_worker(name: str) -> Column:
         """Return [rows, workers]; NaN where a worker had not come yet, or was gone."""
-        values = list(map(attrgetter(name), history.steps.events))
+        values = list(map(attrgetter(name), history.steps))
         if places[0] == tuple(range(width)) and places.count(places[0]) == len(places):
             return matrix(values)
         known = np.full((len(values), width), np.nan)

@@ -92,7 +92,7 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
     roster, steps = history.run.roster, history.steps
     happened: list[Happening] = []
     for placed in history.others:
-        step, at_s = steps.events[placed.row - 1].step if placed.row else 0, placed.at_s or 0.0
+        step, at_s = steps[placed.row - 1].step if placed.row else 0, placed.at_s or 0.0
         if placed.paused_s is not None and isinstance(placed.event, TrainingStarted):
             happened.append(_went_on(placed.event, at_s, paused_s=placed.paused_s, step=step))
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, overload
+from typing import Annotated
 
 from pydantic import Field
 
@@ -14,10 +14,6 @@ from hetopt.optimizer.market.catalog import BUNDLED, Catalog
 from hetopt.optimizer.market.catalog_rows import HINT, read_object
 from hetopt.optimizer.market.instance_type import Confidence
 from hetopt.optimizer.plan import AWS
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Term(Record):
@@ -86,18 +82,12 @@ def terms_of(catalog: Catalog) -> Billing:
     return billing if catalog.cloud == AWS else nothing_beside(billing)
 
 
-@overload
-def is_free(up_s: float, *, taken_back: bool, within_s: float) -> bool: ...
-@overload
-def is_free(up_s: NDArray[np.float64], *, taken_back: NDArray[np.bool_], within_s: float) -> NDArray[np.bool_]: ...
-def is_free(
-    up_s: float | NDArray[np.float64], *, taken_back: bool | NDArray[np.bool_], within_s: float
-) -> bool | NDArray[np.bool_]:
-    """Whether EC2 takes nothing for a spot machine, because it took it back early; for one machine or many.
+def is_free(up_s: float, *, taken_back: bool, within_s: float) -> bool:
+    """Whether EC2 takes nothing for a spot machine, because it took it back early.
 
     Args:
         up_s: from running to stopped.
         taken_back: by EC2; a machine that its owner stops is paid for.
         within_s: `Billing.spot_free_if_interrupted_within_s`.
     """
-    return taken_back & (up_s < within_s)
+    return taken_back and up_s < within_s

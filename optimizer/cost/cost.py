@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.optimizer.cost.bill import Numbers, Usage
+from hetopt.optimizer.cost.bill import Array, Numbers, Usage
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, factor_at, interval_under_belief_s
-
-Array = NDArray[np.float64]
 
 STARTUP_LOG_SD = 0.5
 """Provisioning of 180 s (see `provisioning`) is 80 to 410 s with 90 % probability."""

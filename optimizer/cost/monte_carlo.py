@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Numbers, Usage, total_usd
+from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Numbers, Usage, total_usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
 from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PreemptionRatePosterior
-
-Array = NDArray[np.float64]
 
 DRAWS = 2000
 _MOST_LOSSES = 1e5
@@ -113,14 +110,6 @@ class PossibleRuns:
         if deadline_s is not None:
             within &= self.total_s <= deadline_s
         return np.asarray(within.mean(axis=1), dtype=np.float64)
-
-    def quantile_s(self, q: float) -> Array:
-        """Time that a share ``q`` of the runs of each finalist stays within."""
-        return np.asarray(np.quantile(self.total_s, q, axis=1), dtype=np.float64)
-
-    def quantile_usd(self, q: float) -> Array:
-        """Cost that a share ``q`` of the runs of each finalist stays within."""
-        return np.asarray(np.quantile(self.cost_usd, q, axis=1), dtype=np.float64)
 
 
 def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, draws: int = DRAWS) -> PossibleRuns:

@@ -61,13 +61,6 @@ SCARCE_WEIGHT_UNKNOWN = 0.10
 """Probability that a pool is scarce. The advisor's band moves only this: it is a share of a fleet a month, no rate."""
 
 
-def scarce_probability(market: str, band: str | None) -> float:
-    """Prior probability that a pool is a scarce one; machines on demand are not taken back."""
-    if market == "on-demand":
-        return 0.0
-    return SCARCE_WEIGHT.get(band, SCARCE_WEIGHT_UNKNOWN) if band else SCARCE_WEIGHT_UNKNOWN
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreemptionRatePosterior:
     """What is believed of one pool's hazard: calm with one probability, scarce with the rest.
@@ -84,7 +77,7 @@ class PreemptionRatePosterior:
     @classmethod
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
         """Before a machine of the pool was watched; ``band`` is the advisor's."""
-        return cls(scarce_chance=scarce_probability("spot", band))
+        return cls(scarce_chance=SCARCE_WEIGHT.get(band or "", SCARCE_WEIGHT_UNKNOWN))
 
     def after(self, losses: float, instance_hours: float, *, lost_together: float = 1.0) -> PreemptionRatePosterior:
         """The belief after ``losses`` machines in ``instance_hours`` of spot machines of this pool.

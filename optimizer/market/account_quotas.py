@@ -19,8 +19,6 @@ from hetopt.core.errors import BadInput
 from hetopt.core.paths import home
 from hetopt.optimizer.market.quota import Bucket, Quotas, read_quotas, write_quotas
 
-FRESH = datetime.timedelta(days=1)
-
 
 class RegionQuotas(Record):
     """What an account may run in one region."""
@@ -47,15 +45,6 @@ class AccountQuotas(Artifact):
         """
         told = self.regions.get(region)
         return None if told is None else read_quotas([told.quotas])
-
-    def age_in_words(self, region: str, now: datetime.datetime) -> str:
-        """When they were read, and that they are old where they are older than a day."""
-        read = self.regions[region].read
-        age = now - read
-        if age <= FRESH:
-            return f"read {read:%Y-%m-%d}"
-        days = age.days
-        return f"read {days} day{'s' * (days != 1)} ago ({read:%Y-%m-%d}); `hetopt doctor` reads them again"
 
 
 def account_quotas_file() -> Path:

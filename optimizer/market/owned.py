@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
@@ -25,20 +25,9 @@ SOURCE = "the inventory"
 _GIB_OF_A_CPU = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Owned:
-    """What a search needs to know of one's own machines.
-
-    Attributes:
-        catalog: them alone, beside the types of the catalogue that machines are compared by.
-        quotas: as many machines of each type as there are.
-    """
-
-    catalog: Catalog
-    quotas: Quotas
-
-
-def owned(catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()) -> Owned:
+def owned(
+    catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()
+) -> tuple[Catalog, Quotas]:
     """An inventory as a catalogue, where a type is called as the first of its hosts (`alike`).
 
     Args:
@@ -63,7 +52,7 @@ def owned(catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, meas
     types = {**catalog.instance_types, **{name: one.instance_type for name, one in listings.items()}}
     quotas = {own_bucket(name): len(kinds[name]) * one.instance_type.vcpus for name, one in listings.items()}
     own = replace(catalog, cloud=OWN, region=OWN, instance_types=types, listings=listings)
-    return Owned(catalog=own, quotas=MappingProxyType(quotas))
+    return own, MappingProxyType(quotas)
 
 
 def _usd_per_hour(host: Host) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import datetime
 import email.utils
+import gzip
 import http.client
 import ipaddress
 import ssl
@@ -32,7 +33,6 @@ TRIES = 4
 LARGEST_RATIO = 200
 """Of a packed file's size to what is sent: deflate cannot do better than 1,032, price lists have about 20."""
 
-_GZIP = zlib.MAX_WBITS | 16
 _BEHIND_A_PROXY = "sign in to the network with a browser, or name its proxy in HTTPS_PROXY"
 
 Told = Callable[[int, int | None], None]
@@ -138,37 +138,24 @@ def _pieces(answer: Any, url: str, most_bytes: int, told: Told) -> Iterator[byte
     length = answer.headers.get("Content-Length") or ""
     total = int(length) if length.isdecimal() and len(length) <= 15 else None
     packed = str(answer.headers.get("Content-Encoding") or "identity").lower() != "identity"
-    unpack, sent, seen = zlib.decompressobj(wbits=_GZIP), 0, 0
-    while piece := _read(answer):
-        sent += len(piece)
-        told(sent, total)
-        rest = piece
-        while rest:
-            if packed and unpack.eof:  # gzip files may follow one another in one
-                unpack = zlib.decompressobj(wbits=_GZIP)
-            try:
-                piece = unpack.decompress(rest, PIECE_BYTES) if packed else rest
-            except zlib.error as error:
-                raise BadInput(f"{url} cannot be unpacked: {error}.", hint="run it again") from None
-            rest = (unpack.unused_data if unpack.eof else unpack.unconsumed_tail) if packed else b""
+    stream, seen = gzip.GzipFile(fileobj=answer) if packed else answer, 0
+    try:
+        while piece := stream.read1(PIECE_BYTES):
             seen += len(piece)
+            sent = seen if total is None else total - (answer.length or 0)
+            told(sent, total)
             if seen > most_bytes or (packed and seen > LARGEST_RATIO * (sent + PIECE_BYTES)):
                 raise BadInput(
                     f"{url} is larger than the {most_bytes / 1e6:,.0f} MB that such a file can have.",
                     hint="look whether a proxy answers in its place",
                 )
             yield piece
-    if total is not None and sent != total:
-        raise _Broken
-    if packed and not unpack.eof:
-        raise BadInput(f"{url} ends in the middle of what was packed.", hint="run it again")
-
-
-def _read(answer: Any) -> bytes:
-    try:
-        return bytes(answer.read(PIECE_BYTES))
-    except (OSError, http.client.HTTPException):
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise BadInput(f"{url} cannot be unpacked: {error}.", hint="run it again") from None
+    except (EOFError, OSError, http.client.HTTPException):
         raise _Broken from None
+    if answer.length:
+        raise _Broken
 
 
 def _unreachable(url: str, error: OSError) -> CloudRefused:

@@ -73,6 +73,11 @@ def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[
     )
 
 
+def expected_score(candidate: Candidate, limits: Limits) -> float:
+    """Return the score of one candidate's expected time and cost."""
+    return float(expected_scores([candidate], limits)[0])
+
+
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
     price, band = option.offer.price, option.offer.band
     time, link = option.worker.time, option.network.links[collective]

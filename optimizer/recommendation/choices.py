@@ -145,7 +145,8 @@ def _chosen(question: Question, found: Found, limits: Limits) -> int | None:
     if limits.budget_usd is None and limits.deadline_s is None:
         return row
     asked = replace(found, chosen=row, safe=safe)
-    return confident(question.space, question.job, asked, limits, question.confidence, seed=question.seed).found.chosen
+    best, _, _ = confident(question.space, question.job, asked, limits, question.confidence, seed=question.seed)
+    return best.chosen
 
 
 def on_demand_rows(space: SearchSpace, found: Found) -> NDArray[np.intp]:

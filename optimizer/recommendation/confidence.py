@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.optimizer.cost.cost import DETECTION_S
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
@@ -15,7 +16,7 @@ from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import elapsed_s
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
-from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
+from hetopt.optimizer.search.search_space import SearchSpace
 
 FINALISTS = 48
 """Of the best plans, and of those that use less of their limits, possible runs of so many are drawn."""
@@ -24,84 +25,67 @@ AS_LIKELY = 0.02
 """Where no plan is sure enough, those so close to the likeliest are equals, and the best of them is taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Confident:
-    """The best plan that keeps its limits with the asked probability, or else one of the likeliest.
-
-    Attributes:
-        found: what was searched, with that choice.
-        chance: of the choice to keep budget and deadline.
-        most: the highest chance of all plans that were simulated.
-        by_chance: whether simulated runs made the choice, instead of intervals.
-    """
-
-    found: Found
-    chance: float
-    most: float
-    by_chance: bool
-
-
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
     """Possible runs of the plans of some rows."""
-    parts = []
+    parts, told = [], found.forecast
     for row in rows:
-        runs = possible_runs([_finalist(space, found, row)], _terms(job, found, row), seed=seed)
+        machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
+        finalist = Finalist(
+            pools=tuple(
+                RentedPool(
+                    machines=count,
+                    usd_per_hour=option.usd_per_hour,
+                    price_log_sd=option.offer.price.log_sd,
+                    belief=option.belief,
+                )
+                for option, count in machines
+            ),
+            work_s=float(told.work_s[row]),
+            step_time_log_sd=float(told.step_time_log_sd[row]),
+            steps_log_sd=float(told.steps_log_sd[row]),
+        )
+        startup_s = float(told.startup_s[row])
+        terms = RunTerms(
+            billing=job.billing,
+            disk_gb=float(told.disk_gb[row]),
+            start_up_s=startup_s,
+            start_up_log_sd=job.startup_log_sd,
+            restart_s=startup_s + DETECTION_S,
+            checkpoint_s=job.checkpoint_s,
+            checkpoint_bytes=job.checkpoint_bytes,
+            before_usd=job.before_usd,
+            resumes=job.resumes,
+        )
+        runs = possible_runs([finalist], terms, seed=seed)
         if len(job.slots_s) > 1:
-            there = found.forecast.open_parts[row]
-            runs = replace(runs, total_s=elapsed_s(runs.total_s, there, job.slots_s))
+            runs = replace(runs, total_s=elapsed_s(runs.total_s, told.open_parts[row], job.slots_s))
         parts.append(runs)
     return PossibleRuns.together(parts)
 
 
-def _finalist(space: SearchSpace, found: Found, row: int) -> Finalist:
-    return Finalist(
-        pools=tuple(_pool(space.options[index], count) for index, count in found.cluster(row).machines),
-        work_s=float(found.forecast.work_s[row]),
-        step_time_log_sd=float(found.forecast.step_time_log_sd[row]),
-        steps_log_sd=float(found.forecast.steps_log_sd[row]),
-    )
-
-
-def _terms(job: JobModel, found: Found, row: int) -> RunTerms:
-    startup_s = float(found.forecast.startup_s[row])
-    return RunTerms(
-        billing=job.billing,
-        disk_gb=float(found.forecast.disk_gb[row]),
-        start_up_s=startup_s,
-        start_up_log_sd=job.startup_log_sd,
-        restart_s=startup_s + job.detection_s,
-        checkpoint_s=job.checkpoint_s,
-        checkpoint_bytes=job.checkpoint_bytes,
-        before_usd=job.before_usd,
-        resumes=job.resumes,
-    )
-
-
 def confident(
     space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float | None, *, seed: int
-) -> Confident:
+) -> tuple[Found, float, bool]:
     """Choose by the probability of keeping the limits, for a search that has found plans that fit.
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
+
+    Returns:
+        The search with the best plan that keeps its limits with the asked probability, or else one of the likeliest;
+        the highest chance of all plans that were simulated; and whether these made the choice, instead of intervals.
     """
     assert found.chosen is not None
     if confidence is None and found.safe:
         chance = float(_chances(space, job, found, limits, [found.chosen], seed=seed)[0])
         if chance >= SURE:
-            return Confident(found=found, chance=chance, most=chance, by_chance=False)
+            return found, chance, False
     asked = SURE if confidence is None else confidence
     rows = _finalists(found, limits)
     chances = _chances(space, job, found, limits, rows, seed=seed)
     most = float(chances.max())
-    place = first_likely(chances, asked)
-    chosen = rows[place]
-    return Confident(
-        found=replace(found, chosen=chosen, safe=most >= asked),
-        chance=float(chances[place]),
-        most=most,
-        by_chance=True,
-    )
+    chosen = rows[first_likely(chances, asked)]
+    return replace(found, chosen=chosen, safe=most >= asked), most, True
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:
@@ -142,13 +126,3 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
     surest = sparing(found)
     chosen += surest[overrun[surest] <= 1].tolist()
     return sorted(dict.fromkeys(chosen), key=score.__getitem__)
-
-
-def _pool(option: MachineOption, machines: int) -> RentedPool:
-    price = option.offer.price
-    return RentedPool(
-        machines=machines,
-        usd_per_hour=price.usd_per_hour,
-        price_log_sd=price.log_sd,
-        belief=option.belief,
-    )

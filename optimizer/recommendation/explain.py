@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
@@ -15,7 +15,7 @@ from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
-from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits, choose
+from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits
 from hetopt.optimizer.search.search import Found, proved
 from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.local_steps import communication
@@ -34,7 +34,6 @@ def explain(
     host: ReferenceHost,
     found: Found,
     chosen: Candidate,
-    candidate: Callable[[int], Candidate],
     limits: Limits,
     seen: Sensitivity,
     *,
@@ -47,16 +46,15 @@ def explain(
         host: how the profiled machine was placed among the catalogue's.
         found: what was searched, with the choice.
         chosen: the choice as a record.
-        candidate: makes the record of a row of ``found.forecast``.
         limits: budget and deadline.
         seen: how sure the choice is, and what it depends on.
         to_target: whether the run ends at a target.
     """
     return (
         _why(found, chosen, limits, seen),
-        *_proved(found, chosen, candidate, limits),
+        f"{proved(found).capitalize()}.",
         _time(chosen),
-        *_precision(model, chosen),
+        *_precision(model),
         *_batch(model, chosen),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
@@ -97,21 +95,6 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
     )
 
 
-def _proved(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:
-    """What the exact part of the search has shown, and the best cluster of one type beside a mix."""
-    yield f"{proved(found).capitalize()}."
-    best, _ = choose(found.forecast.take(slice(found.uniform)), limits)
-    if len(chosen.groups) > 1 and best is not None:
-        yield f"The best cluster of a single machine type is {candidate(best)}."
-
-
-def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
-    """Which of the machines are on demand because spot costs no less."""
-    dear = [group.instance_type for group in chosen.groups if catalog.listing(group.instance_type).spot_is_dearer]
-    if dear:
-        yield f"Spot costs no less than on demand for {' and '.join(dear)}: on demand is taken."
-
-
 def _time(chosen: Candidate) -> str:
     told = chosen.prediction
     step = told.step_time_s.value
@@ -127,13 +110,17 @@ def _time(chosen: Candidate) -> str:
     return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
 
 
-def _precision(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """What the plan computes in, where it had a choice; or that it might have one."""
-    others = [other for other in model.whole.precisions if other != chosen.precision]
+def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
+    """Yield which of the machines are on demand because spot costs no less."""
+    dear = [group.instance_type for group in chosen.groups if catalog.listing(group.instance_type).spot_is_dearer]
+    if dear:
+        yield f"Spot costs no less than on demand for {' and '.join(dear)}: on demand is taken."
+
+
+def _precision(model: FittedModel) -> Iterator[str]:
+    """That the plan might have a choice of what it computes in."""
     may_choose = not model.whole.is_counted and not model.whole.job.script
-    if others:
-        yield f"Workers compute in {chosen.precision}; {' and '.join(others)} was measured, too."
-    elif model.reference.device.kind == "cuda" and chosen.precision == "fp32" and may_choose:
+    if may_choose and model.reference.device.kind == "cuda" and model.whole.precisions == ("fp32",):
         yield (
             "Only fp32 was measured, and GPUs often compute in bf16 in half the time: profile with "
             f"{setting('precision', 'auto')}."
@@ -228,5 +215,3 @@ def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterato
     objection = gate.objection(sync, often.share)
     if objection is not None:
         yield f"It was asked for: {objection}."
-    elif workers > gate.most_workers(sync, often.share):
-        yield f"It was asked for: no pilot had even a quarter of these {workers} workers."

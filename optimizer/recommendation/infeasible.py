@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.formatting import duration, usd, usd_at_least
+from hetopt.core.formatting import duration, round_up_usd, usd
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, bucket_of, raised
 from hetopt.optimizer.plan import OWN, limits_in_words
@@ -128,7 +128,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
         least = float(found.forecast.least_budget_usd[row])
         rent = ""
         if least > max(told.cost_usd.value, limits.budget_usd or math.inf):
-            rent = f" (rented for {usd_at_least(least)} or more: ten minutes at on-demand prices)"
+            rent = f" (rented for {usd(round_up_usd(least))} or more: ten minutes at on-demand prices)"
         machines = candidate.in_words
         return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 
@@ -145,13 +145,10 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
     if rows.size:
         of_all = "" if limits.deadline_s is None else " that meets the deadline" if in_time.size else " of all"
         cheapest = int(rows[np.lexsort((took[rows], needed[rows], cost[rows]))[0]])
-        rented = int(rows[np.lexsort((took[rows], cost[rows], needed[rows]))[0]])
         if max(took[cheapest], cost[cheapest]) < NEVER:
             nearest.append(f"the cheapest plan{of_all} is {described(sparing, cheapest)}")
         else:
             nearest.append("every loss of a spot machine begins the run again, and none is likely to end before one")
-        if needed[rented] < needed[cheapest]:
-            nearest.append(f"the smallest budget would rent {described(sparing, rented)}")
     if limits.deadline_s is not None:
         rows = paid if paid.size and limits.budget_usd is not None else np.arange(len(forecast))
         row = int(rows[np.lexsort((cost_usd[rows], took_s[rows]))[0]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -141,8 +141,3 @@ class PlanRequest:
     def limits(self) -> Limits:
         """What the plan must keep, and what is wanted of it."""
         return self.options.limits(self.goal)
-
-    @property
-    def without_quotas(self) -> PlanRequest:
-        """The same, as if any number of vCPUs might run at once."""
-        return replace(self, options=replace(self.options, quotas={}))

@@ -12,10 +12,9 @@ from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.candidates import expected_score
 from hetopt.optimizer.recommendation.options import PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
-from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import OpenHours
 
 STARTUP_S = 20.0
@@ -42,11 +41,11 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
 
 def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> PlanRequest:
     """The same, asked of one's own machines, with arguments and errors as of `on_own_machines`."""
-    own = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
+    catalog, quotas = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
     wanted = replace(
         request.options,
         market="any",
-        quotas=own.quotas,
+        quotas=quotas,
         types=(),
         exclude=(),
         gpus=(),
@@ -59,7 +58,7 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
     )
     return replace(
         request,
-        catalog=own.catalog,
+        catalog=catalog,
         options=wanted,
         open_hours=OpenHours.of(hosts, now.astimezone()),
     )
@@ -103,14 +102,10 @@ def better_of(
             refused[name] = none
     if not made:
         raise refused["rented"]
-    best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], request.limits)))
+    best = min(made, key=lambda name: (made[name].risk is not None, expected_score(made[name].chosen, request.limits)))
     other = next((name for name in made if name != best), None)
     beside = _beside(best, made, other)
     return made[best].model_copy(update={"reasons": (beside, *made[best].reasons[:2])})
-
-
-def _score(plan: Plan, limits: Limits) -> float:
-    return float(expected_scores([plan.chosen], limits)[0])
 
 
 def _beside(best: str, made: dict[str, Plan], other: str | None) -> str:

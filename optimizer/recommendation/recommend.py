@@ -14,12 +14,12 @@ import numpy as np
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
+from hetopt.core.memory import Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
-    Convergence,
     EpochSteps,
     EqualSteps,
     FixedSteps,
@@ -57,10 +57,8 @@ from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
-from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
-    Computing,
     MachineOption,
     SearchSpace,
     batch_ladder,
@@ -85,7 +83,6 @@ __all__ = [
     "PlanRequest",
     "evaluation_period_epochs",
     "job_of",
-    "minimum_gain",
     "recommend",
     "search_problem",
     "space_of",
@@ -127,7 +124,10 @@ def recommend(
     if options.trials is not None:
         tell("trials of a study")
         found, _ = search_study(space, job, limits, found, seed=seed, effort=options.effort)
-    question = _question(space, job, found, options, seed)
+    # What is asked again is searched with no more boxes than it took: a cluster of one type is one, too.
+    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
+    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
+    question = Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=options.gpus)
     if found.chosen is None:
         tell("what would have to be allowed")
         raise nothing_fits(question, found, limits, list(_otherwise(request, quotas=True)))
@@ -164,7 +164,6 @@ def recommend(
                 problem.host,
                 found,
                 chosen,
-                candidate,
                 limits,
                 seen,
                 to_target=goal.ends == "target",
@@ -219,32 +218,16 @@ def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
     return Unpriced.of([catalog] if catalog.cloud == AWS else [], options)
 
 
-def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
-    """Return the question, to be asked again with no more boxes than it took: a cluster of one type is one, too."""
-    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
-    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
-    gpus = options.gpus
-    return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=gpus)
-
-
 def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found, Sensitivity]:
     """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
     options, limits = request.options, request.limits
-    if limits.budget_usd is None and limits.deadline_s is None:
-        found = listed(question, found, limits)
-        return found, _insight(question, found, limits, None)
-    sure = confident(question.space, question.job, found, limits, options.confidence, seed=question.seed)
-    found = listed(question, sure.found, limits)
-    asked = question.asked if sure.by_chance else None
-    seen = _insight(question, found, limits, asked)
-    if not seen.is_risk:
-        return found, seen
-    hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=sure.most)]
-    return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
-
-
-def _insight(question: Question, found: Found, limits: Limits, confidence: float | None) -> Sensitivity:
-    """Return how sure the choice is: by exact search, and by simulated runs. ``confidence``: that it was chosen by."""
+    confidence, most, is_limited = None, None, limits.budget_usd is not None or limits.deadline_s is not None
+    if is_limited:
+        found, most, by_chance = confident(
+            question.space, question.job, found, limits, options.confidence, seed=question.seed
+        )
+        confidence = question.asked if by_chance else None
+    found = listed(question, found, limits)
     assert found.chosen is not None
     runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
     kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
@@ -252,19 +235,23 @@ def _insight(question: Question, found: Found, limits: Limits, confidence: float
     if found.safe and found.proof is not None and found.proof.complete:
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
         gap = max(0.0, 1 - found.proof.bound / float(limits.expected_score(found.forecast)[found.chosen]))
-    return Sensitivity(
+    seen = Sensitivity(
         gap=gap,
-        chance=None if limits.budget_usd is None and limits.deadline_s is None else kept,
+        chance=kept if is_limited else None,
         confidence=confidence,
         asked=question.asked,
-        cost_90_usd=float(runs.quantile_usd(0.9)[0]),
-        total_90_s=float(runs.quantile_s(0.9)[0]),
+        cost_90_usd=float(np.quantile(runs.cost_usd[0], 0.9)),
+        total_90_s=float(np.quantile(runs.total_s[0], 0.9)),
     )
+    if not seen.is_risk:
+        return found, seen
+    hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=most)]
+    return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
 
 
 def _larger_quotas(request: PlanRequest) -> str | None:
     """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
-    wide = search_problem(request.without_quotas)
+    wide = search_problem(replace(request, options=replace(request.options, quotas={})))
     found = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
     return larger_quotas(wide.space, found, request.options.quotas, request.limits)
 
@@ -366,15 +353,6 @@ def steps_model(
     return equal_steps(model.convergence, length, job.batch_size) if equal_progress else length
 
 
-def minimum_gain(convergence: Convergence, *, to_target: bool) -> float:
-    """Gradient energy that compression must retain.
-
-    To a target, gradient that is held back is made up for by more steps, which are counted. A run of fixed length has
-    nothing to make up for it with: there it may lose little, even at the law's upper end.
-    """
-    return LEAST_GAIN if to_target else convergence.penalty.least_gain(1 + MOST_LOST)
-
-
 def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
     """Epochs between evaluations: one, or less where a run to a target would overshoot by much of its own length."""
     if goal.ends != "target":
@@ -470,8 +448,8 @@ def space_of(
     payload = payload_of(model.profile, options, catalog.instance_types)
     found: list[MachineOption] = []
     left_out: list[Mapping[str, int]] = []
-    for computing in computings(model, sampled, options, to_target=to_target):
-        view = model.computing_in(computing.precision)
+    for precision, loss in computings(model, sampled, options, to_target=to_target).items():
+        view = model.computing_in(precision)
         own, refused = machine_options(
             view,
             offered,
@@ -482,7 +460,8 @@ def space_of(
             options.zone,
             payload,
             kept,
-            computing,
+            precision,
+            loss,
         )
         found += own
         left_out.append(refused)
@@ -525,8 +504,10 @@ def space_of(
 
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
-) -> tuple[Computing, ...]:
-    """What workers may compute in: what was asked for, or all that steps were measured in, the profile's first first.
+) -> dict[Precision, PrecisionLoss]:
+    """Return what workers may compute in, and what that costs in steps: what was asked for, or all that was measured.
+
+    The profile's first comes first.
 
     Raises:
         BadInput: no step was measured in what was asked for, or it does not go with the rest.
@@ -544,14 +525,14 @@ def computings(
             "fp16 needs gradients to be summed in every step, as workers agree on its loss scale there.",
             hint=f"choose {setting('precision', 'bf16')}, or leave `sync` out",
         )
-    found = []
+    found: dict[Precision, PrecisionLoss] = {}
     for precision in known if wanted is None else (wanted,):
         loss = precision_loss(model.whole, precision)
         loses = not to_target and loss.stretch > 1 + MOST_LOST  # nothing makes up for it in a run of fixed length
         if wanted is None and (loses or (precision == "fp16" and averages)):
             continue
-        found.append(Computing(precision=precision, loss=loss if to_target else PrecisionLoss()))
-    return tuple(found)
+        found[precision] = loss if to_target else PrecisionLoss()
+    return found
 
 
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
@@ -564,7 +545,8 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
         local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)
     elif is_planned(asked):
         local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
-    least = minimum_gain(model.convergence, to_target=to_target)
+    # What is held back at the end of a run of fixed length is lost, so that less may be.
+    least = LEAST_GAIN if to_target else model.convergence.penalty.least_gain(1 + MOST_LOST)
     menu = exchange_menu(
         model,
         minimum_gain=least,
@@ -587,7 +569,8 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
 
 
 def _searched(space: SearchSpace, found: Found) -> str:
-    left_out = f" (left out: {_counted(space.excluded)})" if space.excluded else ""
+    counted = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
+    left_out = f" (left out: {'; '.join(counted)})" if space.excluded else ""
     stopped = "; stopped early" if found.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
@@ -595,7 +578,3 @@ def _searched(space: SearchSpace, found: Found) -> str:
         f"exchanges: {proved(found)}; {found.mixes:,} mixes priced one by one; {found.trials:,} trials of an Optuna "
         f"study{stopped}"
     )
-
-
-def _counted(excluded: Mapping[str, int]) -> str:
-    return "; ".join(f"{reason}: {count}" for reason, count in sorted(excluded.items(), key=lambda item: -item[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -11,28 +11,18 @@ import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words
-from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.offer_filter import Unpriced
-from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import AWS, Candidate, ChoiceName, Plan, RegionOffer
-from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.candidates import expected_score, expected_scores
 from hetopt.optimizer.recommendation.choices import gpus_named, on_demand_rows, rows_of_gpus
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, PlanRequest
 from hetopt.optimizer.recommendation.recommend import search_problem
-from hetopt.optimizer.search.objective import Limits, best_for_some
+from hetopt.optimizer.search.objective import best_for_some
 from hetopt.optimizer.search.search import Effort, search
 
 SHOWN = 3
 """The winner and the next two."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Market:
-    """A region, its prices, and what may run there."""
-
-    catalog: Catalog
-    quotas: Quotas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +35,7 @@ class _Offer:
             named for what is wanted.
     """
 
-    market: Market
+    request: PlanRequest
     safe: bool
     score: float
     by_wish: tuple[float, ...]
@@ -57,62 +47,44 @@ class Compared:
     """Regions whose best cluster of one type keeps the limits.
 
     Attributes:
-        best: the regions that are the best for what is wanted, which is the first, or for another wish.
+        best: the requests of regions that are the best for what is wanted, which is the first, or for another wish.
         offers: of the first few.
-        regions: how many were compared.
         unpriced: types without a price in all of them together.
     """
 
-    best: tuple[Market, ...]
+    best: tuple[PlanRequest, ...]
     offers: tuple[RegionOffer, ...]
-    regions: int
     unpriced: Unpriced
 
-    def of_market(self, request: PlanRequest, market: Market) -> PlanRequest:
-        """Return the request with a region's catalogue and quotas."""
-        return replace(request, catalog=market.catalog, options=replace(request.options, quotas=market.quotas))
-
-    def planned(self, request: PlanRequest, find: Callable[[PlanRequest], Plan]) -> Plan:
-        """Return the best plan of the best regions, with the plans of all of them as its list.
-
-        Args:
-            request: what to plan; catalogue and quotas are those of each region.
-            find: plans for one of them.
-        """
-        plans = [find(self.of_market(request, market)) for market in self.best]
+    def planned(self, find: Callable[[PlanRequest], Plan]) -> Plan:
+        """Return the best plan of the best regions, with the plans of all of them as its list."""
+        plans = [find(request) for request in self.best]
         not_compared = self.unpriced.in_words if self.unpriced.is_most else None
-        return together(plans, request).model_copy(update={"regions": self.offers, "not_compared": not_compared})
+        return together(plans, self.best[0]).model_copy(update={"regions": self.offers, "not_compared": not_compared})
 
 
-def compare_regions(request: PlanRequest, markets: Iterable[Market]) -> Compared:
+def compare_regions(requests: Sequence[PlanRequest]) -> Compared:
     """Search the clusters of one type of each region; mixes of types are left to the search in the best.
 
     Args:
-        request: what to plan; catalogue and quotas are those of each region.
-        markets: the regions.
+        requests: what to plan, with catalogue and quotas of each region.
 
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
     """
-    markets = tuple(markets)
-    options = request.options
-    offers = [
-        _offer(replace(request, catalog=one.catalog, options=replace(options, quotas=one.quotas))) for one in markets
-    ]
-    found = sorted(filter(None, offers), key=lambda one: (not one.safe, one.score))
+    found = sorted(filter(None, map(_offer, requests)), key=lambda one: (not one.safe, one.score))
     if not found:
-        names = ", ".join(one.catalog.region for one in markets[:SHOWN])
+        names = ", ".join(one.catalog.region for one in requests[:SHOWN])
         raise NoFeasiblePlan(
-            f"Nothing fits in any of {len(markets)} regions with prices ({names}, ...).",
+            f"Nothing fits in any of {len(requests)} regions with prices ({names}, ...).",
             hint="ask for one `region`, which says what would have to be allowed",
         )
     alike = [one for one in found if one.safe == found[0].safe]
     winners = [found[0], *(min(alike, key=lambda one: one.by_wish[wish]) for wish in range(len(found[0].by_wish)))]
     return Compared(
-        best=tuple({one.market.catalog.region: one.market for one in winners}.values()),
+        best=tuple({one.request.catalog.region: one.request for one in winners}.values()),
         offers=tuple(one.offer for one in found[:SHOWN]),
-        regions=len(markets),
-        unpriced=Unpriced.of([one.catalog for one in markets if one.catalog.cloud == AWS], options),
+        unpriced=Unpriced.of([one.catalog for one in requests if one.catalog.cloud == AWS], requests[0].options),
     )
 
 
@@ -134,7 +106,7 @@ def _offer(request: PlanRequest) -> _Offer | None:
     front, steady = told.take(found.front), told.take(on_demand_rows(problem.space, found))
     steady = steady.take(np.flatnonzero(limits.risk(steady) <= 1))
     return _Offer(
-        market=Market(catalog=request.catalog, quotas=request.options.quotas),
+        request=request,
         safe=found.safe,
         score=float(limits.expected_score(told)[row]),
         by_wish=(
@@ -164,7 +136,7 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
     Plans that are a risk are left out where one is none.
     """
     limits, types = request.limits, request.catalog.instance_types
-    best = min(plans, key=lambda plan: (plan.risk is not None, _score(plan.chosen, limits)))
+    best = min(plans, key=lambda plan: (plan.risk is not None, expected_score(plan.chosen, limits)))
     alike = [plan for plan in plans if (plan.risk is None) == (best.risk is None)]
     candidates = list(dict.fromkeys(candidate for plan in alike for candidate in plan.pareto))
     front = {
@@ -178,7 +150,9 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
         named = [way.candidate for way in ways if name in way.names and way.candidate is not None]
         if named and name != "other GPU":
             own = wish == limits and name != "safest"
-            names.setdefault(best.chosen if own else min(named, key=lambda one: _score(one, wish)), []).append(name)
+            names.setdefault(best.chosen if own else min(named, key=lambda one: expected_score(one, wish)), []).append(
+                name
+            )
     for gpu in gpus_named(request.options.gpus):
         having = [
             way.candidate
@@ -187,7 +161,7 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
             and all(has_accelerator(types[group.instance_type], gpu) for group in way.candidate.groups)
         ]
         if having and not names.keys() & set(having):
-            names[min(having, key=lambda one: _score(one, limits))] = ["other GPU"]
+            names[min(having, key=lambda one: expected_score(one, limits))] = ["other GPU"]
     records = {way.candidate: way for way in reversed(ways)}
     rented = [records[candidate].model_copy(update={"names": tuple(told)}) for candidate, told in names.items()]
     here = tuple(way for way in best.choices if way.candidate is None)
@@ -198,7 +172,3 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
             "memory": tuple(dict.fromkeys(memory for plan in (best, *alike) for memory in plan.memory)),
         }
     )
-
-
-def _score(candidate: Candidate, limits: Limits) -> float:
-    return float(expected_scores([candidate], limits)[0])

@@ -9,15 +9,12 @@ limits, while one a little stricter has none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.core.formatting import duration, round_up_s, round_up_usd, usd
-from hetopt.optimizer.cost.monte_carlo import PossibleRuns
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import confident, simulate, sparing
 from hetopt.optimizer.search.forecast import JobModel
@@ -25,7 +22,6 @@ from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import SearchSpace
 
-Array = NDArray[np.float64]
 Limit = Literal["budget_usd", "deadline_s"]
 
 MORE = (1.0, 1.1, 1.3)
@@ -63,35 +59,40 @@ class Question:
         """The probability with which limits must be kept."""
         return SURE if self.confidence is None else self.confidence
 
-    def least(self, found: Found, limits: Limits, limit: Limit) -> tuple[float, int] | None:
-        """The least of a limit that a plan of these keeps beside the other one, and its row; absent: none does."""
+    def least(self, found: Found, limits: Limits, limit: Limit) -> float:
+        """Return the least of a limit that a plan of these keeps beside the other one; infinite: none does."""
         rows = sparing(found)
         other: Limit = "deadline_s" if limit == "budget_usd" else "budget_usd"
         rows = rows[_with(limits, limit, None).overrun(found.forecast)[rows] <= 1]
         if not rows.size:
-            return None
-        runs = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed)
-        needed = _least(found, rows, runs, limit, getattr(limits, other), self.asked)
-        best = int(needed.argmin())
-        return (float(needed[best]), int(rows[best])) if np.isfinite(needed[best]) else None
+            return math.inf
+        runs, told = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
+        mine, others, fits = runs.total_s, runs.cost_usd, told.total_s
+        if limit == "budget_usd":
+            mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(told.cost_usd, told.least_budget_usd)
+        most = getattr(limits, other)
+        within = np.sort(np.where(others <= (math.inf if most is None else most), mine, np.inf), axis=1)
+        enough = max(1, math.ceil(self.asked * mine.shape[1] - 1e-9))
+        return float(np.maximum(within[:, enough - 1], fits[rows]).min())
 
     def is_kept(self, limits: Limits) -> bool:
         """Whether a plan within these limits keeps them."""
         found = self.search(limits)
         if found.chosen is None:
             return False
-        return confident(self.space, self.job, found, limits, self.confidence, seed=self.seed).found.safe
+        best, _, _ = confident(self.space, self.job, found, limits, self.confidence, seed=self.seed)
+        return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
         """Return how much of a limit answers this question; None: no amount was found."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(_with(limits, limit, None), time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)
-        if least is None or least[0] >= NEVER:
+        if least >= NEVER:
             return None
         round_up = round_up_usd if limit == "budget_usd" else round_up_s
         too_little = float(getattr(limits, limit))
-        amounts = (round_up(max(more * least[0], 1.005 * too_little)) for more in MORE)
+        amounts = (round_up(max(more * least, 1.005 * too_little)) for more in MORE)
         return next((amount for amount in amounts if self.is_kept(_with(limits, limit, amount))), None)
 
 
@@ -122,20 +123,3 @@ def remedies(question: Question, limits: Limits, *, most: float | None = None) -
 
 def _with(limits: Limits, limit: Limit, value: float | None) -> Limits:
     return replace(limits, budget_usd=value) if limit == "budget_usd" else replace(limits, deadline_s=value)
-
-
-def _least(
-    found: Found,
-    rows: Sequence[int] | NDArray[np.intp],
-    runs: PossibleRuns,
-    limit: Limit,
-    other: float | None,
-    asked: float,
-) -> Array:
-    """Of each row the least of a limit that so many of its runs keep beside the other; infinite where they never do."""
-    told, draws = found.forecast, runs.total_s.shape[1]
-    mine, others = (runs.cost_usd, runs.total_s) if limit == "budget_usd" else (runs.total_s, runs.cost_usd)
-    within = np.sort(np.where(others <= (math.inf if other is None else other), mine, np.inf), axis=1)
-    enough = max(1, math.ceil(asked * draws - 1e-9))
-    fits = np.maximum(told.cost_usd, told.least_budget_usd) if limit == "budget_usd" else told.total_s
-    return np.asarray(np.maximum(within[:, enough - 1], fits[rows]), dtype=np.float64)

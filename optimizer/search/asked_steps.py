@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,8 +22,8 @@ from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog, Offer, Price
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, given_table
-from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_of
-from hetopt.optimizer.search.forecast import ClusterTable, StepColumns, steps_of
+from hetopt.optimizer.search.exchange_menu import exchange_of
+from hetopt.optimizer.search.forecast import steps_of
 from hetopt.optimizer.search.search_space import (
     MachineOption,
     SearchSpace,
@@ -53,7 +53,7 @@ class AskedSteps:
     host: ReferenceHost
     shape: Shape
     sampled: SampledMachines | None
-    _machines: dict[Node, MachineOption | str] = field(default_factory=dict)
+    _machines: dict[Node, tuple[tuple[MachineOption, ...], Mapping[str, int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile, catalog: Catalog) -> AskedSteps:
@@ -94,18 +94,14 @@ class AskedSteps:
         Raises:
             BadInput: a type whose speed cannot be predicted; says why.
         """
-        options, _, found = self._found_steps(asked)
-        return _told(options, found)
-
-    def _found_steps(self, asked: Configuration) -> tuple[list[MachineOption], ClusterTable, StepColumns]:
-        """The machines, the row of a search that the configuration would be, and its steps."""
         counts = Counter(asked.nodes)
         options = [self._machine(node) for node in counts]
-        exchange = self._exchange(asked)
+        wanted = asked.compression
+        compression = Compression() if wanted is None else Compression(name=wanted.name, ratio=wanted.ratio)
         space = SearchSpace(
             options=tuple(options),
             batch_sizes=(sum(asked.batch_sizes),),
-            exchanges=(exchange,),
+            exchanges=(exchange_of(self.model, compression, asked.workers),),
             max_machines=len(asked.nodes),
             max_workers=asked.workers,
             offered=len(options),
@@ -122,34 +118,24 @@ class AskedSteps:
         slowest = max(
             option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
         )
-        table = given_table(Columns(space), rows, np.array([slowest]))
-        return options, table, steps_of(table, self.shape)
-
-    def _exchange(self, asked: Configuration) -> ExchangeOption:
-        wanted = asked.compression
-        compression = Compression() if wanted is None else Compression(name=wanted.name, ratio=wanted.ratio)
-        return exchange_of(self.model, compression, asked.workers)
+        found = steps_of(given_table(Columns(space), rows, np.array([slowest])), self.shape)
+        step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
+        worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
+        return StepTime(
+            step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst
+        )
 
     def _machine(self, node: Node) -> MachineOption:
         if node not in self._machines:
-            self._machines[node] = self._found(node)
-        found = self._machines[node]
-        if isinstance(found, str):
+            instance = self.catalog.instance_types[node.type]
+            if instance.accelerator is not None and node.workers < instance.cuda_devices:
+                instance = replace(instance, accelerator=replace(instance.accelerator, count=node.workers))
+            offer = Offer(instance_type=instance, price=NO_MATTER, band=None)
+            self._machines[node] = machine_options(self.model, [offer], self.host, self.shape, self.sampled)
+        options, excluded = self._machines[node]
+        if not options:
+            why = next(iter(excluded))
             raise BadInput(
-                f"{node.type} cannot be planned with: {found}.", hint="measure a step on it, or name another type"
+                f"{node.type} cannot be planned with: {why}.", hint="measure a step on it, or name another type"
             )
-        return found
-
-    def _found(self, node: Node) -> MachineOption | str:
-        instance = self.catalog.instance_types[node.type]
-        if instance.accelerator is not None and node.workers < instance.cuda_devices:
-            instance = replace(instance, accelerator=replace(instance.accelerator, count=node.workers))
-        offer = Offer(instance_type=instance, price=NO_MATTER, band=None)
-        options, excluded = machine_options(self.model, [offer], self.host, self.shape, self.sampled)
-        return options[0] if options else next(iter(excluded))
-
-
-def _told(options: Sequence[MachineOption], found: StepColumns) -> StepTime:
-    step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
-    worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
-    return StepTime(step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst)
+        return options[0]

@@ -6,18 +6,15 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, evaluations, forecast, steps_of
+from hetopt.optimizer.search.group_shares import Array, Mask
 from hetopt.optimizer.search.objective import Limits, least_expected, sure_quantile
 from hetopt.optimizer.step_time.step_time import expected_maximum
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 NEVER_USD = 1e12
 """More than anything costs; finite, so that arithmetic stays so."""

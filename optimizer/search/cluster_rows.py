@@ -11,22 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, grown, late
-from hetopt.optimizer.search.group_shares import Lines, Table, earliest_finish, feasible, share, water_level
+from hetopt.optimizer.search.group_shares import (
+    Array,
+    Integers,
+    Lines,
+    Mask,
+    Table,
+    earliest_finish,
+    feasible,
+    share,
+    water_level,
+)
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.optimizer.step_time.device_memory import ExchangeLine
 from hetopt.optimizer.step_time.links import COLLECTIVES
 from hetopt.optimizer.step_time.step_time import slower, together
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.intp]
-Mask = NDArray[np.bool_]
 
 NEVER_S = 1e12
 """Longer than anything takes; finite, so that arithmetic stays so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -14,12 +14,10 @@ from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
-from hetopt.optimizer.search.group_shares import Table
+from hetopt.optimizer.search.group_shares import Array, Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,6 @@ class JobModel:
         shape: what steps have in common on whatever machines.
         startup_log_sd: spread of the time from the request to the first step.
         checkpoint_s: see `cost.interruptions`.
-        detection_s: from the loss of a machine until another is asked for.
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
         transfer: of the data set to the region, before the launch; absent where it is there.
         resumes: whether it goes on from checkpoints; else a loss costs all that was done.
@@ -45,7 +42,6 @@ class JobModel:
     startup_log_sd: float
     checkpoint_s: float
     billing: Billing
-    detection_s: float = DETECTION_S
     checkpoint_bytes: float = 0.0
     transfer: DataTransfer | None = None
     resumes: bool = True
@@ -149,7 +145,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         scarce_per_hour=table.scarce_per_hour,
         scarce_chance=table.scarce_chance,
         checkpoint_s=job.checkpoint_s,
-        restart_s=table.startup_s + job.detection_s,
+        restart_s=table.startup_s + DETECTION_S,
         interval_s=None if job.resumes else np.inf,
     )
     training = work * lost.expected_factor

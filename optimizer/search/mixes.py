@@ -11,15 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns
+from hetopt.optimizer.search.group_shares import Integers, Mask
 from hetopt.optimizer.search.objective import sure_quantile
 from hetopt.optimizer.search.pool import CHUNK, Pool
-
-Integers = NDArray[np.intp]
-Mask = NDArray[np.bool_]
 
 GAP = 0.002
 """Mixes that could be better by less than this are not looked for: far less than predictions can tell apart."""

@@ -28,9 +28,7 @@ from numpy.typing import NDArray
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import Forecast
-from hetopt.optimizer.search.pareto import pareto_front
-
-Array = NDArray[np.float64]
+from hetopt.optimizer.search.pareto import Array, pareto_front
 
 BALANCED = math.log(1.2) / (math.log(1.2) + math.log(1 / 0.9))
 """The part of time in what a balanced plan minimises, ``time^w cost^(1-w)``: a tenth less time is worth a fifth more
@@ -62,11 +60,6 @@ class Limits:
     budget_usd: float | None = None
     deadline_s: float | None = None
     time_weight: float = BALANCED
-
-    @property
-    def wants_cheapest(self) -> bool:
-        """Whether cost is all that is minimised, or as good as all."""
-        return self.time_weight <= 1 - FASTEST
 
     def score(self, total_s: Array, cost_usd: Array) -> Array:
         """What is minimised; never falls when time or cost grows."""
@@ -176,20 +169,17 @@ class Keys(NamedTuple):
     @classmethod
     def of(cls, found: Forecast, limits: Limits) -> Keys:
         """Those of a forecast's rows."""
-        first = limits.expected_score(found)
+        time, cost = expected_totals(found)
         risk, overrun = limits.risk(found), limits.overrun(found)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
-        return cls(level, np.select([level == 0, level == 1], [first, risk], overrun), _second(found, limits))
-
-    def order(self) -> NDArray[np.intp]:
-        """Rows from best to worst."""
-        return np.lexsort(self[::-1]).astype(np.intp)
+        main = np.select([level == 0, level == 1], [limits.score(time, cost), risk], overrun)
+        return cls(level, main, time if limits.time_weight <= 1 - FASTEST else cost)
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """The first so many rows of that order, without sorting the others."""
+        """Return the first so many rows from best to worst, without sorting the others."""
         level, main, _ = self
         if count >= len(main):
-            return self.order()
+            return np.lexsort(self[::-1]).astype(np.intp)
         last = np.partition(level, count - 1)[count - 1]
         here = np.flatnonzero(level == last)
         place = count - 1 - int((level < last).sum())
@@ -210,8 +200,3 @@ class Keys(NamedTuple):
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
     """Return the first so many rows from best to worst: those that are safe, then those that fit, then the rest."""
     return Keys.of(found, limits).best(count)
-
-
-def _second(found: Forecast, limits: Limits) -> Array:
-    time, cost = expected_totals(found)
-    return time if limits.wants_cheapest else cost

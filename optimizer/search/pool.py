@@ -52,19 +52,15 @@ class Pool:
             self._parts = [(ClusterRows.concatenate(rows), Forecast.concatenate(forecasts))]
         return self._parts[0]
 
-    def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> int:
-        """Price rows, each with its best exchange, and keep those that could matter (``keep`` absent: all).
-
-        Returns how many were possible.
-        """
-        priced = 0
+    def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> None:
+        """Price rows, each with its best exchange, and keep those that could matter (``keep`` absent: all)."""
         for start in range(0, len(rows), CHUNK):
             part = rows.take(np.arange(start, min(start + CHUNK, len(rows))))
             some, table = tabulate_rows(self.columns, part, self.job)
             if not len(some):
                 continue
             found = forecast(table, self.job)
-            priced += len(some)
+            self.priced += len(some)
             keys = Keys.of(found, self.limits)
             ranked = keys.best(keep or 1)
             place = keys.rank(int(ranked[0]))
@@ -75,8 +71,6 @@ class Pool:
                 kept = self._new(some, np.union1d(ranked, pareto_front(*expected_totals(found))))
                 some, found = some.take(kept), found.take(kept)
             self._parts.append((some.widened(), found))
-        self.priced += priced
-        return priced
 
     def _new(self, rows: ClusterRows, some: NDArray[np.intp]) -> NDArray[np.intp]:
         """Those of some rows whose cluster was not kept before."""

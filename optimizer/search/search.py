@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Effort", "Found", "Limits", "Proof", "choose", "search"]
 
-Array = NDArray[np.float64]
-
 
 NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
@@ -132,7 +130,15 @@ def search(
         except KeyboardInterrupt:
             goes_on()
             stopped = True
-    return _found(pool, proof, stopped=stopped)
+    return Found(
+        rows=pool.rows,
+        uniform=pool.uniform,
+        forecast=pool.forecast,
+        mixes=pool.priced - pool.uniform,
+        proof=proof,
+        stopped=stopped,
+        **_choice(pool.forecast, pool.limits),
+    )
 
 
 def search_study(
@@ -192,18 +198,6 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
     bound, best = min(pairs.bound, threes.bound), pool.safe_score
     gap = 1 - bound / best if math.isfinite(best) else None
     return replace(threes, bound=bound, gap=gap, boxes=pairs.boxes + threes.boxes)
-
-
-def _found(pool: Pool, proof: Proof | None, *, stopped: bool) -> Found:
-    return Found(
-        rows=pool.rows,
-        uniform=pool.uniform,
-        forecast=pool.forecast,
-        mixes=pool.priced - pool.uniform,
-        proof=proof,
-        stopped=stopped,
-        **_choice(pool.forecast, pool.limits),
-    )
 
 
 def _choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:

@@ -102,14 +102,6 @@ class MachineOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing:
-    """A precision that a cluster may compute in, and what it costs in steps."""
-
-    precision: Precision
-    loss: PrecisionLoss = field(default_factory=PrecisionLoss)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A point of the space: machines of which options, which batch, which exchange, as indices into the space."""
 
@@ -178,7 +170,8 @@ def machine_options(
     zone: str | None = None,
     payload: Payload | None = None,
     exchange: ExchangeMemory = ALONE,
-    computing: Computing | None = None,
+    precision: Precision | None = None,
+    loss: PrecisionLoss | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
     """The offers whose speed can be predicted, and how many were left out for which reason.
 
@@ -192,36 +185,34 @@ def machine_options(
         zone: where machines are wanted; absent: anywhere in the region, so that all its zones tell of them.
         payload: what a run brings to its machines; absent: hardly anything.
         exchange: the most that one keeps in a worker's memory.
-        computing: what workers compute in; absent: the model's precision, as it was measured.
+        precision: what workers compute in; absent: the model's, as it was measured.
+        loss: what that costs in steps; absent: nothing.
     """
-    computing = computing or Computing(precision=model.precision)
+    precision, loss = precision or model.precision, loss or PrecisionLoss()
     payload = payload or Payload()
-    known: dict[str, SampledMachine | None] = {}
     evaluation_s = model.profile.evaluation_s or 0.0
     found: list[MachineOption] = []
     excluded: Counter[str] = Counter()
-    workers: dict[str, WorkerModel | Unusable] = {}
+    only_sampled = precision != model.precision
+    like = partial(worker_model, model, host, exchange=exchange)
+    known: dict[str, tuple[WorkerModel, SampledMachine | None] | Unusable] = {}
     for offer in offers:
         instance = offer.instance_type
-        if instance.name not in workers:
-            only_sampled = computing.precision != model.precision
-            known[instance.name] = None if sampled is None else sampled.machine(instance.name, computing.precision)
-            like = partial(worker_model, model, host, exchange=exchange)
-            alone = _gathering(_in_company(worker_of(instance, like), model, shape), model, instance)
-            workers[instance.name] = _as_sampled(
-                alone,
-                known[instance.name],
-                shape,
-                model.reference.largest_measured,
-                only_sampled=only_sampled,
-            )
-            if only_sampled and (lacking := no_units(instance, computing.precision)):
-                workers[instance.name] = Unusable(reason=lacking)
-        worker = workers[instance.name]
-        if isinstance(worker, Unusable):
-            excluded[worker.reason] += 1
+        if instance.name not in known:
+            try:
+                seen = None if sampled is None else sampled.machine(instance.name, precision)
+                alone = _gathering(_in_company(worker_of(instance, like), model, shape), model, instance)
+                if only_sampled and (lacking := no_units(instance, precision)):
+                    raise Unusable(lacking)
+                samples = model.reference.largest_measured
+                known[instance.name] = _as_sampled(alone, seen, shape, samples, only_sampled=only_sampled), seen
+            except Unusable as refused:
+                known[instance.name] = refused
+        found_there = known[instance.name]
+        if isinstance(found_there, Unusable):
+            excluded[str(found_there)] += 1
             continue
-        seen = known[instance.name]
+        worker, seen = found_there
         spot, watched = offer.price.market == "spot", None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
@@ -233,9 +224,9 @@ def machine_options(
                 bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
                 if seen is None or seen.bus is None
                 else in_company(seen.bus, worker.workers, shape.host_sharing.value),
-                precision=computing.precision,
-                stretch=computing.loss.stretch,
-                stretch_log_sd=computing.loss.log_sd,
+                precision=precision,
+                stretch=loss.stretch,
+                stretch_log_sd=loss.log_sd,
                 evaluation_s=evaluation_s * worker.evaluation_factor,
                 startup_s=startup_s(instance, payload),
                 disk_gb=disk_gb(instance, payload),
@@ -246,9 +237,9 @@ def machine_options(
     return tuple(found), MappingProxyType(dict(excluded))
 
 
-def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape) -> WorkerModel | Unusable:
+def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape) -> WorkerModel:
     """The worker beside all others of its machine, where only fewer at a time were measured."""
-    if isinstance(worker, Unusable) or worker.evidence == "measured":
+    if worker.evidence == "measured":
         return worker
     reference = model.reference.device
     # Workers of a divided CPU host are not many on one machine, but parts of it.
@@ -260,10 +251,10 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
     return worker.slower(factor, math.hypot(worker.log_sd, beside_log_sd))
 
 
-def _gathering(worker: WorkerModel | Unusable, model: FittedModel, instance: InstanceType) -> WorkerModel | Unusable:
+def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
     """The worker whose micro-batches take at least as long as gathering the replica that its machine's GPUs share."""
     described = model.reference.device.counted
-    if isinstance(worker, Unusable) or worker.room is None or described is None or worker.room.scheme.shards == 1:
+    if worker.room is None or described is None or worker.room.scheme.shards == 1:
         return worker
     gathered_s = gathering_s(instance, worker.room.scheme.shards, described.weight_bytes)
     floor_s = max(worker.time.floor_s, gathered_s)
@@ -271,23 +262,16 @@ def _gathering(worker: WorkerModel | Unusable, model: FittedModel, instance: Ins
 
 
 def _as_sampled(
-    worker: WorkerModel | Unusable,
-    seen: SampledMachine | None,
-    shape: Shape,
-    samples: int,
-    *,
-    only_sampled: bool = False,
-) -> WorkerModel | Unusable:
+    worker: WorkerModel, seen: SampledMachine | None, shape: Shape, samples: int, *, only_sampled: bool
+) -> WorkerModel:
     """The worker as step samples know it, or their relative, where that is known better than by the profile alone.
 
     What it takes beside steps, it takes as much longer as a step of so many samples. Of a precision that they alone
     know, the profile says nothing.
     """
-    if isinstance(worker, Unusable):
-        return worker
     if only_sampled:
         if seen is None or (worker.kind == "cpu" and seen.evidence == "extrapolated"):
-            return Unusable(reason="no step was measured in that precision on its like")
+            raise Unusable("no step was measured in that precision on its like")
     elif seen is None or worker.evidence == "measured" or seen.log_sd > worker.log_sd:
         return worker
     crowd = shape.crowded(worker.workers)

@@ -109,9 +109,10 @@ def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
 def _most_that_lose_little(penalty: LocalPenalty, share: float, most: int) -> int:
     """Up to ``most`` workers of a run of fixed length, where nothing makes up for what was not learned."""
     return max(
-        (workers for workers in range(most + 1) if workers < 2 or _loses_little(penalty, share, workers)), default=0
+        (
+            workers
+            for workers in range(most + 1)
+            if workers < 2 or penalty.cautious_inflation(share, workers) <= 1 + MOST_LOST
+        ),
+        default=0,
     )
-
-
-def _loses_little(penalty: LocalPenalty, share: float, workers: int) -> bool:
-    return penalty.cautious_inflation(share, workers) <= 1 + MOST_LOST

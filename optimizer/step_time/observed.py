@@ -16,9 +16,6 @@ MOST_LAYOUTS = 200
 MOST_ROWS = 4000
 """A fit takes seconds with more, and learns nothing from them."""
 
-CONTRADICTION = 1.5
-"""Repeats of one configuration differ by 5-15 % on public clusters; beyond this factor, something else differed too."""
-
 LEAST_COMPUTE = 0.02
 """Of a step; what is reported as waiting is never quite all of it."""
 
@@ -40,16 +37,6 @@ class Observed:
     log_exchange: Array
     model_kind: ModelKind | None = None
     flops_per_sample: float | None = None
-
-    @property
-    def typical_step_s(self) -> float:
-        """Median of the steps; of the computations where no step was measured."""
-        return _median_s(self.log_step, self.log_compute)
-
-    @property
-    def typical_compute_s(self) -> float:
-        """Median of the computations; of the steps where none is known."""
-        return _median_s(self.log_compute, self.log_step)
 
     @property
     def typical_batch(self) -> float:
@@ -100,6 +87,7 @@ def _evenly(count: int, most: int) -> list[int]:
     return [round(place) for place in np.linspace(0, count - 1, most).tolist()]
 
 
-def _median_s(*logs: Array) -> float:
+def median_s(*logs: Array) -> float:
+    """Return the median of the first logs that are known, in seconds."""
     known = next(log[np.isfinite(log)] for log in logs if np.isfinite(log).any())
     return float(np.exp(np.median(known)))

@@ -21,7 +21,7 @@ import numpy as np
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.jacobian import Channel, channels
-from hetopt.optimizer.step_time.observed import Observed
+from hetopt.optimizer.step_time.observed import Observed, median_s
 from hetopt.optimizer.step_time.physics import SHARED, Coordinates
 from hetopt.optimizer.step_time.priors import OWN_LINK_SD, PRIORS, SCALE_ROWS, SPREAD, Normal, Spread
 from hetopt.optimizer.step_time.residual_process import Latents
@@ -62,14 +62,6 @@ ENOUGH = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian:
-    """A mean and a standard deviation, of a log of seconds."""
-
-    mean: float
-    sd: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Posterior:
     """A fitted model.
 
@@ -78,7 +70,7 @@ class Posterior:
         mode: parameters, then what is left over at the points and at the layouts of ``latents``.
         covariance: of ``mode``.
         prior_mean, prior_sd: of the parameters.
-        compression_prior: of a compressor that was not measured.
+        compression_mean, compression_sd: prior of the log of what a compressor takes that was not measured.
     """
 
     observed: Observed
@@ -88,7 +80,8 @@ class Posterior:
     covariance: Array
     prior_mean: Array
     prior_sd: Array
-    compression_prior: Gaussian
+    compression_mean: float
+    compression_sd: float
 
     @property
     def parameters(self) -> Array:
@@ -155,7 +148,8 @@ def fit(observed: Observed, *, priors: Mapping[str, Normal] = PRIORS, spread: Sp
         covariance=_covariance(problem, prior, best),
         prior_mean=mean,
         prior_sd=sd,
-        compression_prior=Gaussian(mean=_scales(observed)["compression"], sd=priors["compression"].sd),
+        compression_mean=_scales(observed)["compression"],
+        compression_sd=priors["compression"].sd,
     )
 
 
@@ -229,7 +223,8 @@ def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
 
 def _scales(observed: Observed) -> dict[str, float]:
     """Where parameters with the scale of the job are looked for: half a step computes samples, a third exchanges."""
-    compute_s, step_s = observed.typical_compute_s, observed.typical_step_s
+    compute_s = median_s(observed.log_compute, observed.log_step)
+    step_s = median_s(observed.log_step, observed.log_compute)
     return {
         "network": math.log(step_s / 3),
         "fixed": math.log(compute_s / 4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,78 +19,28 @@ from hetopt.optimizer.step_time.tiers import Kinship
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
-    """Variances of a row's log step, by where they come from. They add up.
-
-    Attributes:
-        parameters: what the samples leave open of the physics, and what it leaves over where something was measured;
-            ``parameters_below`` towards shorter steps, where links that computing hides can only become more hidden.
-        batch: computation at batch sizes that were not measured.
-        layout: exchange of layouts that were not measured.
-        kinship: machine types that were not measured.
-        compressor: compressors that were not measured.
-        noise: one run against another.
-        contradicted: measurements of a type that contradict each other.
-        sockets: how GPUs beyond a socket's are joined, where no such machine was measured; towards longer steps only.
-    """
-
-    parameters: Array
-    parameters_below: Array
-    batch: Array
-    layout: Array
-    kinship: Array
-    compressor: Array
-    noise: Array
-    sockets: Array
-
-    @property
-    def total(self) -> Array:
-        """Variance of the log of (true / predicted)."""
-        return self.parameters + self.sockets + self._others
-
-    @property
-    def below(self) -> Array:
-        """The same of steps that are shorter than predicted."""
-        return self.parameters_below + self._others
-
-    @property
-    def _others(self) -> Array:
-        return self.batch + self.layout + self.kinship + self.compressor + self.noise
-
-
-@dataclass(frozen=True, kw_only=True)
-class FromParameters:
-    """Variance of each row's log step by the parameters.
-
-    Attributes:
-        by_link: of each parameter of `FAR` that is not known, towards longer steps; ``by_link_below``: shorter ones.
-        linear: variance of each row by the rest, and by all that is known.
-    """
-
-    by_link: Mapping[str, Array]
-    by_link_below: Mapping[str, Array]
-    linear: Array
-
-
-@dataclass(frozen=True, kw_only=True)
 class Linearised:
     """Predictions, a row each, with their derivatives.
 
     Attributes:
         reference_points: `Rows.points`, with measured types in place of their relatives.
         by_mode: derivatives of the log step by the model's `Posterior.mode`.
-        parameters: what follows from that for its variance.
         foreign: derivatives by what was not measured at all, in its standard deviations: the computation and the links
             of each type that is only a relative, and each new compressor.
+        above, below: variance of the log of (true / predicted) towards longer steps, and towards shorter ones.
+        noise: of both, one run against another.
+        sockets: of `above`, how GPUs beyond a socket's are joined, where no such machine was measured.
     """
 
     rows: Rows
     steps: Steps
     reference_points: tuple[Point, ...]
     by_mode: Array
-    parameters: FromParameters
     foreign: Array
-    sources: Sources
+    above: Array
+    below: Array
+    noise: Array
+    sockets: Array
 
     @property
     def log_step(self) -> Array:
@@ -119,7 +69,7 @@ def predict(
     rows = make_rows(configurations, own.types)
     new = [name for name in rows.compressors if name not in own.compressors]
     where = Coordinates(types=model.where.types, compressors=model.where.compressors + len(new))
-    vector = np.concatenate([model.parameters, np.full(len(new), model.compression_prior.mean)])
+    vector = np.concatenate([model.parameters, np.full(len(new), model.compression_mean)])
     kinds = _kinds(own, rows, new, kin)
     points = [(int(kinds.reference[type_]), log_batch) for type_, log_batch in rows.points]
     compute_weights, compute_left = model.latents.compute_at(points)
@@ -149,31 +99,32 @@ def predict(
         axis=1,
     )
     foreign = _foreign(rows, here, len(own.types), kin)
-    none = np.zeros(len(rows))
-    compressed = derivatives[:, parameters:] * model.compression_prior.sd
+    compressed = derivatives[:, parameters:] * model.compression_sd
     # Evaluated at its end as it is, because computing may hide the exchange that was measured altogether.
     unseen = _unseen_sockets(own, rows, kinds, switched)
     longest_s = min(SLOWEST_MESSAGE_S, THROUGH_THE_HOST * model.slowest_message_s) if unseen.any() else 0.0
     more_s = np.where(unseen, longest_s * rows.messages, 0.0)
     across = at(model.mode, np.log1p(more_s / np.exp(here.log_exchange)))[0].log_step
-    known = _from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step)
+    longer, shorter = _from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step)
+    noise = noise_variance(here, model.latents.spread)
+    unmeasured = (
+        here.compute_share**2 * compute_left[point]
+        + here.exchange_share**2 * exchange_left[rows.layout]
+        + (foreign**2).sum(axis=1)
+        + (compressed**2).sum(axis=1)
+        + noise
+    )
+    sockets = ((across - here.log_step) / Z90) ** 2
     return Linearised(
         rows=rows,
         steps=here,
         reference_points=tuple(points),
         by_mode=by_mode,
-        parameters=known,
         foreign=np.concatenate([foreign, compressed], axis=1),
-        sources=Sources(
-            parameters=known.linear + sum(known.by_link.values(), none),
-            parameters_below=known.linear + sum(known.by_link_below.values(), none),
-            batch=here.compute_share**2 * compute_left[point],
-            layout=here.exchange_share**2 * exchange_left[rows.layout],
-            kinship=(foreign**2).sum(axis=1),
-            compressor=(compressed**2).sum(axis=1),
-            noise=noise_variance(here, model.latents.spread),
-            sockets=((across - here.log_step) / Z90) ** 2,
-        ),
+        above=longer + sockets + unmeasured,
+        below=shorter + unmeasured,
+        noise=noise,
+        sockets=sockets,
     )
 
 
@@ -204,15 +155,17 @@ KNOWN = 0.5
 """Share of the prior variance that must be gone for a linear approximation to do."""
 
 
-def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> FromParameters:
-    """Variance of what was learned: linear around the mode, but for links that nothing was learned about.
+def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Return the variance of longer and of shorter steps by what was learned.
+
+    It is linear around the mode, but for links that nothing was learned about.
 
     An exchange that hides behind computing has next to no derivative, and yet a network ten times slower would show.
     Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is; that
     of messages inside a node ends with the longest that the samples allow.
     """
     covariance, here = model.covariance.copy(), log_step(model.mode)
-    above, below = dict[str, Array](), dict[str, Array]()
+    above, below = np.zeros(len(here)), np.zeros(len(here))
     for name in FAR:
         if model.learned(name) < KNOWN:
             index = SHARED.index(name)
@@ -221,11 +174,11 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
             if name == "host_latency":  # of which the samples often exclude what the covariance allows
                 reach = min(Z90, max(0.0, (np.log(model.slowest_message_s) - model.mode[index]) / stride[index]))
             ends = [(log_step(model.mode + deviations * stride) - here) / Z90 for deviations in (-Z90, reach)]
-            above[name] = np.maximum(np.maximum(*ends), 0.0) ** 2
-            below[name] = np.minimum(np.minimum(*ends), 0.0) ** 2
+            above += np.maximum(np.maximum(*ends), 0.0) ** 2
+            below += np.minimum(np.minimum(*ends), 0.0) ** 2
             covariance -= np.outer(stride, stride)
     linear = ((by_mode @ covariance) * by_mode).sum(axis=1)
-    return FromParameters(by_link=above, by_link_below=below, linear=linear)
+    return linear + above, linear + below
 
 
 def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array:

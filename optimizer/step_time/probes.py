@@ -62,14 +62,14 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
     derivatives, covariance, parts = _joint(model, asked, every)
     shared = derivatives @ covariance
     between = shared @ derivatives.T
-    noise = asked.sources.noise[every]
+    noise = asked.noise[every]
     layout = asked.rows.layout[every]
     prices = [usd[row] for row in every.tolist()]
     priced = np.array([1.0 if price is None or None in prices else price for price in prices])
     before = float(np.trace(between))
     open_ = np.array([price is None or math.isfinite(price) for price in prices])
     # How full machines are joined has no derivative where computing hides it: where it is most, one of them is first.
-    sockets = asked.sources.sockets[every]
+    sockets = asked.sockets[every]
     unseen = all_sockets = float(sockets.sum())
     full_first = unseen > before and bool((open_ & (sockets > 0)).any())
     found: list[Probe] = []

@@ -167,7 +167,7 @@ def relatives(
     """How types relate to those that were measured: by their GPU to all of them, by their processor to the nearest.
 
     Args:
-        names: the types, the measured ones first.
+        names: the types.
         measured: the model's types, in their order.
         catalog: known instance types.
         seen: steps of those with a GPU.
@@ -175,13 +175,13 @@ def relatives(
     Raises:
         BadInput: a type was not measured, nor does the catalogue relate it to one that was.
     """
-    asked = [index for index in range(len(measured), len(names)) if _has_gpu(names[index], catalog, seen)]
-    by_gpu = _by_gpus([names[index] for index in asked], catalog, seen) if asked else []
+    asked = [name for name in names if name not in measured and seen and _place(name, catalog, 1.0) is not None]
+    by_gpu = dict(zip(asked, _by_gpus(asked, catalog, seen), strict=True)) if asked else {}
     return tuple(
         Kinship(reference=measured.index(name), evidence="measured")
         if name in measured
-        else _kinship(name, measured, catalog, by_gpu[asked.index(index)] if index in asked else None)
-        for index, name in enumerate(names)
+        else _kinship(name, measured, catalog, by_gpu.get(name))
+        for name in names
     )
 
 
@@ -189,9 +189,7 @@ def kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> Kinship:
     """How one type relates to those that were measured, see `relatives`."""
-    if name in measured:
-        return relatives([name], measured, catalog, seen)[0]
-    return relatives([*measured, name], measured, catalog, seen)[-1]
+    return relatives([name], measured, catalog, seen)[0]
 
 
 def _kinship(
@@ -232,22 +230,13 @@ def _kinship(
     return min(near, key=lambda relative: relative.log_sd) if near or by_gpu is None else by_gpu
 
 
-def _has_gpu(name: str, catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> bool:
-    return bool(seen) and _place(name, catalog, 1.0) is not None
-
-
-def _places(names: Sequence[str], catalog: Mapping[str, InstanceType], one: Seen) -> tuple[Place, ...]:
-    """Where types compute at the batch size of a measured step."""
-    found = [_place(name, catalog, one.step.place.batch_size) for name in names]
-    return tuple(place for place in found if place is not None)
-
-
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
     """From all GPUs that were measured (`gpu_transfer`); the nearest one's line over batch sizes, or `BatchPower`."""
     known = tuple(one.step for one in seen)
     told, sure, powers = [], [], []
     for one in seen:
-        places = _places(names, catalog, one)
+        found_at = [_place(name, catalog, one.step.place.batch_size) for name in names]
+        places = tuple(place for place in found_at if place is not None)
         told.append(transferred(known, places))
         twice = tuple(replace(place, batch_size=2 * place.batch_size) for place in places)
         powers.append((transferred(known, twice)[0] - told[-1][0]) / math.log(2))

@@ -106,11 +106,8 @@ class WorkerModel:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unusable:
-    """Why a machine type is not considered."""
-
-    reason: str
+class Unusable(Exception):
+    """A machine type that no worker is planned on, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,18 +202,21 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
 
 def worker_model(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, exchange: ExchangeMemory = ALONE
-) -> WorkerModel | Unusable:
-    """Predict one worker of a machine type, or say why that cannot be done.
+) -> WorkerModel:
+    """Predict one worker of a machine type.
 
     Args:
         model: what the profile says.
         host: the profiled machine in the catalogue's terms.
         instance: the machine type.
         exchange: the most that one keeps in its memory.
+
+    Raises:
+        Unusable: that cannot be done.
     """
     objection = unusable(instance) or lacks_precision(model, host, instance)
     if objection is not None:
-        return Unusable(reason=objection)
+        raise Unusable(objection)
     workers = max(1, instance.cuda_devices)
     for fitted in model.devices:
         if fitted.device.type == instance.name and fitted.device.workers_per_host == workers:
@@ -230,7 +230,7 @@ def worker_model(
         found = _from_gpu(model, host, accelerator)
     else:
         found = _by_roofline(model, host, instance, accelerator)
-    if isinstance(found, WorkerModel) and model.profile.is_counted:
+    if model.profile.is_counted:
         found = replace(found, evidence="counted")
     return _with_memory(found, model, instance, exchange)
 
@@ -313,16 +313,16 @@ def _worker(
     )
 
 
-def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
+def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel:
     """``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta`` with ``s`` the ratio of CoreMark a vCPU.
 
     Fixed time is spent by one thread, so more vCPUs do not shorten it; samples are spread over the threads.
     """
     reference = model.reference
     if reference.device.kind != "cpu":
-        return Unusable(reason=ONLY_GPUS_PROFILED)
+        raise Unusable(ONLY_GPUS_PROFILED)
     if instance.coremark_iterations_per_s is None:
-        return Unusable(reason="no CPU benchmark to predict its speed from")
+        raise Unusable("no CPU benchmark to predict its speed from")
     one_thread = host.coremark_per_vcpu * instance.vcpus / instance.coremark_iterations_per_s
     eta, eta_sd = thread_scaling(model)
     threads = reference.device.threads_per_worker
@@ -347,7 +347,7 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
     )
 
 
-def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel | Unusable:
+def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel:
     """From the profiled GPUs to another, by what public measurements say of both (`gpu_transfer`).
 
     The whole step is scaled, as it was measured: what of it is the host's is in those measurements too.
@@ -358,9 +358,9 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
     if _is_reference(model, host, accelerator, gpu):
         factor, log_sd, evidence = 1.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
     elif gpu is None:
-        return Unusable(reason=NO_PUBLISHED_RATES)
+        raise Unusable(NO_PUBLISHED_RATES)
     elif not host.gpus:
-        return Unusable(reason=NO_RATES_OF_OWN_GPU)
+        raise Unusable(NO_RATES_OF_OWN_GPU)
     elif (counted := reference.device.counted) is not None and counted.moved_bytes is not None:
         place = host.gpus[0].place
         factor = sample_s(counted, gpu, place.precision) / sample_s(counted, place.gpu, place.precision)
@@ -391,7 +391,7 @@ def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelera
 
 def _by_roofline(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, accelerator: Accelerator
-) -> WorkerModel | Unusable:
+) -> WorkerModel:
     """From a CPU to a GPU: matrix work at the GPU's rate, the rest of the CPU's time as memory traffic, plus loading.
 
         c = F / (0.4 peak) + M / (0.7 bandwidth) + load,    a = operators x 8 us
@@ -401,11 +401,11 @@ def _by_roofline(
     """
     flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
     if flops is None or bandwidth is None:
-        return Unusable(reason=NO_PUBLISHED_RATES)
+        raise Unusable(NO_PUBLISHED_RATES)
     job, reference = model.profile.job, model.reference
     device = reference.device
     if job.flops_per_sample is None or device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
-        return Unusable(reason=NO_RATES_FOR_GPUS)
+        raise Unusable(NO_RATES_FOR_GPUS)
     compute_cpu_s = reference.step_time.per_sample_s - reference.load_per_sample_s
     traffic = max(0.0, compute_cpu_s - job.flops_per_sample / device.matmul_flops_per_s) * device.copy_bytes_per_s
     per_core = 1.0
@@ -428,15 +428,13 @@ def _by_roofline(
 
 
 def _with_memory(
-    worker: WorkerModel | Unusable,
+    worker: WorkerModel,
     model: FittedModel,
     instance: InstanceType,
     exchange: ExchangeMemory,
     measured: FittedDevice | None = None,
-) -> WorkerModel | Unusable:
+) -> WorkerModel:
     """The worker with what its device holds; the update of its fixed part it takes once, however many micro-batches."""
-    if isinstance(worker, Unusable):
-        return worker
     device_bytes, usable = usable_bytes(instance)
     found = room(
         model,
@@ -448,7 +446,7 @@ def _with_memory(
         devices=worker.workers,
     )
     if found is None:
-        return Unusable(reason=TOO_LITTLE_MEMORY)
+        raise Unusable(TOO_LITTLE_MEMORY)
     line = model.reference.step_time
     update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
     point = model.reference.device.step_times[-1]

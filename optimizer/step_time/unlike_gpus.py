@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.step_time.transfer import Unusable, WorkerModel
+from hetopt.optimizer.step_time.transfer import WorkerModel
 
 
-def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel | Unusable]) -> WorkerModel | Unusable:
-    """The worker that stands for all of a machine's, or why one of them cannot be.
+def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel]) -> WorkerModel:
+    """The worker that stands for all of a machine's.
 
     Args:
         instance: the machine.
@@ -28,12 +28,8 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
     """
     if not instance.unlike:
         return like(instance)
-    each: list[WorkerModel] = []
-    for gpu in instance.unlike:
-        found = like(replace(instance, accelerator=replace(gpu, count=len(instance.unlike)), unlike=()))
-        if isinstance(found, Unusable):
-            return found
-        each.append(found)
+    count = len(instance.unlike)
+    each = [like(replace(instance, accelerator=replace(gpu, count=count), unlike=())) for gpu in instance.unlike]
     rooms = [worker.room for worker in each if worker.room is not None]
     least = min(rooms, key=lambda room: math.inf if room.free_bytes is None else room.free_bytes, default=None)
     return replace(

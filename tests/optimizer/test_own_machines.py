@@ -167,7 +167,7 @@ def test_what_a_plan_needs_to_know_is_asked_for(host: Host, says: str) -> None:
 def test_cards_that_nobody_rents_are_planned_by_their_data_sheets() -> None:
     """Whatever spelling; an own figure of a driver is the same card."""
     for name in ("RTX 3090", "NVIDIA GeForce RTX 3090", "rtx-3090"):
-        [machine] = owned(load_catalog(), [box("box", devices=(name,))], NOW.date()).catalog.listings.values()
+        [machine] = owned(load_catalog(), [box("box", devices=(name,))], NOW.date())[0].listings.values()
         accelerator = machine.instance_type.accelerator
         assert accelerator is not None
         assert (accelerator.name, accelerator.memory_gib) == ("RTX 3090", 24)

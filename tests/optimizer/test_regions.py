@@ -14,19 +14,19 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from hetopt.optimizer.recommendation.regions import Compared, compare_regions
 from hetopt.optimizer.search.objective import Limits
 from tests.face.conftest import RECORDED
 
 HERE = load_catalog("us-west-2")
-MARKETS = [Market(catalog=HERE.in_region(name), quotas={}) for name in ("us-west-2", "eu-west-1", "sa-east-1")]
+CATALOGS = [HERE.in_region(name) for name in ("us-west-2", "eu-west-1", "sa-east-1")]
 PROFILE = Profile.load(RECORDED / "resnet20-cifar10.json")
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 GOAL = Goal(ends="epochs", amount=200, budget_usd=20)
 
 
 def compared(options: Options, goal: Goal = GOAL) -> Compared:
-    return compare_regions(PlanRequest(PROFILE, HERE, goal, options), MARKETS)
+    return compare_regions([PlanRequest(PROFILE, catalog, goal, options) for catalog in CATALOGS])
 
 
 @pytest.mark.parametrize("gpus", [(), ("A10G",)])
@@ -36,9 +36,9 @@ def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
     def find(request: PlanRequest) -> Plan:
         return recommend(request, seed=0, now=NOW)
 
-    markets = [Market(catalog=load_catalog(name), quotas={}) for name in ("us-east-1", "eu-west-1", "ap-southeast-3")]
-    requests = [PlanRequest(PROFILE, market.catalog, GOAL, options) for market in markets]
-    anywhere = compare_regions(requests[0], markets).planned(requests[0], find)
+    regions = ("us-east-1", "eu-west-1", "ap-southeast-3")
+    requests = [PlanRequest(PROFILE, load_catalog(name), GOAL, options) for name in regions]
+    anywhere = compare_regions(requests).planned(find)
     ways = {name: way.candidate for way in anywhere.choices for name in way.names if way.candidate is not None}
     assert not gpus or len({candidate.groups[0].region for candidate in anywhere.plans}) > 1
     assert {way for name, way in ways.items() if name != "safest"} <= set(anywhere.pareto)
@@ -63,9 +63,9 @@ def test_each_gpu_that_is_named_has_its_best_way_anywhere() -> None:
         own = [way for way in ways if all(group.hardware and group.hardware.gpu == name for group in way.groups)]
         return float(expected_scores(own, requests[0].limits).min(initial=math.inf))
 
-    markets = [Market(catalog=load_catalog(name), quotas={}) for name in ("ap-southeast-3", "us-east-1", "eu-west-1")]
-    requests = [PlanRequest(PROFILE, market.catalog, GOAL, options) for market in markets]
-    anywhere = compare_regions(requests[0], markets).planned(requests[0], find)
+    regions = ("ap-southeast-3", "us-east-1", "eu-west-1")
+    requests = [PlanRequest(PROFILE, load_catalog(name), GOAL, options) for name in regions]
+    anywhere = compare_regions(requests).planned(find)
     alone = [find(request) for request in requests]
     for name in names:
         assert best([anywhere], name) <= best(alone, name) * (1 + 1e-9), name

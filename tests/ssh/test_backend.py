@@ -238,8 +238,8 @@ def test_hosts_are_measured(inventory: Path) -> None:
     assert [[node.type for node in one.samples[0].nodes] for one in found] == [["box0"], ["box0", "box1"]]
     assert all(0 < one.usd < 0.1 for one in found)
     known = profile.model_copy(update={"samples": tuple(one.samples[0] for one in found)})
-    mine = owned(load_catalog(), planned(inventory), datetime.date.today())
-    machines = sampled_machines(known, mine.catalog.instance_types)
+    mine, _ = owned(load_catalog(), planned(inventory), datetime.date.today())
+    machines = sampled_machines(known, mine.instance_types)
     assert machines is not None
     assert machines.machine("box0").evidence == "measured"
 

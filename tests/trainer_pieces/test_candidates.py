@@ -83,10 +83,8 @@ def test_the_collective_is_chosen_among_those_that_carry_the_compressor(name, co
 @pytest.mark.parametrize(
     ("name", "collective", "ratio", "refusal"),
     [
-        ("qsgd_maxnorm", "all_reduce", 1.0, ValueError),
         ("topkk", "all_gather", 0.1, BadInput),
         ("dgc", "ar_topk_star", 0.1, BadInput),
-        ("topk", "all_gather", 0.0, ValueError),
     ],
 )
 def test_options_that_cannot_be_judged_are_refused(name, collective, ratio, refusal):

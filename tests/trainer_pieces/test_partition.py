@@ -121,23 +121,6 @@ def test_impossible_batches_name_the_bound(total, message):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"fixed_s": -1.0},
-        {"fixed_s": math.nan},
-        {"floor_s": math.inf},
-        {"per_sample_s": 0.0},
-        {"per_sample_s": math.nan},
-        {"min_samples": -1},
-        {"min_samples": 3, "max_samples": 2},
-    ],
-)
-def test_impossible_workers_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"must be|no share"):
-        WorkerTime(**({"fixed_s": 0.0, "per_sample_s": 1.0} | wrong))
-
-
 @st.composite
 def apportionments(draw):
     count = draw(st.integers(1, 6))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import CONTROLLERS
-from hetopt.core.training_laws import step_inflation
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.gravac import Gravac, ideal_factor
 from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
@@ -168,7 +167,6 @@ def test_the_original_accordion_looks_every_ten_epochs_and_at_the_learning_rate(
         lambda: ScanRatio(options=OPTIONS, time=-1),
         lambda: AutoRatio(options=OPTIONS[1:]),
         lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
-        lambda: step_inflation(0),
     ],
 )
 def test_impossible_settings_are_refused(impossible):

@@ -22,7 +22,6 @@ from hetopt.core.comm.composition import (
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.cost import Operation, dense, pipelined_s
 from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements, operations
-from hetopt.core.plain_text import known
 from hetopt.core.run_spec import Compression
 
 COMPRESS_SD = 0.05
@@ -104,11 +103,8 @@ def make_option(
 
     Raises:
         BadInput: no such compressor, or it cannot travel so.
-        ValueError: nothing is known of the gain, and no Top-k curve tells it.
     """
     gain = ratio if name == "randomk" else KEPT.get(name)  # of what is rounded, and of a random choice
-    if gain is None and not METHODS[known(name, METHODS, "compressor")].by_ratio:
-        raise ValueError(f"how much of a gradient {name} keeps is not known")
     return Option(
         compressor=name,
         collective=collective,

@@ -78,8 +78,6 @@ def kept_elements(numel: int, ratio: float) -> int:
     The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although ``100 * 0.29 < 29`` in
     binary.
     """
-    if numel < 1 or not 0 < ratio <= 1:
-        raise ValueError(f"a ratio in (0, 1] of at least one element is needed, not {ratio} of {numel}")
     return min(numel, max(1, int(numel * ratio + 1e-6)))
 
 
@@ -144,7 +142,7 @@ def operations(
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" if chosen == GATHER:
             width, _ = gathered_bits(bits=bits, levels=levels)
-            parts = [("all_gather", VALUE_BYTES + gathered_code_bytes(numel, width))]
+            parts = [("all_gather", VALUE_BYTES + math.ceil(numel * width / 8))]
         case "qsgd_maxnorm":
             parts = quantised(numel)
         case "qsgd_two_scale":
@@ -305,8 +303,3 @@ def summed_code_bytes(numel: int, bits: int) -> int:
     if bits == 4:
         return math.ceil(numel / 2)
     return 4 * math.ceil(numel / 2) if bits == 16 else numel * bits // 8
-
-
-def gathered_code_bytes(numel: int, bits: int) -> int:
-    """Return bytes of ``numel`` packed codes where they are gathered."""
-    return math.ceil(numel * bits / 8)

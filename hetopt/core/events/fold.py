@@ -190,11 +190,6 @@ class WorkerTotals:
         """Return mean compute time of a step, in seconds; 0 before the first."""
         return self.compute_s / max(1, self.steps)
 
-    @property
-    def mean_wait_s(self) -> float:
-        """Return mean straggler wait of a step, in seconds; 0 before the first."""
-        return self.wait_s / max(1, self.steps)
-
 
 @dataclass(kw_only=True)
 class Traffic:
@@ -442,11 +437,6 @@ class RunFold:
         """Return how often it was launched, the times that it went on included."""
         return self.clock.sessions
 
-    @property
-    def steps_done(self) -> int:
-        """Steps that count of those in this log, without those of a checkpoint that its first session resumed from."""
-        return max(0, self.step - self.first_step)
-
     def _step(self, event: StepsLogged) -> None:
         if self._training_since_s is None:  # the log lost the line that says so
             self._begin_training(event.time_s, before_s=event.steps * event.step_time_s)
@@ -558,15 +548,6 @@ def _announced(worker: StartedWorker) -> dict[str, Any]:
     return {name: getattr(worker, name) for name in ("host", "type", "slowdown", "local_batch_size")}
 
 
-@dataclass(kw_only=True)
-class PlacedSteps:
-    """Steps in order, at their times (seconds since training began), and the places of their workers in the roster."""
-
-    events: list[StepsLogged] = field(default_factory=list)
-    end_s: list[float] = field(default_factory=list)
-    places: list[tuple[int, ...]] = field(default_factory=list)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlacedEvent:
     """An event that is no step, and where in the run it belongs.
@@ -591,12 +572,14 @@ class RunHistory:
 
     Attributes:
         run: what it has come to.
-        steps: its lines of steps.
+        steps: its lines of steps, at their ends (seconds since training began), and the places of their workers.
         others: its other events, in order.
     """
 
     run: RunFold = field(default_factory=RunFold)
-    steps: PlacedSteps = field(default_factory=PlacedSteps)
+    steps: list[StepsLogged] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+    places: list[tuple[int, ...]] = field(default_factory=list)
     others: list[PlacedEvent] = field(default_factory=list)
     _session: int = 0
     _idle_s: float = 0.0
@@ -615,16 +598,16 @@ class RunHistory:
         run.take(event)
         at_s = run.trained_for_s
         if isinstance(event, StepsLogged) and at_s is not None:
-            self.steps.events.append(event)
-            self.steps.end_s.append(at_s)
-            self.steps.places.append(run.latest_places)
+            self.steps.append(event)
+            self.end_s.append(at_s)
+            self.places.append(run.latest_places)
             return
         paused_s = None
         if isinstance(event, TrainingStarted):
             if had_begun and run.sessions > self._session:
                 paused_s = run.clock.idle_s - self._idle_s
             self._session, self._idle_s = run.sessions, run.clock.idle_s
-        row, present = len(self.steps.events), run.roster.present
+        row, present = len(self.steps), run.roster.present
         self.others.append(PlacedEvent(event=event, at_s=at_s, row=row, present=present, paused_s=paused_s))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -154,8 +154,6 @@ def nothing_collected() -> Iterator[None]:
 MOST_LINE_BYTES = 8 * 2**20
 """Longer than the start of a run with ten thousand workers; what is longer is no event, and is not kept in memory."""
 
-_CHUNK_BYTES = 2**20
-
 ITS_OWNER = "ask its owner, or run the command as the user who started the run"
 """What to do about a file of a run that cannot be read."""
 
@@ -255,7 +253,6 @@ class EventReader:
 
     path: Path
     _offset: int = 0
-    _rest: bytes = b""
     _is_skipping: bool = False
     _parser: LineParser = field(default_factory=LineParser)
 
@@ -284,37 +281,26 @@ class EventReader:
         """
         try:
             with opened_file(self.path, hint=ITS_OWNER) as stream:
-                stream.seek(self._offset)
-                while chunk := stream.read(_CHUNK_BYTES):
-                    self._offset += len(chunk)
+                while chunk := self._read_on(stream):
+                    end = chunk.rfind(b"\n") + 1
+                    if not end and len(chunk) < MOST_LINE_BYTES:
+                        return  # until the line's end comes it is read again
+                    lines = chunk[:end].split(b"\n")[:-1]
+                    if not end and not self._is_skipping:
+                        self._parser.too_long()
+                    elif end and self._is_skipping:
+                        del lines[0]
+                    self._is_skipping = not end
+                    self._offset += end or len(chunk)
                     with nothing_collected():
-                        some = self._parser.parse(self._whole_lines(chunk))
+                        some = self._parser.parse(lines)
                     yield some
         except MissingFile:
             return
 
-    def _whole_lines(self, chunk: bytes) -> list[bytes]:
-        *lines, rest = chunk.split(b"\n")
-        if not lines:
-            self._keep(rest)
-            return []
-        if self._is_skipping:
-            self._is_skipping = False
-            del lines[0]
-        else:
-            lines[0] = self._rest + lines[0]
-        self._rest = b""
-        self._keep(rest)
-        return lines
-
-    def _keep(self, rest: bytes) -> None:
-        """Until the line's end comes; what grows beyond every event is let go."""
-        if self._is_skipping:
-            return
-        self._rest += rest
-        if len(self._rest) > MOST_LINE_BYTES:
-            self._rest, self._is_skipping = b"", True
-            self._parser.too_long()
+    def _read_on(self, stream: BinaryIO) -> bytes:
+        stream.seek(self._offset)
+        return stream.read(MOST_LINE_BYTES)
 
 
 def read_log(path: Path) -> EventsRead:

@@ -42,7 +42,6 @@ EpochSeconds = Annotated[float, Field(ge=0, le=1e11)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Bytes = Annotated[float, Field(ge=0, le=1e18)]
-Passes = Annotated[float, Field(ge=0, le=1e9)]
 Factor = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e100, le=1e100)]
 """A loss or a metric: so large that a diverging run still shows, and its square is still a number."""
@@ -154,7 +153,7 @@ class StepsLogged(Happened):
     compute_s: tuple[Seconds, ...]
     sync_s: tuple[Seconds, ...]
     wait_s: tuple[Seconds, ...]
-    epoch: Passes
+    epoch: Factor
     loss: Figure
     processor_s: tuple[Seconds, ...] | None = None
     pace_use: tuple[Factor, ...] | None = None
@@ -177,7 +176,7 @@ class Evaluated(Happened):
 
     event: Literal["evaluated"]
     step: Count
-    epoch: Passes = 0.0
+    epoch: Factor = 0.0
     metrics: Metrics
 
 
@@ -214,7 +213,7 @@ class TrainingFinished(Happened):
 
     event: Literal["training_finished"]
     step: Count = 0
-    epoch: Passes = 0.0
+    epoch: Factor = 0.0
     reason: Sentence
     training_s: Seconds | None = None
     metrics: Metrics = Field(default_factory=dict)
@@ -316,7 +315,7 @@ class SessionFinished(Happened):
 
     event: Literal["session_finished"]
     step: Count
-    epoch: Passes = 0.0
+    epoch: Factor = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
