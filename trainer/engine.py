@@ -35,7 +35,7 @@ from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.statistics import Period, PeriodLog
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer

@@ -18,27 +18,27 @@ from torch import nn
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
-from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
+    CheckpointSaver,
     Found,
     copied,
+    is_due,
     leave_model,
     parameters_sha256,
     run_digest,
+    unsaved,
 )
-from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
 from hetopt.trainer.engine import announce
-from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluate
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.training import Training
+from hetopt.trainer.training import Training, build_model, try_twins
 
 
 @dataclass(frozen=True)

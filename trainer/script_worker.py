@@ -72,8 +72,7 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
     from hetopt.trainer.ddp.script import unequal
     from hetopt.trainer.failure import OthersFailed, is_peer_loss
-    from hetopt.trainer.script.plan import SessionPlan
-    from hetopt.trainer.script.registry import REGISTRY, Stopped
+    from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 
     check_place(spec, place)
     threads = spec.workers[place.rank].threads

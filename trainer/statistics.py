@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.core.events.log import Event
-from hetopt.trainer.data.replay import Flow
+from hetopt.trainer.data.cursor import Flow
 from hetopt.trainer.policies.policy import BatchObservation
 from hetopt.trainer.steps.adaptive_controller import GroupTraffic, Traffic, traffic_of
 from hetopt.trainer.steps.step import StepTrace

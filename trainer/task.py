@@ -108,7 +108,7 @@ def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, bat
     if isinstance(told, tuple):
         summed, count = told
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
-    return {"loss": told.double() * (samples_in(batch) or 0)}
+    return {"loss": told.double() * samples_in(batch)}
 
 
 def is_judged_by_loss(task: Task) -> bool:

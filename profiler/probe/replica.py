@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from hetopt.core.memory import Precision
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.assembly import build_model
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.task import Task, make_optimizer
+from hetopt.trainer.training import build_model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

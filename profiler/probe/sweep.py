@@ -29,7 +29,7 @@ from hetopt.trainer.data.cursor import Indices, MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import matrices_in
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 FEWEST_TIMED = 3
 FEWEST_SIZES = 2
@@ -165,7 +165,7 @@ def _ready(
     with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
         if context.rank < sweep.concurrent_workers:
             order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
-            stopwatch = make_stopwatch(context.device)
+            stopwatch = Stopwatch(context.device)
             yield _Stepper(replica.computing_in(sweep.precision), reader, stopwatch, order), group
         else:
             yield None, group
@@ -296,7 +296,7 @@ def copy_bytes_per_s(device: torch.device) -> float:
 
 
 def _median_s(work: Callable[[], object], device: torch.device) -> float:
-    stopwatch, times_s = make_stopwatch(device), []
+    stopwatch, times_s = Stopwatch(device), []
     for _ in range(1 + SPEED_REPEATS):
         begun = stopwatch.mark()
         work()

@@ -30,11 +30,11 @@ from hetopt.core.profile import Reading
 from hetopt.profiler.probe.step_memory import Kept, StepCount
 from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
-from hetopt.trainer.ddp.lifetime import keep_modules
+from hetopt.trainer.data.fetch import samples_in, tensors_in
+from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.sharding import is_sharded
-from hetopt.trainer.ddp.shares import rows_of, tensors_in
 from hetopt.trainer.failure import Lines
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 MOST_BACKWARDS = 1_000
 """Backward passes before the first step of an optimizer: no script accumulates so many."""
@@ -144,7 +144,7 @@ class Training:
         self.loader: DataLoader[Any] | None = None
         self.batch_size = 0
         self.reading: Reading | None = None
-        self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
+        self._stopwatch: Stopwatch = Stopwatch(torch.device("cpu"))
 
     @property
     def device(self) -> torch.device:
@@ -197,7 +197,7 @@ class Training:
             if parameter.requires_grad and id(parameter) not in known
         ]
         if len(self.optimizers) == 1:
-            self._stopwatch = make_stopwatch(self.device)
+            self._stopwatch = Stopwatch(self.device)
         return True
 
 
@@ -330,7 +330,7 @@ class Observer(Training):
     def calls(self, inputs: Any) -> None:
         """Count samples where no loader tells: rows that the first module of a backward pass is given."""
         if self.loader is None and not self._rows and torch.is_grad_enabled():
-            self._rows = rows_of(inputs)
+            self._rows = samples_in(inputs)
 
     def begins_backward(self) -> None:
         self._train_on_newest()
@@ -497,7 +497,7 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
     drawn = loader.batch_sampler
     if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
         return drawn.sizes.popleft()
-    return rows_of(batch) or loader.batch_size or 0
+    return samples_in(batch) or loader.batch_size or 0
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import MapDataset, fetch, inputs_and_targets, set_epoch
-from hetopt.trainer.tasks.cifar import (
+from hetopt.trainer.tasks.vision import (
     CLASSES,
     EVALUATION_FILE,
     FOLDER,

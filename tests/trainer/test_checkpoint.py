@@ -23,20 +23,22 @@ from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.checkpoints.folder import (
     STATE_FILE,
+    WRITTEN,
     CheckpointFolder,
+    CheckpointSaver,
     FileRecord,
     Found,
     Manifest,
     RankState,
     SharedState,
+    is_due,
     leave_model,
     parameters_sha256,
     rank_file,
     run_digest,
     save_model,
+    save_tensors,
 )
-from hetopt.trainer.checkpoints.saver import WRITTEN, CheckpointSaver, is_due
-from hetopt.trainer.packing import save_tensors
 
 from .scenarios import toy_spec
 

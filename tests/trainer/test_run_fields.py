@@ -26,11 +26,11 @@ from hetopt.core.run_rules import check_for_script, left_to_script
 from hetopt.core.run_spec import DATA_PLACE, RunSpec
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer import worker
-from hetopt.trainer.assembly import make_feed
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.host.agent import torchrun_arguments
 from hetopt.trainer.loop import Material
 from hetopt.trainer.session import begin, session
+from hetopt.trainer.training import make_feed
 from tests.forks import all_end_well
 
 from .run_fields import FIELDS, Hosted, Refused, Told

@@ -21,7 +21,7 @@ from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import DEEDS, disagreement
 from hetopt.trainer.session.weights import Counts
 from hetopt.trainer.statistics import LARGEST, tensors_mark
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
 
 ALONE = RunSpec(
     task="session",

@@ -9,12 +9,10 @@ import torch
 
 from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.assembly import build_model
-from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.folder import CheckpointSaver
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.training import Training
+from hetopt.trainer.training import Training, build_model, try_twins
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hetopt.core.batch_partition import first_shares
 from hetopt.core.errors import BadInput
@@ -22,7 +23,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.synchronization import Injection
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.data.fetch import Batch, each_tensor, leaves_of
+from hetopt.trainer.data.fetch import Batch, each_tensor
 
 
 def drawn_samples(injection: Injection, shares: Sequence[int]) -> tuple[int, ...]:
@@ -123,7 +124,7 @@ class Injector:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    leaves = list(leaves_of(batch))
+    leaves = tree_leaves(batch)
     others = {type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)}
     if others:
         raise BadInput(

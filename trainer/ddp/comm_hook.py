@@ -7,12 +7,19 @@ DDP sums gradients in buckets under backward. A hook gets each bucket and return
 the mean over all workers, as DDP takes it, compressed if asked for. Under ``hetopt launch`` a worker's loss counts by
 its share of the batch before backward begins (see `hetopt.trainer.ddp.script`). In an audit step the leader's gradient
 takes the place of the mean, and the hook notes how far the sum of the others' is from it (`session.audit`).
+
+How the gradients of one model of a script travel: what a script's run asks of each way.
+
+How long modules of DistributedDataParallel live in processes of hetopt: until these end.
+
+Torch 2.13 may hang where one is deleted after its process group, as at the end of a script's `main`: it waits, with the
+interpreter's lock, for a thread of gloo's that asks for that lock.
 """
 
-# No `from __future__ import annotations` here: DDP compares the annotations of its hook with types.
-
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,12 +32,62 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.exchange import BucketExchange, ExchangeStats
-from hetopt.trainer.ddp.gradient_state import GradientState
 from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
-from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
+from hetopt.trainer.steps.step import all_finite
 from hetopt.trainer.task import normalises_apart
+
+
+class GradientState:
+    """What is alike in all ways; of a script on one worker, all there is to it.
+
+    Args:
+        exchange: how gradients travel.
+
+    Attributes:
+        weight: what this worker's gradient counts; None: its share of the batch.
+        record: what audits found; None: there are none.
+        is_audit: whether the step at hand is one, on all workers.
+        differences: over earlier audits, see `hetopt.trainer.script.audit.Found`.
+        waited_s: for other workers in a step, before the last part of the gradient was sent.
+    """
+
+    def __init__(self, exchange: ExchangeConfig) -> None:
+        self.exchange = exchange
+        self.weight: float | str | None = None
+        self.record: AuditRecord | None = None
+        self.is_audit = False
+        self.differences: list[Tensor] = []
+        self.waited_s = 0.0
+
+    def take_stats(self) -> ExchangeStats | None:
+        """Return what the exchange of a step cost; None: there was none."""
+        return None
+
+    def audited(self) -> tuple[Tensor, float] | None:
+        """Return what the backward pass found that was an audit; None: it was none."""
+        return None
+
+    def ended(self) -> None:
+        """End a backward pass."""
+
+
+_KEPT: list[DistributedDataParallel] = []
+
+
+@functools.cache
+def keep_modules() -> None:
+    """Keep every module that is made from here on until the process ends; asked again, there is nothing left to do."""
+    init: Any = DistributedDataParallel.__init__
+
+    @functools.wraps(init)
+    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        _KEPT.append(self)
+
+    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]  # torch has no hook for it
+
 
 SUM = "sum"
 _FLOAT32 = torch.float32

@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, summed
-from hetopt.trainer.ddp.gradient_state import GradientState
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
-from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.ddp.comm_hook import GradientState
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
+from hetopt.trainer.steps.step import all_finite
 
 REPLICA, SHARD = "replica", "shard"
 

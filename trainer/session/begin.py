@@ -61,7 +61,7 @@ def session(
         accumulate: backward passes of a step.
         steps: that the script will do, if it knows: near the end ``auto`` holds nothing back.
         scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
-        policy: how batches are shared while training goes on (see `hetopt.trainer.policies.choose`).
+        policy: how batches are shared while training goes on (see `hetopt.trainer.policies.policy`).
         sync: when workers put together what they have learned, as `parse_sync` reads it
             (``"local-sgd(8)"``, ``"selsync(auto)"``), or the record; ``bsp``: all sum their gradients at every step.
             Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.

@@ -36,9 +36,8 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.script.batches import Part, ShareTable
 from hetopt.trainer.script.periods import Periods
-from hetopt.trainer.script.plan import SessionPlan
+from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.script.random_state import States, draw_by_rank
-from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
 from hetopt.trainer.session.guards import (
     check_replicas,
@@ -52,7 +51,7 @@ from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import parameters_of
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, make_exchange
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, make_exchange
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser

@@ -33,17 +33,18 @@ from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
+    CheckpointSaver,
     Found,
     RankState,
     SharedState,
     leave_model,
     parameters_sha256,
     run_digest,
+    unsaved,
 )
-from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
 from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.script.plan import REGISTRY, Stopped
 from hetopt.trainer.script.random_state import States
-from hetopt.trainer.script.registry import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits

@@ -7,7 +7,7 @@ step would undo the overlap that is being measured.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -22,66 +22,38 @@ class CpuMark(NamedTuple):
 Mark: TypeAlias = "CpuMark | torch.cuda.Event"
 
 
-class Stopwatch(Protocol):
-    """Sets marks and tells the time between them, and how much of it the device computed."""
+class Stopwatch:
+    """Sets marks on a device, and tells the time between them and how much of it the device computed.
 
-    def mark(self) -> Mark:
-        """A mark at this point of the device's work."""
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        """Time from one mark to a later one; waits for the device to reach it."""
-
-    def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the seconds between two marks in which the device worked for this process, of a GPU all of them."""
-
-
-class CpuStopwatch:
-    """Marks are readings of the monotonic clock and of the thread's processor time.
-
-    The thread that drives forward and backward computes all the while, whatever number of threads help it.
+    Marks of a CPU are readings of two clocks: the thread that drives forward and backward computes all the while,
+    whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
     """
 
-    def mark(self) -> Mark:
-        """A reading of both clocks."""
-        return CpuMark(time.perf_counter(), time.thread_time())
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        """Seconds between two marks."""
-        assert isinstance(first, CpuMark)
-        assert isinstance(last, CpuMark)
-        return last.wall_s - first.wall_s
-
-    def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the processor time between two marks of one thread, in seconds."""
-        assert isinstance(first, CpuMark)
-        assert isinstance(last, CpuMark)
-        return max(0.0, last.processor_s - first.processor_s)
-
-
-class CudaStopwatch:
-    """Marks are events in the current stream."""
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008  # it has no state
         self._device = device
 
     def mark(self) -> Mark:
-        """Record a CUDA event on the current stream."""
+        """Set a mark at this point of the device's work."""
+        if self._device.type != "cuda":
+            return CpuMark(time.perf_counter(), time.thread_time())
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's gap
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """The time between two events."""
-        assert isinstance(first, torch.cuda.Event)
-        assert isinstance(last, torch.cuda.Event)
-        last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3
+        """Return the seconds from one mark to a later one; waits for the device to reach it."""
+        return _between(first, last).wall_s
 
     def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the time between two events: nobody else computes on the device."""
-        return self.seconds(first, last)
+        """Return the seconds between two marks in which the device worked for this process, of a GPU all of them."""
+        return max(0.0, _between(first, last).processor_s)
 
 
-def make_stopwatch(device: torch.device) -> Stopwatch:
-    """The stopwatch for a device."""
-    return CudaStopwatch(device) if device.type == "cuda" else CpuStopwatch()
+def _between(first: Mark, last: Mark) -> CpuMark:
+    if isinstance(first, CpuMark) and isinstance(last, CpuMark):
+        return CpuMark(last.wall_s - first.wall_s, last.processor_s - first.processor_s)
+    assert isinstance(first, torch.cuda.Event)
+    assert isinstance(last, torch.cuda.Event)
+    last.synchronize()
+    elapsed_s = float(first.elapsed_time(last)) / 1e3
+    return CpuMark(elapsed_s, elapsed_s)

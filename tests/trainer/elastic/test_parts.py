@@ -19,19 +19,20 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
 from hetopt.core.run_folder import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
-from hetopt.trainer.elastic.stores import (
+from hetopt.trainer.checkpoints.folder import pack, unpack
+from hetopt.trainer.elastic.worker_group import (
     DEAF_S,
+    EVERY_S,
     TcpRendezvousStore,
+    Watch,
     break_all_but,
     connect,
     open_sockets,
     reachable,
     where_to_meet,
 )
-from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import gate
 from hetopt.trainer.host.gate import listening_socket
-from hetopt.trainer.packing import pack, unpack
 from hetopt.trainer.worker import KnownPresence, life_of
 from tests.disturbance import PATIENCE_S
 

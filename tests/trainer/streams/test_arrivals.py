@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.trainer.data.replay import Replay, every_nth_of_all, first_kept, held
+from hetopt.trainer.data.cursor import Replay, every_nth_of_all, first_kept, held
 from tests.trainer.virtual_time import VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
