@@ -5,23 +5,33 @@ The engine as a task's loop drives it: it computes the steps, too.
 Puts a worker's parts together: the model, the data, the batch policy, the pace, and the step.
 
 Trains the twins of a trial (`hetopt.trainer.policies.ratio.auto`) on this worker, from where training is.
+
+Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
+
+One worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What
+differs by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so,
+nothing is compared.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
 import os
+import random
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size
@@ -52,18 +62,14 @@ from hetopt.trainer.data.cursor import (
     every_nth_of_all,
     make_parts,
 )
-from hetopt.trainer.data.fetch import Batch, MapDataset, labels_of
-from hetopt.trainer.data.injection import Injector, samples_of_step
-from hetopt.trainer.engine import Balance, Engine, Milestones
+from hetopt.trainer.data.fetch import Batch, MapDataset, labels_of, samples_in
+from hetopt.trainer.engine import Balance, Engine, Milestones, parameters_of, tensors_mark
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.policies.policy import choose_policy, stream_learning_rate_scale
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
 from hetopt.trainer.policies.ratio.policy import Verdict
-from hetopt.trainer.statistics import parameters_of, tensors_mark
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
-from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
-from hetopt.trainer.steps.slowdown import Slowdown, make_pace
+from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
 from hetopt.trainer.steps.step import (
     Autocast,
     DoesNotFit,
@@ -75,21 +81,202 @@ from hetopt.trainer.steps.step import (
     half_of,
     initial_loss_scale,
     parts_of,
+    remembered,
     switch_between,
     trainable_parameters,
 )
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch, make_pace
 from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import (
     LEAST_SAMPLES,
     LearningRate,
+    Loss,
     Task,
     TaskData,
     average_buffers,
+    batch_norms,
+    cross_entropy_weight,
+    least_samples,
     least_share,
     make_model,
     make_optimizer,
+    mean_of,
 )
+
+Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
+
+
+TOLERANCE = 1e-3
+"""Of relative differences of gradients in fp32, which round differently in parts; tokens in the place of samples make
+differences of some percent."""
+
+MOST_SAMPLES = 16
+"""That are tried; enough for sequences to have unequal lengths."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTest:
+    """What a loss is a mean over, and how far unequal parts of a batch are from the batch.
+
+    Attributes:
+        kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
+            ``sum``: over samples; ``coupled``: none of these; ``untested``: there was a single sample.
+        first: samples of the first part.
+        second: samples of the second part.
+        off: relative difference of the parts' gradient, weighted as workers weigh it; 0 where it is not known.
+        targets_per_sample: weight of the cross entropy's targets, of one sample; 0 where the loss is no cross entropy.
+    """
+
+    kind: Kind = "untested"
+    first: int = 0
+    second: int = 0
+    off: float = 0.0
+    targets_per_sample: float = 0.0
+
+    @property
+    def problem(self) -> BadInput | None:
+        """Why several workers cannot train such a loss; None: they can."""
+        if self.kind != "sum":
+            return None
+        return BadInput(
+            f"The loss is a sum over samples: the gradient of {self.first + self.second} samples is the sum of those "
+            f"of {self.first} and of {self.second} of them.",
+            hint='use reduction="mean", or return the tuple (loss, number of samples)',
+        )
+
+    @property
+    def note(self) -> str:
+        """How far shares are from one machine, and why, in a sentence; empty where they are not."""
+        if self.off <= TOLERANCE:
+            return ""
+        why = "the loss couples samples or is a mean over something else than samples"
+        if self.kind != "coupled":
+            why = "layers normalise each worker's samples by themselves, as under DistributedDataParallel"
+        return (
+            f"shares differ from one machine by {100 * self.off:.1f} % (parts of {self.first} and {self.second} "
+            f"samples): {why}"
+        )
+
+    @property
+    def hint(self) -> str:
+        """What brings the parts together, or at least nearer."""
+        if self.kind == "coupled":
+            return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
+        return "use GroupNorm or LayerNorm where that matters; else keep shares large"
+
+
+def probe_loss(
+    model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
+) -> LossTest:
+    """Compute the first samples whole and in two parts. Model and random numbers are then as before, gradients too.
+
+    Args:
+        model: on its device.
+        loss: of the task.
+        read: gives the batch of some samples, by their places in the first batch.
+        samples: of the first batch, or as many as fit.
+    """
+    samples = min(samples, MOST_SAMPLES)
+    if samples < 2:
+        return LossTest()
+    first = max(1, samples // 3)
+    batches, sizes = _batches(read, samples, first), (samples, first, samples - first)
+    if samples_in(batches[0]) != samples:
+        return LossTest()
+
+    def computed() -> list[_Computed]:
+        return [_compute(model, loss, batch, size) for batch, size in zip(batches, sizes, strict=True)]
+
+    with _as_before(model):
+        model.eval()
+        device = next(model.parameters()).device
+        before = Generators.at(device)
+        still = computed()
+        draws = before.has_drawn(device)
+        kind, off = _kind(still, draws=draws)
+        targets = still[0].targets / samples if kind == "mean" else 0.0
+        if kind != "coupled" and not draws and first >= least_samples(model):
+            for norm in batch_norms(model):
+                norm.train()
+            off = _off(computed(), by=kind)
+    return LossTest(kind=kind, first=first, second=samples - first, off=off, targets_per_sample=targets)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Computed:
+    gradient: Tensor
+    samples: int
+    count: float | None
+    targets: float
+
+    def weight(self, by: Kind) -> float:
+        if by == "sum":
+            return 1.0
+        return float(self.samples) if by != "counted" else self.targets if self.count is None else self.count
+
+
+def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
+    returned = loss(model, batch)
+    count = float(returned[1]) if isinstance(returned, tuple) else None
+    mean = mean_of(returned)
+    targets = cross_entropy_weight(mean)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
+    pieces = [
+        (torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten()
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
+    return _Computed(
+        gradient=torch.cat(pieces).double(),
+        samples=samples,
+        count=count,
+        targets=0.0 if targets is None else float(targets),
+    )
+
+
+def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
+    """Return by which weights the parts are the whole, if by any, and how far they are from it."""
+    whole, *parts = computed
+    per_sample = whole.targets / whole.samples
+    uneven = any(abs(part.targets - per_sample * part.samples) > TOLERANCE * whole.targets for part in parts)
+    kind: Kind = "counted" if whole.count is not None or uneven else "mean"
+    off = 0.0 if draws else _off(computed, by=kind)
+    if off <= TOLERANCE:
+        return kind, off
+    is_sum = whole.count is None and _off(computed, by="sum") <= TOLERANCE
+    return "sum" if is_sum else "coupled", off
+
+
+def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
+    """Return the relative difference of two parts, weighted, from the whole."""
+    whole, first, second = computed
+    total = 1.0 if by == "sum" else first.weight(by) + second.weight(by)
+    mean = (first.weight(by) * first.gradient + second.weight(by) * second.gradient) / (total or 1.0)
+    return float((mean - whole.gradient).norm() / whole.gradient.norm().clamp(min=1e-30))
+
+
+def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch]:
+    """Read the whole batch and its parts; samples that are changed at random as they are read, are so twice alike."""
+    drawn, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    whole = read(range(samples))
+    torch.set_rng_state(drawn)
+    random.setstate(python)
+    np.random.set_state(numpy)
+    return [whole, read(range(first)), read(range(first, samples))]
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Modes, buffers and random numbers are afterwards what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    restore = remembered(model, next(model.parameters()).device)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        restore()
+
 
 FEWEST_TRIED = 4
 """Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
@@ -282,7 +469,7 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
     found = LossTest()
     if context.is_leader:
         found = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
-    test = LossTest.from_list(gather_numbers(found.to_list(), context.world_size)[0])
+    test = LossTest(**json.loads(gather_texts(json.dumps(asdict(found)), context.world_size)[0]))
     if test.problem is not None and (context.world_size > 1 or feed.max_samples is not None):
         raise test.problem
     module.follow(counts=test.kind == "counted", targets_per_sample=test.targets_per_sample)
@@ -343,7 +530,6 @@ class Training(Engine):
         self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, saver: CheckpointSaver
     ) -> None:
         spec = context.spec
-        self.context = context
         self.task = task
         self.data = data
         self.model = model

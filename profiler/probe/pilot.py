@@ -27,7 +27,6 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import (
     Autocast,
     FusedStep,
@@ -36,7 +35,7 @@ from hetopt.trainer.steps.step import (
     matrices_in,
     trainable_parameters,
 )
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import LearningRate, Task, average_buffers, evaluate, make_optimizer
 from hetopt.trainer.training import build_model

@@ -31,8 +31,7 @@ from hetopt.profiler.probe.step_memory import Kept, StepCount
 from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
 from hetopt.trainer.data.fetch import samples_in, tensors_in
-from hetopt.trainer.ddp.comm_hook import keep_modules
-from hetopt.trainer.ddp.sharding import is_sharded
+from hetopt.trainer.ddp.comm_hook import is_sharded, keep_modules
 from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 

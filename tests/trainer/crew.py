@@ -31,9 +31,8 @@ from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, parts_of, switch_between, trainable_parameters
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import build_model
 

@@ -21,9 +21,8 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import Autocast, DoesNotFit, FusedStep, LossModule, parts_of
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import FORWARD, Slowdown, Stopwatch
 
 CPU = torch.device("cpu")
 PARTS = [MicroBatch(epoch=0, indices=range(4)), MicroBatch(epoch=0, indices=range(4, 8))]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,7 +92,10 @@ def save(folder: CheckpointFolder, step: int, workers: int = 2, digest: str = DI
 def one(tmp_path: Path) -> Iterator[CheckpointSaver]:
     """Of a run of a single worker."""
     with closing(EventLog(tmp_path / "events.jsonl")) as events:
-        saver = CheckpointSaver(tmp_path, rank=0, world_size=1, events=events, clock=lambda: 0.0, host="here")
+        here = SimpleNamespace(host="here")
+        saver = CheckpointSaver(
+            SimpleNamespace(run_dir=tmp_path, rank=0, world_size=1, events=events, clock=lambda: 0.0, worker=here)
+        )
         yield saver
         saver.close()
 

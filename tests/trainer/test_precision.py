@@ -17,9 +17,8 @@ from hetopt.profiler.probe.run import _objection
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, LossScale
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.task import Task
 from tests.trainer_pieces.runs import run_of
 

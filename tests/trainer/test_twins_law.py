@@ -34,7 +34,7 @@ def training(tmp_path):
         stop_requested=lambda: False,
     )
     task = load_task("digits")
-    saver = CheckpointSaver(tmp_path, rank=0, world_size=1, events=context.events, clock=context.clock, host="h0")
+    saver = CheckpointSaver(context)
     made = Training(context, task, task.data(None), build_model(task, context.device, spec.seed), saver)
     made.run_period(3, learning_rate_scale=1.0, all_meet=True, checkpoint_s=0.0).wait()
     yield made

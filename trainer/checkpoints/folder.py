@@ -47,14 +47,13 @@ from torch.utils._pytree import tree_map_only
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.events.log import EventLog
 from hetopt.core.paths import MissingFile, inside, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import LOG_ROOM_BYTES
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.comm.compressor import State, redistribute
-from hetopt.trainer.context import Generators
+from hetopt.trainer.context import Generators, WorkerContext
 
 _TREE = "tree"
 
@@ -68,16 +67,6 @@ def pack(value: Any) -> bytes:
         TypeError: something else is in it.
     """
     return save(_separate(_flattened(value).items()))
-
-
-def save_packed(path: Path, value: Any) -> None:
-    """The same into a file.
-
-    Raises:
-        TypeError: something else is in it.
-        OSError: the disk refuses.
-    """
-    save_tensors(path, _flattened(value).items())
 
 
 def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -313,24 +302,16 @@ _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Torn:
-    """A checkpoint that is not what was written."""
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Found:
     """What a run can go on from.
 
     Attributes:
         step: of the newest whole checkpoint; None: there was never one.
-        torn: newer ones that were passed over, newest first.
+        torn: newer ones that were passed over, newest first: the step of each, and what is wrong with it.
     """
 
     step: int | None
-    torn: tuple[Torn, ...] = ()
+    torn: tuple[tuple[int, str], ...] = ()
 
 
 class CheckpointFolder:
@@ -338,7 +319,6 @@ class CheckpointFolder:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CHECKPOINT_FOLDER
-        self._latest = self._folder / LATEST_FILE
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
@@ -355,7 +335,7 @@ class CheckpointFolder:
             BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
                 whole.
         """
-        torn: list[Torn] = []
+        torn: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
             manifest = self._manifest(step)
             reason = manifest if isinstance(manifest, str) else manifest.fault(self.path(step))
@@ -367,10 +347,10 @@ class CheckpointFolder:
                 )
             if reason is None:
                 return Found(step=step, torn=tuple(torn))
-            torn.append(Torn(step=step, reason=reason))
+            torn.append((step, reason))
         if torn:
             raise BadInput(
-                f"No checkpoint in {self._folder} is whole: in that of step {torn[0].step}, {torn[0].reason}.",
+                f"No checkpoint in {self._folder} is whole: in that of step {torn[0][0]}, {torn[0][1]}.",
                 hint=_start_over(self._folder),
             )
         return Found(step=None)
@@ -403,12 +383,8 @@ class CheckpointFolder:
         shutil.rmtree(final, ignore_errors=True)  # torn, or an attempt that resumed from before it came here again
         partial.rename(final)
         _synced(self._folder)
-        write_atomically(self._latest, final.name + "\n")
+        write_atomically(self._folder / LATEST_FILE, final.name + "\n")
         self._forget_old(manifest.step)
-
-    def abandon(self, step: int) -> None:
-        """Remove what was written of a checkpoint that is not to be."""
-        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def give_way(self, *, keeps: int) -> bool:
         """Remove the oldest checkpoint, to make room for a newer one or for the model; return whether there was one.
@@ -474,7 +450,7 @@ class CheckpointFolder:
         folder = self.partial(step)
         folder.mkdir(parents=True, exist_ok=True)
         with _written_whole(folder / name) as partial:
-            save_packed(partial, data)
+            save_tensors(partial, _flattened(data).items())
             return FileRecord.of(partial.read_bytes())
 
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
@@ -634,29 +610,21 @@ class CheckpointSaver:
     """One worker's side of saving checkpoints; every method but `progress` is called by all ranks alike.
 
     Args:
-        run_dir: of the run.
-        rank: of this worker.
-        world_size: workers of the run.
-        events: where the leader tells.
-        clock: seconds.
-        host: where this worker is, for people.
+        context: of this worker.
     """
 
-    def __init__(
-        self, run_dir: Path, *, rank: int, world_size: int, events: EventLog, clock: Callable[[], float], host: str
-    ) -> None:
-        self._run_dir = run_dir
-        self._folder = CheckpointFolder(run_dir)
-        self._rank = rank
-        self._world_size = world_size
-        self._events = events
-        self._clock = clock
-        self._who = f"worker {rank} on {host}"
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._folder = CheckpointFolder(context.run_dir)
         self._thread = ThreadPoolExecutor(1, "writes-checkpoints")
         self._under_way: _UnderWay | None = None
         self.saved_step: int | None = None
         self.made_room = False
         """Whether an older checkpoint has given way since the last one was refused."""
+
+    @property
+    def _who(self) -> str:
+        return f"worker {self._context.rank} on {self._context.worker.host}"
 
     @property
     def begun_step(self) -> int | None:
@@ -679,14 +647,14 @@ class CheckpointSaver:
     def begin(self, shared: SharedState, own: RankState, *, digest: str, begun_s: float) -> None:
         """Copy the state and begin to write it; nothing may be under way."""
         assert self._under_way is None
-        step, of_all, of_mine = shared.step, shared.snapshot() if self._rank == 0 else None, own.snapshot()
+        step, of_all, of_mine = shared.step, shared.snapshot() if self._context.rank == 0 else None, own.snapshot()
 
         def write() -> dict[str, FileRecord]:
-            parts = {rank_file(self._rank): self._folder.write_own(step, self._rank, of_mine)}
+            parts = {rank_file(self._context.rank): self._folder.write_own(step, self._context.rank, of_mine)}
             return parts if of_all is None else {**parts, STATE_FILE: self._folder.write_shared(of_all)}
 
         parts = self._thread.submit(write)
-        now_s = self._clock()
+        now_s = self._context.clock()
         self._under_way = _UnderWay(step=step, digest=digest, parts=parts, pause_s=now_s - begun_s, begun_s=begun_s)
 
     def conclude(self, told: Sequence[float], *, keeps: int = 1) -> str | None:
@@ -703,7 +671,7 @@ class CheckpointSaver:
             return None
         problem = self._settle(self._under_way, told, keeps)
         if problem is not None:
-            self._events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
+            self._context.events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
         self._under_way = None
         return problem
 
@@ -712,7 +680,7 @@ class CheckpointSaver:
         if self._under_way is None:
             return None
         wait([self._under_way.parts])
-        return self.conclude([row[0] for row in gather_numbers([self.progress], self._world_size)], keeps=keeps)
+        return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)], keeps=keeps)
 
     def close(self) -> None:
         """Let go of the thread, once it has written what it was at."""
@@ -720,16 +688,16 @@ class CheckpointSaver:
 
     def _settle(self, under_way: _UnderWay, told: Sequence[float], keeps: int) -> str | None:
         """Publish or give up, all workers alike; what the matter was, if there was any."""
-        texts = gather_texts(self._account(under_way), self._world_size)
+        texts = gather_texts(self._account(under_way), self._context.world_size)
         problem = "; ".join(text for text, progress in zip(texts, told, strict=True) if progress < 0)
         made_room = False
-        if self._rank == 0:
+        if self._context.rank == 0:
             problem = problem or self._publish(under_way, texts) or ""
             if problem:
-                self._folder.abandon(under_way.step)
+                shutil.rmtree(self._folder.partial(under_way.step), ignore_errors=True)
                 made_room = NO_ROOM in told and self._folder.give_way(keeps=keeps if told[0] == NO_ROOM else 1)
-        problem = gather_texts(problem, self._world_size)[0]
-        self.made_room = bool(gather_numbers([made_room], self._world_size)[0][0])
+        problem = gather_texts(problem, self._context.world_size)[0]
+        self.made_room = bool(gather_numbers([made_room], self._context.world_size)[0][0])
         if not problem:
             self.saved_step = under_way.step
         return problem or None
@@ -738,26 +706,26 @@ class CheckpointSaver:
         """This worker's file, or why there is none."""
         error = under_way.parts.exception()
         if error is None:
-            return under_way.parts.result()[rank_file(self._rank)].model_dump_json()
+            return under_way.parts.result()[rank_file(self._context.rank)].model_dump_json()
         said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         return f"{self._who}: {said}"
 
     def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
         files = {rank_file(rank): FileRecord.model_validate_json(text) for rank, text in enumerate(texts)}
         files[STATE_FILE] = under_way.parts.result()[STATE_FILE]
-        manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._world_size, files=files)
+        manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._context.world_size, files=files)
         try:
             self._folder.publish(manifest)
         except OSError as error:
             return f"{self._who}: {error.strerror}"
         except BadInput as error:
             return f"{self._who}: {error.message.removesuffix('.')}"
-        self._events.write(
+        self._context.events.write(
             "checkpoint_saved",
             step=under_way.step,
-            path=str(self._folder.path(under_way.step).relative_to(self._run_dir)),
+            path=str(self._folder.path(under_way.step).relative_to(self._context.run_dir)),
             save_s=round(under_way.pause_s, 6),
-            written_s=round(self._clock() - under_way.begun_s, 6),
+            written_s=round(self._context.clock() - under_way.begun_s, 6),
             size_bytes=sum(record.size_bytes for record in files.values()),
         )
         return None

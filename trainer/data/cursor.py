@@ -92,12 +92,11 @@ class Cursor:
 
     Args:
         dataset_size: samples that are an epoch.
-        position: samples drawn since the run began.
     """
 
-    def __init__(self, dataset_size: int, *, position: int = 0) -> None:
+    def __init__(self, dataset_size: int) -> None:
         self.dataset_size = dataset_size
-        self._position = position
+        self._position = 0
 
     @property
     def position(self) -> int:
@@ -143,19 +142,20 @@ class SampleCursor(Cursor):
             raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
         if position < 0:
             raise ValueError(f"position must not be negative, not {position}")
-        super().__init__(dataset_size, position=position)
+        super().__init__(dataset_size)
         self._seed = seed
+        self._stream = Passes(partial(permutation, dataset_size, seed), *divmod(position, dataset_size), drawn=position)
+
+    @property
+    def position(self) -> int:
+        """Number of samples drawn since the run began."""
+        return self._stream.drawn
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
-        first, epoch = self._position, self.epoch
-        last = first + count_of(shares)
-        samples = self._read(first, last)
-        while (reached := first + len(samples)) < last:
-            samples = np.concatenate([samples, self._read(reached, last)])
-        self._position = last
-        epochs = np.arange(first, last) // self.dataset_size
-        return GlobalBatch(epoch=epoch, position=first, samples=samples, shares=tuple(shares), epochs=epochs)
+        epoch, position = self.epoch, self.position
+        samples, epochs = self._stream.take(count_of(shares))
+        return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
         """As of `Cursor`, with the seed."""
@@ -164,11 +164,6 @@ class SampleCursor(Cursor):
     def at(self, state: Mapping[str, int]) -> SampleCursor:
         """A cursor of the state's own data and seed (see `Cursor`)."""
         return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
-
-    def _read(self, first: int, last: int) -> Indices:
-        """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""
-        epoch, offset = divmod(first, self.dataset_size)
-        return permutation(self.dataset_size, self._seed, epoch)[offset : offset + last - first]
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.
@@ -191,17 +186,19 @@ class Passes:
 
     Args:
         order: the samples of a pass, by the number of the pass; never empty.
+        turn: number of the present pass.
+        offset: samples of it that were drawn before.
+        drawn: samples that were drawn before in all.
 
     Attributes:
         drawn: samples that were taken or skipped.
     """
 
-    def __init__(self, order: Callable[[int], Indices]) -> None:
+    def __init__(self, order: Callable[[int], Indices], turn: int = 0, offset: int = 0, *, drawn: int = 0) -> None:
         self._read = order
-        self._turn = 0
-        self._offset = 0
+        self._turn, self._offset = turn, offset
         self._order: Indices | None = None
-        self.drawn = 0
+        self.drawn = drawn
 
     def skip(self, count: int) -> None:
         """Go on as if so many had been drawn."""
@@ -530,21 +527,6 @@ class PartitionedCursor(Cursor):
         return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flow:
-    """What one worker's stream was like since this was last asked for.
-
-    Attributes:
-        buffered: most samples that waited at once.
-        wait_s: time that the worker waited for samples.
-        dropped: samples that were never trained on, by policy.
-    """
-
-    buffered: int = 0
-    wait_s: float = 0.0
-    dropped: int = 0
-
-
 _ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
 
 
@@ -555,6 +537,9 @@ class Replay:
         stream: what the run says.
         rank: whose.
         order: the samples of a pass, by the number of the pass; never empty.
+        turn: number of the present pass.
+        offset: samples of it that were drawn before.
+        drawn: samples that were drawn before in all.
         clock: by which samples arrive, in seconds.
         sleep: waits for so many of them.
     """
@@ -617,18 +602,21 @@ class Replay:
         else:
             self._taken = int(sum(own) * self._rate_per_s / sum(self._stream.rates))
 
-    def flow(self) -> Flow:
-        """Return what the stream was like since the last call."""
+    def flow(self) -> dict[str, float]:
+        """Return what the stream was like since the last call, by the names of a control row.
+
+        Most samples that waited at once, seconds that the worker waited, and samples that are never trained on.
+        """
         now_s = self._clock()
         arrived = self._arrived(now_s)
         waiting = held(
             self._stream.buffer, taken=self._taken, arrived=arrived, aged=self._aged(now_s), count=self._count
         )
-        flow = Flow(
-            buffered=max(self._most_held, waiting),
-            wait_s=self._wait_s,
-            dropped=self._dropped - self._dropped_before,
-        )
+        flow = {
+            "stream_buffered": float(max(self._most_held, waiting)),
+            "stream_wait_s": self._wait_s,
+            "stream_dropped": float(self._dropped - self._dropped_before),
+        }
         self._wait_s, self._most_held, self._dropped_before = 0.0, 0, self._dropped
         return flow
 

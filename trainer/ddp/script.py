@@ -51,16 +51,26 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.ddp.comm_hook import SUM, CommState, GradientState, comm_hook, keep_modules
-from hetopt.trainer.ddp.sharding import ReplicaMesh, ShardedState, is_sharded, whole_model
+from hetopt.trainer.ddp.comm_hook import (
+    REPLICA,
+    SHARD,
+    SUM,
+    CommState,
+    GradientState,
+    ShardedState,
+    comm_hook,
+    is_sharded,
+    keep_modules,
+    replica_mesh,
+    whole_model,
+)
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
-from hetopt.trainer.script.batches import Part, ShareTable, own_items
+from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, own_items
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.script.random_state import States
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
-from hetopt.trainer.steps.slowdown import FORWARD
+from hetopt.trainer.steps.stopwatch import FORWARD
 
 _RANKS = (("num_replicas", "rank"), ("num_processes", "process_index"))
 """Names under which samplers know how many ranks there are, and which one they are for."""
@@ -297,12 +307,12 @@ class DdpRun:
         """Exchange the gradients of a DDP module from its first training pass on."""
         self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
 
-    def attach_sharded(self, module: nn.Module, replicas: ReplicaMesh | None) -> None:
+    def attach_sharded(self, module: nn.Module, replicas: dist.ProcessGroup | None) -> None:
         """Exchange the gradients of a sharded module; it takes the place of those inside it.
 
         Args:
             module: that was sharded.
-            replicas: of the run; None: the script's own mesh sums everything.
+            replicas: the devices that hold the same shard as this one; None: the script's own mesh sums everything.
         """
         inside = set(module.modules())
         self._modules = [(other, state) for other, state in self._modules if other not in inside]
@@ -310,8 +320,6 @@ class DdpRun:
         self._modules.append((module, state))
         self._hooked[id(module)] = state.sums
         self.can_audit = False
-        if state.sums and self._plan.spec.steers_exchange:
-            self.remark("shards of a model travel as the plan begins: nothing is decided about that as it goes on.")
 
     def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
         """Take the batch of a training pass of a sharded module, if it is the outermost."""
@@ -600,7 +608,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         run_dir: of the launch.
     """
     runs: list[DdpRun] = []
-    replicas: list[ReplicaMesh] = []
+    meshes: list[DeviceMesh] = []
 
     def ask_trainer() -> None:
         if "transformers.trainer" in sys.modules:
@@ -629,15 +637,15 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                 hint="call fully_shard without a mesh, or over all workers",
             )
         if mesh is None or mesh.ndim == 1:
-            if not replicas:
+            if not meshes:
                 kind = str(torch.accelerator.current_accelerator() or "cpu") if mesh is None else mesh.device_type
-                replicas.append(ReplicaMesh.of([worker.host for worker in plan.spec.workers], kind))
-            mesh = replicas[0].shard
+                meshes.append(replica_mesh([worker.host for worker in plan.spec.workers], kind))
+            mesh = meshes[0][SHARD]
         done = shard(module, *args, mesh=mesh, **options)
         if not runs:
             runs.append(DdpRun(plan, run_dir, dist.get_rank(), workers))
         for part in module if isinstance(module, list | tuple) else [module]:
-            runs[0].attach_sharded(part, replicas[0] if mesh.ndim == 1 else None)
+            runs[0].attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
             part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
         ask_trainer()
         return done

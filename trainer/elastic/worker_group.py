@@ -41,10 +41,10 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.batch_partition import spec_of_living
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import gather_numbers, meet_one_version
+from hetopt.trainer.agreement import gather_numbers, join_group
 from hetopt.trainer.checkpoints.folder import RankState, SharedState, pack, unpack
 from hetopt.trainer.comm.compressor import ALIKE, State
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out, in_words
@@ -55,7 +55,6 @@ from hetopt.trainer.elastic.rendezvous import (
     Abandoned,
     Generation,
     Member,
-    NothingKnown,
     Patience,
     Presence,
     RendezvousStore,
@@ -66,7 +65,6 @@ from hetopt.trainer.elastic.rendezvous import (
     wanted,
 )
 from hetopt.trainer.failure import is_peer_loss
-from hetopt.trainer.host.agent import MEETING_VARIABLE
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -153,34 +151,23 @@ def connect(meeting: str) -> TCPStore:
         BadInput: that is no address.
         DistNetworkError: nobody is there.
     """
-    address, port = _parsed(meeting)
+    address, _, port = meeting.rpartition(":")
     known = open_sockets()
-    store: TCPStore = dist.TCPStore(address, port, is_master=False, timeout=_ANSWERED_WITHIN)  # type: ignore[attr-defined]  # torch's gap
+    store: TCPStore = dist.TCPStore(address, int(port), is_master=False, timeout=_ANSWERED_WITHIN)  # type: ignore[attr-defined]  # torch's gap
     break_when_deaf(known)
     return store
 
 
-def _parsed(meeting: str) -> tuple[str, int]:
-    address, _, port = meeting.rpartition(":")
-    if not address or not port.isdigit():
-        raise BadInput(f"{MEETING_VARIABLE} must be ADDRESS:PORT, got {meeting!r}.", hint="for example 10.0.0.1:29400")
-    return address, int(port)
-
-
 def reachable(meetings: Sequence[str]) -> list[str]:
-    """Those of the addresses where somebody listens, in their order.
-
-    Raises:
-        BadInput: one is no address.
-    """
-    addresses = [_parsed(meeting) for meeting in meetings]
-    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
-        return [meeting for meeting, there in zip(meetings, pool.map(_answers, addresses), strict=True) if there]
+    """Return those of the addresses where somebody listens, in their order."""
+    with ThreadPoolExecutor(max(1, len(meetings))) as pool:
+        return [meeting for meeting, there in zip(meetings, pool.map(_answers, meetings), strict=True) if there]
 
 
-def _answers(address: tuple[str, int]) -> bool:
+def _answers(meeting: str) -> bool:
+    address, _, port = meeting.rpartition(":")
     try:
-        socket.create_connection(address, timeout=_REACHED_WITHIN_S).close()
+        socket.create_connection((address, int(port)), timeout=_REACHED_WITHIN_S).close()
         return True
     except OSError:
         return False
@@ -282,7 +269,11 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     light = _spread(None if rank != source or held is None else _light(held), source, workers)
     heavy = None
     if any(one != newest for one in versions):
-        heavy = _spread(None if rank != source or held is None else _heavy(held), source, workers)
+        heavy = _spread(
+            None if rank != source or held is None else {key: getattr(held.shared, key) for key in _HEAVY},
+            source,
+            workers,
+        )
     if held is None or version != newest:
         assert heavy is not None
         model, optimizer = heavy["model"], heavy["optimizer"]
@@ -311,10 +302,6 @@ def alike_part(memory: State) -> State:
 def _light(held: Held) -> dict[str, Any]:
     shared = {key: value for key, value in vars(held.shared).items() if key not in _HEAVY}
     return {"shared": shared, "alike": held.alike, "evaluation_owed": held.evaluation_owed}
-
-
-def _heavy(held: Held) -> dict[str, Any]:
-    return {key: getattr(held.shared, key) for key in _HEAVY}
 
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
@@ -349,8 +336,6 @@ def told(generation: Generation, held: Held | None) -> dict[str, object]:
 EVERY_S = 0.25
 """Between looks for another generation."""
 
-_PATIENCE = Patience()
-_NOTHING_KNOWN = NothingKnown()
 _LOOK_ELSEWHERE_S = 1.0
 _REASON_LETTERS = 200
 
@@ -366,10 +351,7 @@ class WorkerGroup:
         meetings: where stores are, in the order in which they are to be used, by a worker's place on the same host.
         attempt: of torchrun to start the run, alike on all workers.
         device: of this worker.
-        backend: chooses a process group's backend from ``machine/device`` of its workers.
-        machine: name of this one.
         stop_requested: whether somebody asked the run to stop.
-        patience: with the others.
         presence: what is known of them.
     """
 
@@ -383,21 +365,16 @@ class WorkerGroup:
         meetings: Mapping[int, str],
         attempt: str,
         device: torch.device,
-        backend: Callable[[list[str]], str],
-        machine: str,
         stop_requested: Callable[[], bool],
-        patience: Patience = _PATIENCE,
-        presence: Presence = _NOTHING_KNOWN,
+        presence: Presence,
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._meetings = dict(meetings)
         self._device = device
-        self._backend = backend
-        self._machine = machine
         self._stop_requested = stop_requested
-        self._patience = patience
-        self._presence = presence
+        self._patience = Patience()
+        self.presence = presence
         self._me = Member(place=place, life=life, hetopt=version("hetopt"))
         self._attempt = attempt
         self._meeting = ""
@@ -443,11 +420,6 @@ class WorkerGroup:
         """
         if self._watch is not None and self._watch.rang:
             raise RuntimeError("another generation of workers is wanted")
-
-    @property
-    def all_leave(self) -> bool:
-        """Whether what the workers hold will soon be lost with all of their hosts: a checkpoint is due."""
-        return self._presence.all_leave
 
     def leave(self, reason: str) -> None:
         """Let go of the present generation, and let everybody know that it is over.
@@ -533,7 +505,7 @@ class WorkerGroup:
     def _where_to_meet(self) -> str | None:
         if len(self._meetings) == 1:
             return self._meetings[0]
-        there = [meeting for place, meeting in self._meetings.items() if not self._presence.is_away(place)]
+        there = [meeting for place, meeting in self._meetings.items() if not self.presence.is_away(place)]
         return where_to_meet(there, self._attempt)
 
     def _meet_there(self) -> Generation | None:
@@ -546,7 +518,7 @@ class WorkerGroup:
             patience=self._patience,
             clock=time.monotonic,
             stop_wished=lambda: self._stop_requested() or self.is_over,
-            presence=self._presence,
+            presence=self.presence,
         )
         looked_s = time.monotonic()
         while True:
@@ -572,21 +544,13 @@ class WorkerGroup:
             self._watching,
             generation.number,
             lambda: break_all_but(self._known),
-            lambda: any(self._presence.is_dead(one.place, one.life) for one in generation.members),
+            lambda: any(self.presence.is_dead(one.place, one.life) for one in generation.members),
         )
         workers = len(generation.members)
         prefix = f"{self._attempt}group/{generation.number}"
         store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
         if workers > 1:
-            meet_one_version(store, rank, workers)
-            store.set(f"device/{rank}", f"{self._machine}/{self._device}")
-            dist.init_process_group(
-                self._backend([store.get(f"device/{other}").decode() for other in range(workers)]),
-                store=store,
-                rank=rank,
-                world_size=workers,
-                timeout=datetime.timedelta(seconds=self._spec.exchange_timeout_s),
-            )
+            join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
         if rank == 0 and self._store is not None:
             self._store.forget_before(generation.number - 1)
         shares = {one.place: one.share for one in generation.members if one.share}

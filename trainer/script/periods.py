@@ -13,25 +13,22 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.agreement import Store
 from hetopt.trainer.checkpoints.folder import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Balance, Engine, announce
+from hetopt.trainer.engine import Balance, Engine, Period, announce
 from hetopt.trainer.policies.policy import KeepShares, choose_policy
-from hetopt.trainer.script.audit import Audits
-from hetopt.trainer.script.batches import Place, Shares, ShareTable
+from hetopt.trainer.script.batches import Audits, Place, Shares, ShareTable
 from hetopt.trainer.script.plan import SessionPlan
-from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
-from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Slowdown, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 from hetopt.trainer.task import least_share
 from hetopt.trainer.training import make_worker_pace

@@ -72,11 +72,6 @@ def draw_by_rank(rank: int) -> None:
         np.random.seed(own % _NUMPY_SEEDS)
 
 
-def reader_generator(given: torch.Generator | None, rank: int) -> torch.Generator | None:
-    """Return what stands for a loader's generator on a worker: its reader processes are seeded from it."""
-    return given if given is None or not rank else torch.Generator().manual_seed(given.initial_seed() + rank)
-
-
 class CommonNumbers:
     """Random numbers that all workers draw alike in an epoch.
 

@@ -14,12 +14,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
@@ -31,7 +31,7 @@ from hetopt.core.events.log import Event
 from hetopt.core.run_rules import check_ratio_controller
 from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, Compression, GravacSettings, RunSpec, Settings
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
-from hetopt.trainer.agreement import Store, gather_numbers
+from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.network import (
     Network,
@@ -200,30 +200,9 @@ class GroupTraffic:
         return round(statistics.fmean(row.sent_bytes for row in self.rows))
 
     @property
-    def energy(self) -> tuple[float, ...]:
-        """Energy (squared norm) of each worker's gradient."""
-        return tuple(row.energy for row in self.rows)
-
-    @property
-    def kept_energy(self) -> tuple[float, ...]:
-        """Retained energy of each worker's gradient."""
-        return tuple(row.kept_energy for row in self.rows)
-
-    @property
     def gain(self) -> float:
         """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
-        return gain_of(sum(self.kept_energy), sum(self.energy))
-
-    @property
-    def gradient_norm(self) -> float:
-        """Root of the mean square over workers and steps; 0 where nobody asks."""
-        return math.sqrt(statistics.fmean(row.gradient_energy for row in self.rows))
-
-    @property
-    def level_gains(self) -> tuple[float, float] | None:
-        """Of the candidate and of the floor, where steps chose between them; None: they did not."""
-        row = self.rows[0]  # alike on all workers
-        return (row.candidate_gain, row.floor_gain) if row.floor_gain > 0 else None
+        return gain_of(sum(row.kept_energy for row in self.rows), sum(row.energy for row in self.rows))
 
     @property
     def is_finite(self) -> bool:
@@ -378,11 +357,11 @@ class AdaptiveController:
             steps_left: until the run ends by its own rules; absent: that is not known.
             loss: mean over the samples of the period; absent: nobody asks.
         """
-        if not _tells(traffic):
+        if not traffic.exchanges or not traffic.is_finite:
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
             return None
-        before = self.candidate
+        before, own = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
         self._used = before.option.key
         observation = RatioObservation(
             step=step,
@@ -391,9 +370,9 @@ class AdaptiveController:
             ratio=before.option.ratio,
             compute_s=traffic.compute_s,
             step_s=traffic.step_s,
-            kept_energy=traffic.kept_energy,
-            energy=traffic.energy,
-            gradient_norm=traffic.gradient_norm,
+            kept_energy=tuple(row.kept_energy for row in traffic.rows),
+            energy=tuple(row.energy for row in traffic.rows),
+            gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in traffic.rows)),
             gain_curve=traffic.gain_curve(self.looks),
             network=self.network,
             option=before.option.key,
@@ -401,7 +380,7 @@ class AdaptiveController:
             steps_left=steps_left,
             loss=loss,
             verdict=self._verdict,
-            level_gains=traffic.level_gains,
+            level_gains=(own.candidate_gain, own.floor_gain) if own.floor_gain > 0 else None,
         )
         if self.network is not None:
             self._times = self._times.after(
@@ -487,11 +466,6 @@ class AdaptiveController:
             self.candidate = self._candidate_of(self._decision)
 
 
-def _tells(traffic: GroupTraffic) -> bool:
-    """Whether anything was seen of the candidate in use."""
-    return traffic.exchanges > 0 and traffic.is_finite
-
-
 def choose_ratio_policy(
     name: str,
     *,
@@ -572,11 +546,7 @@ class ExchangeConfig:
     @property
     def way(self) -> str:
         """Name of the present way to exchange."""
-        return self._settled_way if self.steering is None else self.steering.candidate.option.key
-
-    @cached_property
-    def _settled_way(self) -> str:
-        return way_name(self.compression)
+        return way_name(self.compression) if self.steering is None else self.steering.candidate.option.key
 
     def follow(self) -> None:
         """Exchange as the steering says from the next step on."""

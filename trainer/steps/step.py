@@ -56,8 +56,7 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
+from hetopt.trainer.steps.stopwatch import FORWARD, Mark, Slowdown, Stopwatch
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -185,7 +184,7 @@ class LossModule(nn.Module):
         self._calls = 0
 
     def follow(self, *, counts: bool, targets_per_sample: float) -> None:
-        """Weigh batches as a test of the loss found (see `hetopt.trainer.loss_test`).
+        """Weigh batches as a test of the loss found (see `hetopt.trainer.training`).
 
         Args:
             counts: whether the loss is a mean over something else than samples.
@@ -379,12 +378,7 @@ class DoesNotFit(RunFailed):
             f"a micro-batch of {len(part)} samples does not fit into the memory of this worker.",
             hint="set max_local_batch_size of the worker",
         )
-        self.part = part
-
-    @property
-    def samples(self) -> int:
-        """The size that was too large."""
-        return len(self.part)
+        self.samples = len(part)
 
 
 def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
@@ -413,13 +407,6 @@ def half_of(samples: int, rank: int) -> int:
             hint="leave this worker out, or give it a device with more memory",
         )
     return samples // 2
-
-
-class WholeExchange(Resumable, Protocol):
-    """What this step needs of an exchange; its state is what a checkpoint needs of it."""
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`)."""
 
 
 Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
@@ -491,7 +478,7 @@ class FusedStep:
         reader: Reader,
         stopwatch: Stopwatch,
         pace: Slowdown,
-        exchange: WholeExchange | None = None,
+        exchange: Exchange | None = None,
         way: str = "",
         norms: bool = False,
         counts: Literal["all", "alone", "unused"] = "all",

@@ -57,7 +57,7 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.data.injection import samples_of_step
+from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 
@@ -391,34 +391,17 @@ class OuterStep:
 
     def __init__(self, parameters: int, *, rate: float, momentum: float, like: Tensor) -> None:
         self._rate, self._momentum = rate, momentum
-        self._velocity = like.new_zeros(parameters if momentum else 0)
+        self.velocity = like.new_zeros(parameters if momentum else 0)
         self._parameters = parameters
 
     def take(self, update: Tensor) -> None:
         """Make of an averaged update, in place, what is added to the last common parameters."""
         own = update[: self._parameters]
         if self._momentum:
-            self._velocity.mul_(self._momentum).add_(own)
-            own.add_(self._velocity, alpha=self._momentum)
+            self.velocity.mul_(self._momentum).add_(own)
+            own.add_(self.velocity, alpha=self._momentum)
         if self._rate != 1:
             own.mul_(self._rate)
-
-    def state(self) -> Tensor:
-        """Its momentum, [parameters], or nothing where it has none."""
-        return self._velocity
-
-    def load_state(self, velocity: Tensor) -> None:
-        """Go on with a momentum that was kept."""
-        self._velocity.copy_(velocity)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """One step, for the event log. ``divergence``: None where nothing was averaged in it."""
-
-    step: int
-    sent_bytes: int = 0
-    divergence: float | None = None
 
 
 class Synchronizer:
@@ -456,7 +439,9 @@ class Synchronizer:
         self._outer = OuterStep(
             self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
         )
-        self._rounded = RoundedSum.of(compression, self._vector.parameters, device=self._base.device)
+        self._rounded: RoundedSum | None = None
+        if compression.name != "identity":
+            self._rounded = RoundedSum(compression, self._vector.parameters, device=self._base.device)
         self._channel = channel
         self._stopwatch = stopwatch
         self._workers, self._rank = (c := channel()).workers, c.rank
@@ -464,7 +449,7 @@ class Synchronizer:
         self._local_steps = 0
         self._change = GradientChange(smoothing=sync.smoothing)
         self._votes: Callable[[], list[list[float]]] | None = None
-        self._told: deque[Told] = deque()
+        self._told: deque[tuple[int, int, float | None]] = deque()  # step, bytes sent, divergence where it averaged
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Vote, and average if it is time to, after this worker's optimizer has done a step.
@@ -492,7 +477,7 @@ class Synchronizer:
             sync_s = sum(message.time_s for message in messages)
             work_s = channel.now() - begun_s - sync_s
             sent_bytes += sum(message.payload_bytes for message in messages)
-        self._told.append(Told(step=step, sent_bytes=sent_bytes, divergence=divergence))
+        self._told.append((step, sent_bytes, divergence))
         stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s, messages=messages)
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
@@ -534,17 +519,15 @@ class Synchronizer:
 
     def event(self, step: int) -> Event:
         """Return how many steps averaged, what was sent, and how far workers had come apart, since the last call."""
-        told: list[Told] = []
-        while self._told and self._told[0].step <= step:
-            told.append(self._told.popleft())
+        told = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
         if not told:
             return {}
-        divergences = [one.divergence for one in told if one.divergence is not None]
+        divergences = [divergence for _, _, divergence in told if divergence is not None]
         found: Event = {
             "policy": self._sync.name,
             "synchronised": len(divergences),
             "local": len(told) - len(divergences),
-            "sent_bytes": sum(one.sent_bytes for one in told),
+            "sent_bytes": sum(sent_bytes for _, sent_bytes, _ in told),
         }
         if divergences:
             found["divergence"] = round(sum(divergences) / len(divergences), 9)
@@ -560,7 +543,7 @@ class Synchronizer:
             "policy_state": self._state.model_dump(mode="json"),
             "own": self._vector.own(),
             "base": self._base,
-            "outer": self._outer.state(),
+            "outer": self._outer.velocity,
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "held_back": {} if self._rounded is None else self._rounded.residual.state(),
@@ -583,7 +566,7 @@ class Synchronizer:
             self._state = type(self._policy.initial()).model_validate(state["policy_state"])
             self._vector.write(state["own"].to(self._base))
             self._base = state["base"].to(self._base)
-            self._outer.load_state(state["outer"])
+            self._outer.velocity.copy_(state["outer"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             if self._rounded is not None:

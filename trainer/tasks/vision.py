@@ -20,11 +20,10 @@ change. Here the random bits of a sample are a hash of its coordinates, as in co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -36,9 +35,6 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
 
-Augmentation: TypeAlias = Callable[[Tensor, NDArray[np.uint64]], Tensor]
-"""Images [n, channels, height, width] and 64 random bits an image -> images of the same shape."""
-
 
 def random_bits(seed: int, epoch: int, indices: Sequence[int]) -> NDArray[np.uint64]:
     """Return 64 random bits for each sample, the same whichever samples are asked for together."""
@@ -47,33 +43,28 @@ def random_bits(seed: int, epoch: int, indices: Sequence[int]) -> NDArray[np.uin
     return _mix(key ^ np.asarray(indices, dtype=np.int64).astype(np.uint64))
 
 
-def crop_and_flip(padding: int) -> Augmentation:
-    """Return the augmentation of He et al. 2016, section 4.2.
+def cropped_and_flipped(images: Tensor, bits: NDArray[np.uint64], padding: int) -> Tensor:
+    """Return images augmented as by He et al. 2016, section 4.2.
 
-    The image is padded by ``padding`` black pixels on each side, a window of the original size is cut at a random
-    place, and half of the windows are mirrored.
+    Each is padded with black, cut to its size at a random place, and mirrored in half of the cases.
+
+    Args:
+        images: [n, channels, height, width].
+        bits: random, one number an image.
+        padding: pixels at every edge.
     """
-
-    def augment(images: Tensor, bits: NDArray[np.uint64]) -> Tensor:
-        count, _, height, width = images.shape
-        padded = functional.pad(images, (padding, padding, padding, padding))
-        # A 16-bit field scaled down to 0..2*padding: each offset is hit equally often to within 2^-16.
-        top = _field(bits, 16) * (2 * padding + 1) >> 16
-        left = _field(bits, 32) * (2 * padding + 1) >> 16
-        mirrored = (_field(bits, 48) & 1).bool()
-        rows = top[:, None] + torch.arange(height)
-        columns = torch.arange(width).expand(count, width)
-        columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
-        sample = torch.arange(count)[:, None, None]
-        # Indexing around the channel dimension puts it last.
-        return padded[sample, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
-
-    return augment
-
-
-def unchanged(images: Tensor, bits: NDArray[np.uint64]) -> Tensor:
-    """Return the images as they are."""
-    return images
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (padding, padding, padding, padding))
+    # A 16-bit field scaled down to 0..2*padding: each offset is hit equally often to within 2^-16.
+    top = _field(bits, 16) * (2 * padding + 1) >> 16
+    left = _field(bits, 32) * (2 * padding + 1) >> 16
+    mirrored = (_field(bits, 48) & 1).bool()
+    rows = top[:, None] + torch.arange(height)
+    columns = torch.arange(width).expand(count, width)
+    columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
+    sample = torch.arange(count)[:, None, None]
+    # Indexing around the channel dimension puts it last.
+    return padded[sample, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
 
 
 def _field(bits: NDArray[np.uint64], shift: int) -> Tensor:
@@ -118,13 +109,13 @@ class ImageDataset:
     apart.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, *, augment: Augmentation = unchanged) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, *, padding: int = 0) -> None:
         """Take uint8 ``images`` [n, channels, height, width] and int64 ``labels`` [n]."""
         self._images = images
         self._labels = labels
         self._mean = torch.tensor(MEAN).view(-1, 1, 1) * 255
         self._scale = 1 / (torch.tensor(STANDARD_DEVIATION).view(-1, 1, 1) * 255)
-        self._augment = augment
+        self._padding = padding
         self._epoch = 0
         self._seed = 0
 
@@ -142,7 +133,9 @@ class ImageDataset:
     def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
         """Return float32 images of about zero mean and unit variance, and their labels."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        images = self._augment(self._images[rows], random_bits(self._seed, self._epoch, indices))
+        images = self._images[rows]
+        if self._padding:
+            images = cropped_and_flipped(images, random_bits(self._seed, self._epoch, indices), self._padding)
         return (images.float() - self._mean) * self._scale, self._labels[rows]
 
 
@@ -160,8 +153,8 @@ def load_cifar(folder: Path | None) -> TaskData:
     train_files = [folder / name for name in TRAIN_FILES if (folder / name).is_file()]
     if not train_files or not (folder / EVALUATION_FILE).is_file():
         raise _missing(folder, train_found=bool(train_files))
-    train = _read(train_files, crop_and_flip(padding=4))
-    evaluation = _read([folder / EVALUATION_FILE], unchanged)
+    train = _read(train_files, padding=4)
+    evaluation = _read([folder / EVALUATION_FILE])
     return TaskData(
         train=train,
         evaluation=evaluation,
@@ -172,10 +165,10 @@ def load_cifar(folder: Path | None) -> TaskData:
     )
 
 
-def _read(paths: Sequence[Path], augment: Augmentation) -> ImageDataset:
+def _read(paths: Sequence[Path], *, padding: int = 0) -> ImageDataset:
     records = np.concatenate([_read_records(path) for path in paths])
     images = torch.from_numpy(records[:, 1:].reshape(-1, *IMAGE_SHAPE).copy())
-    return ImageDataset(images, torch.from_numpy(records[:, 0].astype(np.int64)), augment=augment)
+    return ImageDataset(images, torch.from_numpy(records[:, 0].astype(np.int64)), padding=padding)
 
 
 def _read_records(path: Path) -> NDArray[np.uint8]:
