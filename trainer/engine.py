@@ -711,7 +711,8 @@ def announce(
         compression=spec.compression.model_dump(),
         ratio_policy=spec.ratio_policy,
         collective_policy=spec.collective_policy,
-        **_apart(spec),
+        **({"sync": spec.sync.model_dump()} if spec.is_local else {}),
+        **({} if spec.partition.name == "global" else {"partition": spec.partition.model_dump()}),
         resumed_step=step,
     )
     if exchange.timings:
@@ -731,11 +732,3 @@ def announce(
                 for timed in exchange.timings
             ],
         )
-
-
-def _apart(spec: RunSpec) -> Event:
-    """How workers train for themselves, and on what, where they do."""
-    told: Event = {"sync": spec.sync.model_dump()} if spec.is_local else {}
-    if spec.partition.name != "global":
-        told["partition"] = spec.partition.model_dump()
-    return told

@@ -175,8 +175,8 @@ def test_one_that_is_torn_or_altered_anywhere_is_passed_over_and_named(
         assert found == Found(step=2), "the last newline says nothing"
         return
     assert found.step == 1
-    assert [torn.step for torn in found.torn] == [2]
-    assert name in found.torn[0].reason
+    assert [step for step, _ in found.torn] == [2]
+    assert name in found.torn[0][1]
 
 
 def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:

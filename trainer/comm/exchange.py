@@ -64,13 +64,6 @@ class ExchangeStats:
     look_energies: tuple[float, ...] = ()
     level_gains: tuple[float, float] | None = None
 
-    @property
-    def gain(self) -> float:
-        """Kept energy over energy, of this worker; 1 where there is no residual, or no gradient."""
-        if self.energy is None or self.kept_energy is None or self.energy == 0:
-            return 1.0
-        return self.kept_energy / self.energy
-
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
     """The stats of exchanges that follow each other, as of one; energies are known where all parts know theirs."""
@@ -83,7 +76,6 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
         sent_bytes=sum(part.sent_bytes for part in parts),
         compress_s=sum(part.compress_s for part in parts),
         sync_s=sum(part.sync_s for part in parts),
-        messages=tuple(message for part in parts for message in part.messages),
         energy=total([part.energy for part in parts]),
         kept_energy=total([part.kept_energy for part in parts]),
     )

@@ -660,13 +660,8 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
         count: of the batch.
     """
     newest = max(taken, arrived - count)
-    match policy:
-        case "persistence":
-            return taken
-        case "truncation":
-            return newest
-        case "bounded_age":
-            return min(newest, max(taken, aged))
+    kept = {"persistence": taken, "truncation": newest, "bounded_age": min(newest, max(taken, aged))}
+    return kept[policy]
 
 
 def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:

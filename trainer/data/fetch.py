@@ -79,11 +79,6 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def pinned(batch: Batch) -> Batch:
-    """Return the same nesting with every tensor in pinned memory, from where a GPU copies while the CPU goes on."""
-    return each_tensor(batch, Tensor.pin_memory)
-
-
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """Return the same nesting with something else in the place of every tensor, in their order."""
     if isinstance(batch, Tensor):

@@ -65,10 +65,9 @@ from hetopt.trainer.ddp.comm_hook import (
     whole_model,
 )
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, own_items
+from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, States, own_items
 from hetopt.trainer.script.periods import Periods
 from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
-from hetopt.trainer.script.random_state import States
 from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import FORWARD
 

@@ -436,10 +436,7 @@ class WorkerGroup:
             self._watch.stop()
             self._watch = None
         break_all_but(self._known)
-        if dist.is_initialized():
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
-        self._events.close()
+        self.close()
 
     def agreed(self, held: Held | None, *, step: int) -> None:
         """All workers of the generation have the same state now, and training goes on.
@@ -472,7 +469,8 @@ class WorkerGroup:
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
-            dist.destroy_process_group()
+            with suppress(RuntimeError):  # of others that are gone
+                dist.destroy_process_group()
         self._events.close()
 
     def _meet(self) -> Generation:

@@ -559,15 +559,15 @@ class ModelShares:
         shares = observation.local_batch_sizes
         state = _learned(state, observation)
         lines = [line.possible() for line in state.lines]
-        best = solve_shares([self._worker(line) for line in lines], sum(shares))
+        times = [
+            WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum) for line in lines
+        ]
+        best = solve_shares(times, sum(shares))
         decision = BatchDecision(local_batch_sizes=shares)
         if best.local_batch_sizes != shares and (min(shares) < self.minimum or self._is_worth(state, lines, best)):
             reason = self._reason(lines, best)
             decision = BatchDecision(local_batch_sizes=best.local_batch_sizes, reason=reason)
         return state, decision
-
-    def _worker(self, line: WorkerLine) -> WorkerTime:
-        return WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum)
 
     def _is_worth(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> bool:
         slowest_s = max(line.time_s(line.samples) for line in lines)
@@ -739,13 +739,8 @@ class RateShares:
 
 def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:
     """The factor on the run's learning rate for steps of ``batch_size`` samples: ``B / B0`` or its root, capped."""
-    match stream.learning_rate:
-        case "fixed":
-            return 1.0
-        case "linear":
-            scale = batch_size / planned_batch_size
-        case "sqrt":
-            scale = math.sqrt(batch_size / planned_batch_size)
+    times = batch_size / planned_batch_size
+    scale = {"fixed": 1.0, "linear": times, "sqrt": math.sqrt(times)}[stream.learning_rate]
     cap = stream.max_learning_rate_scale
     return min(cap, max(1 / cap, scale))
 

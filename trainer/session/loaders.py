@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.script.batches import Part, Place, ShareTable, mark_of, own_items
-from hetopt.trainer.script.random_state import CommonNumbers, States
+from hetopt.trainer.script.batches import CommonNumbers, Part, Place, ShareTable, States, mark_of, own_items
 
 if TYPE_CHECKING:
     from hetopt.trainer.session.flow import Flow

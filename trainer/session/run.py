@@ -43,8 +43,8 @@ from hetopt.trainer.checkpoints.folder import (
     unsaved,
 )
 from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.script.batches import States
 from hetopt.trainer.script.plan import REGISTRY, Stopped
-from hetopt.trainer.script.random_state import States
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits

@@ -567,21 +567,15 @@ class ExchangeConfig:
         steering = self.steering
         if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
             return {}
-        if steering is None:
-            way, name, ratio = way_name(self.compression), self.compression.name, self.compression.ratio
-            collective = settled_collective(self.compression)
-        else:
-            option = steering.candidate.option
-            way, name, ratio, collective = option.key, option.compressor, option.ratio, option.collective
         looked: Event = {}
         if steering is not None and steering.slowdown_coefficient is not None:
             looked["slowdown_coefficient"] = round(steering.slowdown_coefficient, 4)
         return {
             "exchange": {
-                "way": way,
-                "compressor": name,
-                "ratio": ratio,
-                "collective": collective,
+                "way": self.way,
+                "compressor": self.in_use.name,
+                "ratio": self.in_use.ratio,
+                "collective": settled_collective(self.in_use),
                 "gain": round(traffic.gain, 6),
                 "sent_bytes": traffic.sent_bytes,
                 "dense_bytes": self.dense_bytes,

@@ -39,7 +39,6 @@ from hetopt.trainer.data.fetch import (
     changes_with_epoch,
     each_tensor,
     fetch,
-    pinned,
     set_epoch,
     to_device,
 )
@@ -224,8 +223,9 @@ class BatchReader:
     @property
     def cutting(self) -> Cutting:
         """How slices are cut; one across the end of an epoch is cut there when the data is augmented."""
-        apart = changes_with_epoch(self.dataset)
-        return Cutting(keeps_epochs_apart=apart, unit=self.unit, max_samples=self.max_samples)
+        return Cutting(
+            keeps_epochs_apart=changes_with_epoch(self.dataset), unit=self.unit, max_samples=self.max_samples
+        )
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
         """The micro-batches of one rank."""
@@ -238,7 +238,7 @@ class BatchReader:
     def read_for_later(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch on the host, ready to be moved to the device."""
         batch = self.read_on_host(part)
-        return pinned(batch) if self.device.type == "cuda" else batch
+        return each_tensor(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the host."""

@@ -55,7 +55,7 @@ from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
-from hetopt.trainer.comm.channel import Channel, Message
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
@@ -286,13 +286,8 @@ class SelSync:
 
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
     """How many of the workers have to vote for a synchronisation: one, more than half, or a part of them."""
-    match votes:
-        case "any":
-            return 1
-        case "majority":
-            return workers // 2 + 1
-        case _:
-            return max(1, math.ceil(quorum * workers - 1e-9))
+    of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
+    return {"any": 1, "majority": workers // 2 + 1}.get(votes, of_quorum)
 
 
 def choose_sync_policy(
@@ -467,18 +462,16 @@ class Synchronizer:
         seen = SyncObservation(step=step, local_steps=self._local_steps, changes=self._voted(trace))
         self._state, decision = self._policy.decide(self._state, seen)
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
-        messages: tuple[Message, ...] = ()
         sync_s, work_s, divergence = 0.0, 0.0, None
         if decision.synchronise:
             channel = self._channel()
             begun_s = channel.now()
             divergence = self._synchronise(channel, decision)
-            messages = tuple(channel.messages)
-            sync_s = sum(message.time_s for message in messages)
+            sync_s = sum(message.time_s for message in channel.messages)
             work_s = channel.now() - begun_s - sync_s
-            sent_bytes += sum(message.payload_bytes for message in messages)
+            sent_bytes += sum(message.payload_bytes for message in channel.messages)
         self._told.append((step, sent_bytes, divergence))
-        stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s, messages=messages)
+        stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s)
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:

@@ -210,16 +210,10 @@ class ThresholdRatio(ThresholdSettings):
         if self.delta == 0:
             return False
         least = 1 - self.delta - _ROUNDING
-        votes = sum(gain >= least for gain in gains)
-        match self.combine:
-            case "majority":
-                return 2 * votes > len(gains)
-            case "any":
-                return votes > 0
-            case "all":
-                return votes == len(gains)
-            case "mean":
-                return sum(gains) / len(gains) >= least
+        if self.combine == "mean":
+            return sum(gains) / len(gains) >= least
+        needed = {"majority": len(gains) // 2 + 1, "any": 1, "all": len(gains)}
+        return sum(gain >= least for gain in gains) >= needed[self.combine]
 
 
 class GravacState(Record):
