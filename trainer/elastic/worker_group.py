@@ -148,7 +148,6 @@ def connect(meeting: str) -> TCPStore:
     """A connection of its own to the store at ``address:port``, which breaks when its host is cut off.
 
     Raises:
-        BadInput: that is no address.
         DistNetworkError: nobody is there.
     """
     address, _, port = meeting.rpartition(":")
