@@ -22,7 +22,7 @@ from hetopt.core.comm.cost import Primitive
 from hetopt.core.comm.options import operations_of
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.channel import Channel, Pauses
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.methods import make_chain
 from hetopt.trainer.comm.network import PAUSE_S, Network, measure_network
 
@@ -87,11 +87,11 @@ class _TogetherChannel(Channel):
     """All workers begin each collective at the same moment, and agree on how long it took, as calibration does."""
 
     @contextmanager
-    def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[Pauses]:
+    def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[list[float]]:
         """Count and time what happens inside as one operation, once everyone is there."""
         dist.barrier(self._group)
-        with super().operation(primitive, payload_bytes) as pauses:
-            yield pauses
+        with super().operation(primitive, payload_bytes) as own_work_s:
+            yield own_work_s
         time_s = torch.tensor([self.messages[-1].time_s], dtype=torch.float64)
         # The source of a broadcast is done at once: it is over when the last has it.
         dist.all_reduce(time_s, dist.ReduceOp.MAX if primitive == "broadcast" else dist.ReduceOp.MIN, self._group)

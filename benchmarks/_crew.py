@@ -27,7 +27,7 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader, read_spec
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.steps.slowdown import make_pace
+from hetopt.trainer.steps.stopwatch import make_pace
 from hetopt.trainer.worker import keep_freed_memory
 
 RUNS_FILE = "runs.json"

@@ -19,7 +19,7 @@ REWRITTEN = 0.5
 code."""
 
 STARTS_RUNS = ("hetopt.backends", "hetopt.api", "hetopt.cli")
-WORKERS = ("hetopt.trainer.worker", "hetopt.trainer.script_worker", "hetopt.trainer.host.agent")
+WORKERS = ("hetopt.trainer.worker", "hetopt.trainer.host.agent")
 
 
 def has_history() -> bool:

@@ -26,7 +26,7 @@ from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
-from hetopt.trainer.steps.slowdown import Slowdown
+from hetopt.trainer.steps.stopwatch import Slowdown
 from hetopt.trainer.task import Task, TaskData, average_buffers, evaluate, mean_of
 from hetopt.trainer.tasks.load import load_task
 

@@ -21,7 +21,17 @@ from typing import Literal, cast, get_args
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.elastic.rendezvous import Abandoned, Generation, Member, Patience, Version, meet_again, want, wanted
+from hetopt.trainer.elastic.rendezvous import (
+    Abandoned,
+    Generation,
+    Member,
+    Patience,
+    Presence,
+    Version,
+    meet_again,
+    want,
+    wanted,
+)
 
 BATCH = 24
 
@@ -165,14 +175,13 @@ class _Store:
         return self._values
 
 
-class _Known:
+class _Known(Presence):
     """What whoever ends machines tells of them, in half of the runs: those that left are dead, and away for a time."""
 
     def __init__(self, is_told: bool) -> None:
         self._is_told = is_told
         self.dead: set[tuple[int, str]] = set()
         self.away: set[int] = set()
-        self.all_leave = False
 
     def is_away(self, place: int) -> bool:
         return self._is_told and place in self.away

@@ -23,7 +23,7 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader, read_spec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch
-from hetopt.trainer.steps.slowdown import make_pace
+from hetopt.trainer.steps.stopwatch import make_pace
 from hetopt.trainer.task import mean_of
 from hetopt.trainer.tasks.load import load_task
 

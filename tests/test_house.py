@@ -223,7 +223,7 @@ OURS = {
     "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "two",
-    "hetopt/trainer/tasks/cifar.py: folder / name": "a constant",
+    "hetopt/trainer/tasks/vision.py: folder / name": "a constant",
     "hetopt/trainer/tasks/language.py: folder / inside": "a constant",
     "hetopt/trainer/tasks/language.py: folder / inside / naming.format(first)": "a constant",
     "hetopt/trainer/tasks/language.py: folder / inside / naming.format(second)": "a constant",

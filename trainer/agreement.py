@@ -5,29 +5,18 @@ A run of one worker has no process group and agrees with itself.
 
 from __future__ import annotations
 
+import datetime
+import os
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import BadInput
 
 _TEXT_BYTES = 256
-
-
-class Store(Protocol):
-    """The key-value store in which the workers of a group meet, and call the roll where one is missing."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write ``value`` under ``key``, where every worker of the group can read it."""
-
-    def get(self, key: str, /) -> bytes:
-        """What is under a key, once somebody has written it."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys were written."""
 
 
 def meet_one_version(store: Store, rank: int, world_size: int, own: str | None = None) -> None:
@@ -63,17 +52,24 @@ def choose_backend(devices: list[str]) -> str:
     return "cpu:gloo,cuda:nccl" if own_cuda else "gloo"
 
 
-def meet_devices(store: Store, rank: int, world_size: int, own: str) -> str:
-    """The collective backend for workers that tell each other their devices, before the process group is made.
+def join_group(store: Store, rank: int, world_size: int, device: object, timeout_s: float) -> None:
+    """Make the default process group, over the backend that suits the devices of all workers.
 
     Args:
         store: that they meet in.
         rank: of this worker.
         world_size: workers of the group.
-        own: this worker's device, as of `choose_backend`.
+        device: of this worker, by a name that no other device of its machine has.
+        timeout_s: that an operation may take.
+
+    Raises:
+        BadInput: versions differ (see `meet_one_version`).
     """
-    store.set(f"hetopt/device/{rank}", own)
-    return choose_backend([store.get(f"hetopt/device/{other}").decode() for other in range(world_size)])
+    meet_one_version(store, rank, world_size)
+    store.set(f"hetopt/device/{rank}", f"{os.uname().nodename}/{device}")
+    devices = [store.get(f"hetopt/device/{other}").decode() for other in range(world_size)]
+    timeout = datetime.timedelta(seconds=timeout_s)
+    dist.init_process_group(choose_backend(devices), store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:

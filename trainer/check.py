@@ -18,10 +18,10 @@ from torch import nn
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.trainer.context import Generators
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
-from hetopt.trainer.loss_test import TOLERANCE, probe_loss
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.task import Task, TaskData, is_judged_by_loss, make_model, make_optimizer, mean_of
 from hetopt.trainer.tasks.load import first_line, line_in, load_task
+from hetopt.trainer.training import TOLERANCE, probe_loss
 
 T = TypeVar("T")
 
@@ -187,7 +187,11 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
 
     before = Generators.at(_CPU)
     once, twice = sums(few), sums(few + few)
-    wrong = [name for name, value in once.items() if not _is_near(2 * value, twice[name])]
+    wrong = [
+        name
+        for name, value in once.items()
+        if not math.isclose(2 * value, twice[name], rel_tol=TOLERANCE, abs_tol=1e-6)
+    ]
     is_known = before.has_drawn(_CPU) or is_judged_by_loss(task)  # random, or said of the loss already
     if wrong and not is_known:
         yield error(
@@ -204,8 +208,3 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
             hint="name one of them in Target(metric=...)",
             where=place(task.metrics),
         )
-
-
-def _is_near(left: float, right: float) -> bool:
-    """Whether two figures are the same but for rounding."""
-    return math.isclose(left, right, rel_tol=TOLERANCE, abs_tol=1e-6)

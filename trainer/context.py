@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import RunSpec, WorkerSpec
-from hetopt.trainer.agreement import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,10 +64,9 @@ class Lines:
         return places[-1] if places else self._name
 
     def _place(self, module: str, file: str, line: int) -> str | None:
-        if module.partition(".")[0] in ("hetopt", "torch") or _PACKAGES in file:
+        has_no_file = file.startswith("<")  # Python's frozen modules, what a dataclass generates
+        if has_no_file or module.partition(".")[0] in ("hetopt", "torch") or _PACKAGES in file:
             return None
-        if file.startswith("<"):
-            return None  # made without a file: Python's frozen modules, what a dataclass generates
         path = Path(file)
         if not path.is_absolute():
             path = path.resolve()
@@ -138,10 +137,8 @@ class FailureReport:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is None:
-            return False
         if not isinstance(error, Exception):
-            return False  # KeyboardInterrupt, SystemExit: somebody else's decision
+            return False  # none, or KeyboardInterrupt, SystemExit: somebody else's decision
         if not isinstance(error, HetoptError):
             traceback.print_exception(kind, error, trace, file=sys.stderr)
         if not is_peer_loss(error):

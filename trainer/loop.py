@@ -18,27 +18,26 @@ from torch import nn
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
-from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
+    CheckpointSaver,
     Found,
     copied,
+    is_due,
     leave_model,
     parameters_sha256,
     run_digest,
+    unsaved,
 )
-from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import Held, WorkerGroup, alike_part, hand_over
-from hetopt.trainer.engine import announce
-from hetopt.trainer.paired_trials import try_twins
-from hetopt.trainer.statistics import Period
+from hetopt.trainer.engine import Period, announce
 from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluate
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.training import Training
+from hetopt.trainer.training import Training, build_model, try_twins
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,7 @@ class _Run:
         self._agreed: int | None = None  # generation in which all workers took over one state; None: they have not yet
         self._decisions = 0
         self._evaluation_owed = False
-        self._saver = CheckpointSaver(
-            context.run_dir,
-            rank=context.rank,
-            world_size=context.world_size,
-            events=context.events,
-            clock=context.clock,
-            host=context.worker.host,
-        )
+        self._saver = CheckpointSaver(context)
         self._training = Training(context, task, data, model, self._saver)
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
@@ -175,8 +167,8 @@ class _Run:
     def _resume_from_disk(self) -> None:
         context, folder = self._context, CheckpointFolder(self._context.run_dir)
         found = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
-        for torn in found.torn:
-            context.events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
+        for torn, reason in found.torn:
+            context.events.write("checkpoint_skipped", step=torn, reason=reason)
         step = int(gather_numbers([-1 if found.step is None else found.step], context.world_size)[0][0])
         if step < 0:
             return
@@ -240,7 +232,7 @@ class _Run:
             all_meet=context.world_size == 1
             or training.replay is not None
             or training.milestones.all_meet(training.step, training.feed.cursor.position, steps),
-            checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
+            checkpoint_s=-math.inf if self._crew is not None and self._crew.presence.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
         period = self._tell(gathering)

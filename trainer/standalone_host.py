@@ -12,9 +12,8 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.errors import HetoptError
 from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import INCARNATION_VARIABLE, host_log_folder, read_spec
 from hetopt.core.run_spec import Node, RunSpec, first_rank, workers_on
@@ -39,13 +38,12 @@ def main(arguments: list[str]) -> int:
     """Host the workers of one host until they end; the exit code is that of the first that failed.
 
     Raises:
-        BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts or does not stand alone.
+        BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
     """
     run_dir, parent = Path(arguments[0]), int(arguments[1])
     die_with_parent(parent, signal.SIGTERM)
     spec, node = read_spec(run_dir), Node.of_arguments(arguments[2:])
-    if node is None or not node.stands_alone:
-        raise BadInput("the run has no standalone hosts.", hint="use hetopt.trainer.host.agent")
+    assert node is not None, "whoever starts it names the host"
     import_everything()
     own = next(one for one in node.meeting.split(",") if one.rpartition(":")[0] == node.address)
     # In a process of its own: this one has no thread, so that it can be forked.
@@ -65,29 +63,21 @@ def main(arguments: list[str]) -> int:
 
 
 def _start_store(meeting: str) -> int:
-    """A process that holds a store at an address until its parent ends."""
+    """Return the number of a process that holds a store at an address until its parent ends."""
     warden = os.getpid()
     child = os.fork()
     if child == 0:
-        _hold_store(meeting, warden)
+        die_with_parent(warden, signal.SIGKILL)
+        from hetopt.trainer.host.gate import open_store
+
+        address, _, port = meeting.rpartition(":")
+        store = open_store(address, int(port))
+        while store is not None:  # it lives as long as this process
+            signal.pause()
     return child
 
 
-def _hold_store(meeting: str, warden: int) -> NoReturn:
-    die_with_parent(warden, signal.SIGKILL)
-    from hetopt.trainer.host.gate import open_store
-
-    address, _, port = meeting.rpartition(":")
-    store = open_store(address, int(port))
-    assert store is not None  # it lives as long as this process
-    while True:
-        signal.pause()
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        print("usage: python -m hetopt.trainer.standalone_host RUN_DIR PARENT_PID NODE", file=sys.stderr)
-        sys.exit(BadInput.exit_code)
     try:
         sys.exit(main(sys.argv[1:]))
     except HetoptError as error:

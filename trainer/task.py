@@ -108,7 +108,7 @@ def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, bat
     if isinstance(told, tuple):
         summed, count = told
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
-    return {"loss": told.double() * (samples_in(batch) or 0)}
+    return {"loss": told.double() * samples_in(batch)}
 
 
 def is_judged_by_loss(task: Task) -> bool:
@@ -276,18 +276,13 @@ def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
             hint="give one with a parameter group for each part; several losses and optimizers are a script, whose "
             "session takes them all",
         )
-    if needs_closure(optimizer):
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:  # as of LBFGS
         raise BadInput(
             f"{type(optimizer).__name__} computes several gradients in a step, by a function that a task has not.",
             hint="use an optimizer whose step() needs no closure, or keep your loop and begin a session in it",
         )
     return optimizer
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether a step calls a function of the script that computes the loss (LBFGS)."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 _SCALAR_STEPS = 16
@@ -395,12 +390,8 @@ def evaluate(
     return metrics
 
 
-def has_averages(model: nn.Module) -> bool:
-    """Whether there is anything for `average_buffers`."""
-    return bool(_averages(model))
-
-
-def _averages(model: nn.Module) -> list[Tensor]:
+def averages(model: nn.Module) -> list[Tensor]:
+    """Return the buffers of a model that are averages over samples: those of BatchNorm."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
 
 
@@ -410,7 +401,7 @@ def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
     Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
     Counters are the same everywhere and stay.
     """
-    buffers = _averages(model)
+    buffers = averages(model)
     if world_size == 1 or not buffers:
         return
     flat = torch.cat([buffer.detach().reshape(-1).to("cpu", torch.float64) for buffer in buffers]).mul_(weight)

@@ -1,38 +1,510 @@
 """All that a worker trains with, made for one group of workers; and the state in which another group takes it over.
 
 The engine as a task's loop drives it: it computes the steps, too.
+
+Puts a worker's parts together: the model, the data, the batch policy, the pace, and the step.
+
+Trains the twins of a trial (`hetopt.trainer.policies.ratio.auto`) on this worker, from where training is.
+
+Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
+
+One worker computes its first batch whole, and then in two unequal parts, in evaluation mode but for BatchNorm. What
+differs by more than rounding would differ between the workers of a run, too. Where random numbers are drawn even so,
+nothing is compared.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+import copy
+import hashlib
+import json
+import math
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.core.errors import BadInput
-from hetopt.trainer.agreement import Gathering
-from hetopt.trainer.assembly import (
-    make_feed,
-    make_step,
-    make_worker_pace,
-)
-from hetopt.trainer.checkpoints.folder import RankState, SharedState, run_digest
-from hetopt.trainer.checkpoints.saver import CheckpointSaver
-from hetopt.trainer.comm.compressor import own_momentum
+from hetopt.core.batch_partition import first_shares, micro_batch_size
+from hetopt.core.comm.composition import AUTO, combine
+from hetopt.core.comm.cost import BUCKETWISE
+from hetopt.core.comm.options import BF16, IDENTITY, way_name
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.run_folder import ConditionsReader
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.checkpoints.folder import CheckpointSaver, RankState, SharedState, run_digest
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import ErrorFeedback, Turn, own_momentum
+from hetopt.trainer.comm.exchange import BucketExchange, BucketSum, DenseBuckets
+from hetopt.trainer.comm.peers import Guard, meet
+from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.context import Generators, WorkerContext
-from hetopt.trainer.data.injection import samples_of_step
-from hetopt.trainer.data.replay import Replay, StreamCursor
-from hetopt.trainer.engine import Balance, Engine, Milestones
-from hetopt.trainer.policies.choose import choose_policy, stream_learning_rate_scale
-from hetopt.trainer.statistics import parameters_of, tensors_mark
-from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
-from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, StepTrace, initial_loss_scale
-from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.data.cursor import (
+    NEED_LABELS,
+    Cursor,
+    MicroBatch,
+    PartitionedCursor,
+    Parts,
+    Replay,
+    SampleCursor,
+    StreamCursor,
+    every_nth_of_all,
+    make_parts,
+)
+from hetopt.trainer.data.fetch import Batch, MapDataset, labels_of, samples_in
+from hetopt.trainer.engine import Balance, Engine, Milestones, parameters_of, tensors_mark
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.policies.policy import choose_policy, stream_learning_rate_scale
+from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
+from hetopt.trainer.policies.ratio.policy import Verdict
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, is_steered, make_exchange
+from hetopt.trainer.steps.local_batch import BatchReader, Injector, SampleFeed, samples_of_step
+from hetopt.trainer.steps.step import (
+    Autocast,
+    DoesNotFit,
+    FusedStep,
+    LossModule,
+    LossScale,
+    StepTrace,
+    Switch,
+    half_of,
+    initial_loss_scale,
+    parts_of,
+    remembered,
+    switch_between,
+    trainable_parameters,
+)
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch, make_pace
 from hetopt.trainer.sync.synchroniser import make_synchroniser
-from hetopt.trainer.task import LearningRate, Task, TaskData, average_buffers, least_share, make_optimizer
+from hetopt.trainer.task import (
+    LEAST_SAMPLES,
+    LearningRate,
+    Loss,
+    Task,
+    TaskData,
+    average_buffers,
+    batch_norms,
+    cross_entropy_weight,
+    least_samples,
+    least_share,
+    make_model,
+    make_optimizer,
+    mean_of,
+)
+
+Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
+
+
+TOLERANCE = 1e-3
+"""Of relative differences of gradients in fp32, which round differently in parts; tokens in the place of samples make
+differences of some percent."""
+
+MOST_SAMPLES = 16
+"""That are tried; enough for sequences to have unequal lengths."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTest:
+    """What a loss is a mean over, and how far unequal parts of a batch are from the batch.
+
+    Attributes:
+        kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
+            ``sum``: over samples; ``coupled``: none of these; ``untested``: there was a single sample.
+        first: samples of the first part.
+        second: samples of the second part.
+        off: relative difference of the parts' gradient, weighted as workers weigh it; 0 where it is not known.
+        targets_per_sample: weight of the cross entropy's targets, of one sample; 0 where the loss is no cross entropy.
+    """
+
+    kind: Kind = "untested"
+    first: int = 0
+    second: int = 0
+    off: float = 0.0
+    targets_per_sample: float = 0.0
+
+    @property
+    def problem(self) -> BadInput | None:
+        """Why several workers cannot train such a loss; None: they can."""
+        if self.kind != "sum":
+            return None
+        return BadInput(
+            f"The loss is a sum over samples: the gradient of {self.first + self.second} samples is the sum of those "
+            f"of {self.first} and of {self.second} of them.",
+            hint='use reduction="mean", or return the tuple (loss, number of samples)',
+        )
+
+    @property
+    def note(self) -> str:
+        """How far shares are from one machine, and why, in a sentence; empty where they are not."""
+        if self.off <= TOLERANCE:
+            return ""
+        why = "the loss couples samples or is a mean over something else than samples"
+        if self.kind != "coupled":
+            why = "layers normalise each worker's samples by themselves, as under DistributedDataParallel"
+        return (
+            f"shares differ from one machine by {100 * self.off:.1f} % (parts of {self.first} and {self.second} "
+            f"samples): {why}"
+        )
+
+    @property
+    def hint(self) -> str:
+        """What brings the parts together, or at least nearer."""
+        if self.kind == "coupled":
+            return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
+        return "use GroupNorm or LayerNorm where that matters; else keep shares large"
+
+
+def probe_loss(
+    model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
+) -> LossTest:
+    """Compute the first samples whole and in two parts. Model and random numbers are then as before, gradients too.
+
+    Args:
+        model: on its device.
+        loss: of the task.
+        read: gives the batch of some samples, by their places in the first batch.
+        samples: of the first batch, or as many as fit.
+    """
+    samples = min(samples, MOST_SAMPLES)
+    if samples < 2:
+        return LossTest()
+    first = max(1, samples // 3)
+    batches, sizes = _batches(read, samples, first), (samples, first, samples - first)
+    if samples_in(batches[0]) != samples:
+        return LossTest()
+
+    def computed() -> list[_Computed]:
+        return [_compute(model, loss, batch, size) for batch, size in zip(batches, sizes, strict=True)]
+
+    with _as_before(model):
+        model.eval()
+        device = next(model.parameters()).device
+        before = Generators.at(device)
+        still = computed()
+        draws = before.has_drawn(device)
+        kind, off = _kind(still, draws=draws)
+        targets = still[0].targets / samples if kind == "mean" else 0.0
+        if kind != "coupled" and not draws and first >= least_samples(model):
+            for norm in batch_norms(model):
+                norm.train()
+            off = _off(computed(), by=kind)
+    return LossTest(kind=kind, first=first, second=samples - first, off=off, targets_per_sample=targets)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Computed:
+    gradient: Tensor
+    samples: int
+    count: float | None
+    targets: float
+
+    def weight(self, by: Kind) -> float:
+        if by == "sum":
+            return 1.0
+        return float(self.samples) if by != "counted" else self.targets if self.count is None else self.count
+
+
+def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, samples: int) -> _Computed:
+    returned = loss(model, batch)
+    count = float(returned[1]) if isinstance(returned, tuple) else None
+    mean = mean_of(returned)
+    targets = cross_entropy_weight(mean)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
+    pieces = [
+        (torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten()
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
+    return _Computed(
+        gradient=torch.cat(pieces).double(),
+        samples=samples,
+        count=count,
+        targets=0.0 if targets is None else float(targets),
+    )
+
+
+def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
+    """Return by which weights the parts are the whole, if by any, and how far they are from it."""
+    whole, *parts = computed
+    per_sample = whole.targets / whole.samples
+    uneven = any(abs(part.targets - per_sample * part.samples) > TOLERANCE * whole.targets for part in parts)
+    kind: Kind = "counted" if whole.count is not None or uneven else "mean"
+    off = 0.0 if draws else _off(computed, by=kind)
+    if off <= TOLERANCE:
+        return kind, off
+    is_sum = whole.count is None and _off(computed, by="sum") <= TOLERANCE
+    return "sum" if is_sum else "coupled", off
+
+
+def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
+    """Return the relative difference of two parts, weighted, from the whole."""
+    whole, first, second = computed
+    total = 1.0 if by == "sum" else first.weight(by) + second.weight(by)
+    mean = (first.weight(by) * first.gradient + second.weight(by) * second.gradient) / (total or 1.0)
+    return float((mean - whole.gradient).norm() / whole.gradient.norm().clamp(min=1e-30))
+
+
+def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch]:
+    """Read the whole batch and its parts; samples that are changed at random as they are read, are so twice alike."""
+    drawn, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    whole = read(range(samples))
+    torch.set_rng_state(drawn)
+    random.setstate(python)
+    np.random.set_state(numpy)
+    return [whole, read(range(first)), read(range(first, samples))]
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Modes, buffers and random numbers are afterwards what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    restore = remembered(model, next(model.parameters()).device)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        restore()
+
+
+FEWEST_TRIED = 4
+"""Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
+
+
+def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
+    """The task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
+    torch.manual_seed(seed)
+    model = make_model(task).to(device)
+    if dist.is_initialized():
+        tensors = [*model.parameters(), *model.buffers()]
+        with torch.no_grad():
+            for tensor in tensors:
+                staged = tensor.detach().cpu()
+                dist.broadcast(staged, src=0)
+                tensor.copy_(staged)
+    model.train()
+    return model
+
+
+def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
+    """Return this worker's training samples, from the start."""
+    spec = context.spec
+    reader = BatchReader(
+        dataset=dataset,
+        device=context.device,
+        seed=spec.seed,
+        max_samples=context.worker.max_local_batch_size,
+        unit=micro_batch_size(spec),
+    )
+    # A GPU computes by itself: whatever the host does meanwhile is gained. A gather from memory is soon done.
+    is_worth = spec.prefetch == "on" or context.device.type != "cpu" or not hasattr(dataset, "gather")
+    return SampleFeed(
+        reader=reader,
+        rank=context.rank,
+        cursor=make_cursor(context, dataset),
+        reads_ahead=spec.prefetch != "off" and spec.stream is None and is_worth,
+        injector=None if spec.injection is None or context.world_size == 1 else Injector(spec.injection, spec.seed),
+    )
+
+
+def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
+    """Return the beginning of the training samples: one order for all workers, a part for each, or a stream.
+
+    Raises:
+        BadInput: the data cannot be partitioned like that.
+        RunFailed: the workers see other labels, or arrive at other parts.
+    """
+    parts, spec = make_agreed_parts(context, dataset), context.spec
+    size, rank, workers = len(dataset), context.rank, context.world_size
+    if spec.stream is not None:
+        everything = every_nth_of_all(size, spec.seed, rank, workers)
+        order = everything if parts is None else partial(parts.order, rank)
+        replay = Replay(spec.stream, rank, order=order)
+        return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
+    if parts is None:
+        return SampleCursor(size, spec.seed)
+    return PartitionedCursor(parts, size, weights=first_shares(spec))
+
+
+def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | None:
+    """What each worker sees, alike on all of them; None: all see everything (see `make_cursor` for errors)."""
+    spec, size = context.spec, len(dataset)
+    if context.world_size == 1 or spec.partition.name == "global":
+        return None
+    weights = first_shares(spec)
+    labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
+    parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
+    assert parts is not None
+    digest = hashlib.sha256()
+    for worker in range(parts.workers):
+        digest.update(parts.order(worker, 0).tobytes())
+    if len(set(gather_texts(digest.hexdigest(), context.world_size))) > 1:
+        raise RunFailed(
+            "the workers divide the training data in different ways.", hint="give all workers the same data"
+        )
+    return parts
+
+
+def make_worker_pace(context: WorkerContext) -> Slowdown:
+    """The pace of this worker."""
+    return make_pace(
+        context.worker,
+        context.device,
+        conditions=ConditionsReader(context.run_dir),
+        own_core=len(context.spec.workers) <= len(os.sched_getaffinity(0)),  # paced workers share one machine,
+    )
+
+
+def make_step(
+    context: WorkerContext,
+    task: Task,
+    module: LossModule,
+    compression: Compression,
+    *,
+    feed: SampleFeed,
+    stopwatch: Stopwatch,
+    pace: Slowdown,
+    samples: int,
+) -> tuple[ExchangeConfig, FusedStep]:
+    """Return the exchange of a run and its step, warmed up: what a device does only once is start-up, not training.
+
+    Args:
+        context: this worker.
+        task: for its loss.
+        module: the model with its loss, on the device.
+        compression: of the run.
+        feed: of the training data; learns here already if a share does not fit into memory.
+        stopwatch: of the device.
+        pace: of this worker.
+        samples: how many to warm up with; this worker's share.
+
+    Raises:
+        BadInput: nothing in the model can be trained, the loss does not depend on it, the compression does not suit it,
+            or the workers are about to exchange in different ways.
+        RunFailed: not even one sample fits into memory.
+    """
+    spec, device, is_alone = context.spec, context.device, context.spec.is_local
+    parameters = trainable_parameters(module.model)
+    numel, parts = sum(parameter.numel() for parameter in parameters), parts_of(parameters)
+    # What the workers do next depends on these: those that disagree would wait for each other for ever.
+    if context.world_size > 1:
+        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
+        asked = compression.model_dump_json(exclude={"name", "ratio"})
+        meet(f"{way_name(compression)}, {policies} ({numel} elements, {spec.precision}) {asked}", Channel())
+    # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
+    _fit(feed, FusedStep(module=module, reader=feed, stopwatch=stopwatch, pace=pace).warm_up, 2, context.rank)
+    module.zero_grad(set_to_none=True)
+    _try_loss(context, task, module, feed, samples)
+    # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
+    overlaps = not is_alone and can_overlap(device, context.world_size) and len(parts) > 1 and not module.is_counted
+    # A GPU's kernels, and residuals under loss scaling, are the whole gradient's business.
+    in_thread = device.type == "cpu" and spec.precision != "fp16"
+
+    def in_buckets(way: Compression) -> BucketSum | None:
+        """Return what sums buckets under backward; None: this compression needs the whole gradient."""
+        memory = combine(way.name, memory=way.memory, collective=way.collective).memory
+        if way.name == IDENTITY and way.ratio == 1.0 and memory == "none":
+            description = f"{way_name(way)} in {len(parts)} buckets of {numel} elements"
+            return DenseBuckets(Guard(description, store=context.store))
+        if way.name not in BUCKETWISE or not in_thread:
+            return None
+        return BucketExchange(way, parameters, seed=spec.seed, store=context.store, clock=context.clock)
+
+    steered = is_steered(spec, compression)
+    bucket_sum = in_buckets(compression) if overlaps and not steered else None
+    if is_alone or bucket_sum is not None:
+        config = ExchangeConfig(compression=compression, dense_bytes=VALUE_BYTES * numel)
+    else:
+        config = make_exchange(
+            spec,
+            compression,
+            [tuple(parameter.shape) for parameter in parameters],
+            device,
+            store=context.store,
+            clock=context.clock,
+            buckets=len(parts) if overlaps else 1,
+            bf16_in_buckets=in_thread and compression.memory == AUTO,  # buckets remember nothing
+            tries_twins=True,
+        )
+    switch: Switch | None = None
+    steering = config.steering
+    if config.exchange is not None and steering is not None:
+        ways = {each.compression.name for each in steering.candidates.all if each.in_buckets}
+        plain = (Compression(name=name, memory="none") for name in (IDENTITY, BF16) if name in ways)
+        sums = {way.name: bucket_sum for way in plain if (bucket_sum := in_buckets(way)) is not None}
+        switch = switch_between(config.exchange, sums, lambda: steering.candidate)
+    step = FusedStep(
+        module=module,
+        reader=feed,
+        exchange=config.exchange,
+        in_buckets=bucket_sum,
+        switch=switch,
+        stopwatch=stopwatch,
+        pace=pace,
+        norms=spec.sync.name == "selsync" if is_alone else steered and spec.ratio_policy == "accordion",
+        way="" if is_alone else way_name(compression),
+        counts="alone" if is_alone else "all",
+    )
+    _fit(feed, step.warm_up, samples, context.rank)
+    return config, step
+
+
+def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: SampleFeed, samples: int) -> None:
+    """Find out what the loss is a mean over, on rank 0 with its first samples; all ranks then know.
+
+    Raises:
+        BadInput: the loss is a sum over samples; on all ranks.
+    """
+    found = LossTest()
+    if context.is_leader:
+        found = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
+    test = LossTest(**json.loads(gather_texts(json.dumps(asdict(found)), context.world_size)[0]))
+    if test.problem is not None and (context.world_size > 1 or feed.max_samples is not None):
+        raise test.problem
+    module.follow(counts=test.kind == "counted", targets_per_sample=test.targets_per_sample)
+    if test.note and context.is_leader and context.world_size > 1:
+        print(f"hetopt: {test.note}; {test.hint}.", file=sys.stderr, flush=True)
+
+
+def _tried_loss(task: Task, module: LossModule, feed: SampleFeed, samples: int) -> LossTest:
+    """What the loss is a mean over, by the first so many samples, or as many of them as fit into memory."""
+    places = list(feed.first_part(samples).indices)
+
+    def read(some: Sequence[int]) -> Batch:
+        return feed.read(MicroBatch(epoch=0, indices=[places[at] for at in some]))
+
+    tried = len(places)
+    while tried > 1:
+        try:
+            return probe_loss(module.model, task.loss, read, tried)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        tried //= 2
+    return LossTest()
+
+
+def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, rank: int) -> None:
+    """Compute a share of so many samples, or as much of it as fits into memory at once."""
+    while True:
+        try:
+            compute(feed.first_part(samples))
+        except DoesNotFit as error:
+            too_many = error.samples
+        else:
+            return
+        feed.learn_bound(half_of(too_many, rank))
 
 
 class Training(Engine):
@@ -58,7 +530,6 @@ class Training(Engine):
         self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, saver: CheckpointSaver
     ) -> None:
         spec = context.spec
-        self.context = context
         self.task = task
         self.data = data
         self.model = model
@@ -76,7 +547,7 @@ class Training(Engine):
         self.feed = make_feed(context, data.train)
         self.replay: Replay | None = self.feed.cursor.replay if isinstance(self.feed.cursor, StreamCursor) else None
         self.pace = make_worker_pace(context)
-        stopwatch = make_stopwatch(context.device)
+        stopwatch = Stopwatch(context.device)
         self.optimizer: Optimizer = make_optimizer(task, model)
         exchange, self.computes = make_step(
             context,
@@ -280,3 +751,82 @@ class Training(Engine):
     def close(self) -> None:
         """Let go of threads and processes."""
         self.feed.close()
+
+
+def try_twins(training: Training, ratio: float) -> Verdict:
+    """Train both for some steps, and compare; nothing of the training itself changes. Called by all ranks together.
+
+    A worker whose memory does not hold two more models says so by a loss that is not a number.
+    """
+    context, feed = training.context, training.feed
+    samples = [max(LEAST_SAMPLES, share // PART) for share in training.balance.shares]
+    cursor = feed.cursor.at(feed.cursor.state())
+    reader = BatchReader(
+        dataset=training.data.train, device=context.device, seed=context.spec.seed, max_samples=feed.max_samples
+    )
+    trial = PairedTrial(ratio=ratio)
+    verdict: Verdict | None = None
+    with torch.random.fork_rng(devices=[context.device] if context.device.type == "cuda" else []):
+        twins: tuple[_Twin, ...] = ()
+        with suppress(torch.OutOfMemoryError):
+            twins = (_Twin(training, reader, None), _Twin(training, reader, ratio))
+        while verdict is None:
+            steps = [reader.cutting.parts(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
+            losses = [_loss(twin, steps, seed=context.spec.seed + cursor.position) for twin in twins]
+            row = [*(losses or [math.nan, math.nan]), float(samples[context.rank])]
+            verdict = trial.after(gather_numbers(row, context.world_size))
+    return verdict
+
+
+def _loss(twin: _Twin, steps: Sequence[Sequence[MicroBatch]], *, seed: int) -> float:
+    torch.manual_seed(seed)  # both draw alike, where a model draws
+    try:
+        return twin.train(steps)
+    except (DoesNotFit, torch.OutOfMemoryError):
+        return math.nan
+
+
+class _Twin:
+    """A copy of the model as it is, and of its optimizer.
+
+    Args:
+        training: that is under way.
+        reader: of its samples.
+        ratio: of the gradient's elements that are learned from in a step, the others later; None: all at once.
+    """
+
+    def __init__(self, training: Training, reader: BatchReader, ratio: float | None) -> None:
+        context, task = training.context, training.task
+        model = make_model(task).to(context.device)
+        model.load_state_dict(training.model.state_dict())
+        self._optimizer = make_optimizer(task, model)
+        rate = LearningRate.of(task, self._optimizer)
+        self._optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
+        rate.apply(self._optimizer, training.epoch, training.learning_rate_scale)
+        autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
+        self._step = FusedStep(
+            module=LossModule(model, task.loss, autocast),
+            reader=reader,
+            stopwatch=Stopwatch(context.device),
+            pace=training.pace,
+            counts="alone",
+        )
+        self._thin: tuple[TopK, ErrorFeedback] | None = None
+        if ratio is not None and ratio < 1:
+            self._thin = TopK(ratio), ErrorFeedback(self._step.flat.numel(), device=context.device)
+
+    def train(self, steps: Sequence[Sequence[MicroBatch]]) -> float:
+        """Take these steps; the mean loss over their samples."""
+        losses, samples = 0.0, 0
+        for parts in steps:
+            size = sum(map(len, parts))
+            losses += float(self._step.run(parts, size, None).loss_sum)
+            samples += size
+            if self._thin is not None:
+                selection, residual = self._thin
+                prepared = residual.prepare(self._step.flat)
+                sent = selection.encode(prepared, Turn(Channel()))
+                self._step.flat.copy_(sent.dense())
+                residual.commit(prepared, sent)
+            self._optimizer.step()
+        return losses / samples

@@ -11,10 +11,10 @@ warden has no thread and no process group, so that a fork of it is a fresh worke
 from __future__ import annotations
 
 import ctypes
-import datetime
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,11 +24,28 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from hetopt.core.artifact import ReplacedRecord
-from hetopt.core.errors import BadInput
-from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
 from hetopt.core.interruption import die_with_parent
-from hetopt.core.run_folder import INCARNATION_VARIABLE, PRESENCE_FILE, STOP_FILE, Hosts, HostThere, read_spec
+from hetopt.core.run_folder import (
+    INCARNATION_VARIABLE,
+    OUTPUT_FOLDER,
+    OUTPUT_VARIABLE,
+    PRESENCE_FILE,
+    RUN_VARIABLE,
+    SPEC_VARIABLE,
+    STOP_FILE,
+    Hosts,
+    HostThere,
+    living_file,
+    read_living,
+    read_spec,
+)
 from hetopt.core.run_spec import RunSpec, first_rank, host_names
+from hetopt.core.run_status import failure_reason
+from hetopt.core.search_path import run_script
+from hetopt.trainer.elastic.rendezvous import Presence
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
 from hetopt.trainer.host.forks import only_imports
 
@@ -122,8 +139,8 @@ def _end_by(number: int) -> NoReturn:
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Store
 
-    from hetopt.trainer.agreement import Store
     from hetopt.trainer.context import WorkerContext
 
 Imports = Callable[[], "Callable[[WorkerContext], None]"]
@@ -222,12 +239,7 @@ def training() -> Callable[[WorkerContext], None]:
     """Import what a worker does that trains. Only that is imported: imports are most of a short run's start-up."""
     from hetopt.trainer.loop import train
 
-    def work(context: WorkerContext) -> None:
-        if context.spec.probe is not None:
-            raise BadInput("this run measures and does not train.", hint="start `python -m hetopt.profiler.worker`")
-        train(context)
-
-    return work
+    return train
 
 
 def main(arguments: list[str], work: Imports = training) -> int:
@@ -252,7 +264,11 @@ def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
         from hetopt.trainer.failure import FailureReport
 
     with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
-        _work(run_dir, Place.of(os.environ), meeting, work)
+        spec, place = read_spec(run_dir), Place.of(os.environ)
+        if spec.script and spec.probe is None:
+            _work_by_script(run_dir, read_living(run_dir), place)
+        else:
+            _work(run_dir, spec, place, meeting, work)
     return report.exit_code
 
 
@@ -311,19 +327,25 @@ def keep_freed_memory() -> bool:
     return bool(set_option(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)) and bool(set_option(_M_TRIM_THRESHOLD, _NEVER))
 
 
-def _work(run_dir: Path, place: Place, meeting: str | None, work: Imports) -> None:
+def _prepared(spec: RunSpec, place: Place) -> str:
+    """Make this process what the spec says of its worker; return the worker's device."""
+    import torch
+
+    check_place(spec, place)
+    keep_freed_memory()
+    threads = spec.workers[place.rank].threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return choose_device(spec, place, torch.cuda.device_count())
+
+
+def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work: Imports) -> None:
     import torch
 
     from hetopt.trainer.context import WorkerContext
 
-    keep_freed_memory()
-    spec = read_spec(run_dir)
-    check_place(spec, place)
     stop_wish = StopWish(run_dir)
-    threads = spec.workers[place.rank].threads
-    if threads is not None:
-        torch.set_num_threads(threads)
-    device = torch.device(choose_device(spec, place, torch.cuda.device_count()))
+    device = torch.device(_prepared(spec, place))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.manual_seed(spec.seed)
@@ -356,7 +378,6 @@ def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
     """Train with whoever is there, from one generation of workers to the next."""
-    from hetopt.trainer.agreement import choose_backend
     from hetopt.trainer.elastic.rendezvous import Abandoned
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
@@ -367,15 +388,13 @@ def _work_among_changing(
     crew = WorkerGroup(
         spec,
         place.rank,
-        life=life_of(os.environ, os.getpid()),
+        life=f"{os.environ.get(INCARNATION_VARIABLE, '0')}.{os.getpid()}",
         run_dir=run_dir,
         meetings=meetings,
         # Where all workers start again together nobody is to find what the last ones left; torchrun counts how often.
         # Hosts that start for themselves have nothing else in common than what is there.
         attempt=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/" if len(meetings) == 1 else "",
         device=device,
-        backend=choose_backend,
-        machine=os.uname().nodename,
         stop_requested=stop_wish,
         presence=KnownPresence(run_dir, [worker.host for worker in spec.workers]),
     )
@@ -397,19 +416,12 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         return
     import torch.distributed as dist
 
-    from hetopt.trainer.agreement import meet_devices, meet_one_version
+    from hetopt.trainer.agreement import join_group
     from hetopt.trainer.comm.peers import has_timed_out, hung
     from hetopt.trainer.host.gate import group_store
 
     store = group_store(os.environ, place.rank)
-    meet_one_version(store, place.rank, place.world_size)
-    dist.init_process_group(
-        meet_devices(store, place.rank, place.world_size, f"{os.uname().nodename}/{device}"),
-        store=store,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    join_group(store, place.rank, place.world_size, device, timeout_s)
     try:
         yield store
     except RuntimeError as error:
@@ -433,12 +445,118 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def life_of(environment: Mapping[str, str], pid: int) -> str:
-    """What tells a worker from those that had its place before."""
-    return f"{environment.get(INCARNATION_VARIABLE, '0')}.{pid}"
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+HOST_SAYS_S = 3.0
+"""For the process that hosts the workers to find one that was killed: it looks ten times a second."""
 
 
-class KnownPresence:
+class ScriptExited(RunFailed):
+    """The script said itself that it failed, by its exit code.
+
+    Args:
+        place: its worker, file and line.
+        code: the exit code, or what was given to `sys.exit` in its place.
+    """
+
+    def __init__(self, place: str, code: object) -> None:
+        said = f"with code {code}" if isinstance(code, int) else f"and said: {code}"
+        super().__init__(f"{place}: the script exits here {said}.", hint="see what it printed")
+        failed = code % 256 if isinstance(code, int) else 1
+        self.exit_code = failed or RunFailed.exit_code  # type: ignore[misc]  # of this failure alone
+
+
+def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
+    """Run the script of a run to its end.
+
+    It finds what it would find if a person had started it by torchrun: its arguments, its folder among Python's,
+    torchrun's variables, one device; nobody at the keyboard, and no display. Its session finds the run.
+    """
+    from hetopt.trainer.ddp.script import unequal
+    from hetopt.trainer.failure import Lines, OthersFailed, is_peer_loss
+    from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
+
+    os.environ.update(surroundings(os.environ, _prepared(spec, place)))
+    for name in _DISPLAYS:
+        os.environ.pop(name, None)
+    os.environ[SPEC_VARIABLE], os.environ[RUN_VARIABLE] = str(living_file(run_dir)), str(run_dir)
+    outputs = run_dir.resolve() / OUTPUT_FOLDER
+    outputs.mkdir(exist_ok=True)
+    os.environ[OUTPUT_VARIABLE] = str(outputs)
+    script, lines = spec.script[0], Lines(spec.script[0])
+    sys.argv = list(spec.script_command)
+    who = f"worker {place.rank}, " if place.world_size > 1 else ""
+    reason, ended_at = "script", script
+    try:
+        try:
+            with unequal(SessionPlan(spec=spec), run_dir) as ddp_run:
+                run_script(script)
+        except SystemExit as stop:
+            ended_at = lines.of(stop)
+            if stop.code not in (None, 0):
+                raise ScriptExited(f"{who}{ended_at}", stop.code) from None
+        for one in REGISTRY.open:
+            one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
+    except Stopped:
+        reason = "stopped"
+    except (ScriptExited, OthersFailed):
+        raise
+    except RuntimeError as error:
+        if is_peer_loss(error) and _nobody_knows_why(run_dir):
+            raise RunFailed(
+                f"{who}{lines.of(error)}: another worker has left, or does something else here.",
+                hint="let all workers take the same number of steps and call the same collectives",
+            ) from error
+        raise
+    except HetoptError as error:
+        left = error.__context__ if isinstance(error.__context__, SystemExit) else error
+        error.message = f"{who}{lines.of(left)}: {error.message}"
+        raise
+    trained = REGISTRY.begun > 0 or ddp_run() is not None
+    if not trained or (place.rank == 0 and not _tell_end(run_dir, reason)):
+        raise RunFailed(
+            f"{who}{ended_at}: the script ended here without a step of DistributedDataParallel or of a session.",
+            hint="a script that uses DistributedDataParallel runs as it is; into one for a single process "
+            "`hetopt convert` writes a session",
+        )
+
+
+def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
+    """What a script finds in its environment besides what torchrun says.
+
+    A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
+    alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.
+    """
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return {_VISIBLE: "", "MPLBACKEND": "Agg"}
+    visible = [name for name in environment.get(_VISIBLE, "").split(",") if name]
+    return {_VISIBLE: visible[int(index)] if visible else index, "LOCAL_RANK": "0", "MPLBACKEND": "Agg"}
+
+
+def _nobody_knows_why(run_dir: Path) -> bool:
+    """Return whether no worker of this machine has said why it left, nor has its host, in the time that they take."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+        return False  # the hosts find out who is lost
+    time.sleep(HOST_SAYS_S)
+    return failure_reason(read_log(run_dir / EVENTS_FILE).events) is None
+
+
+def _tell_end(run_dir: Path, reason: str) -> bool:
+    """Write the event that ends a run; says whether there was one: a step of a session was done."""
+    log = read_log(run_dir / EVENTS_FILE).events
+    told = RunFold.of(log)
+    ends = [(event.step, event.epoch) for event in log if event.event == "session_finished"]
+    step, epoch = max([(told.step, told.epoch), *ends])
+    if not step:
+        return False
+    with closing(EventLog(run_dir / EVENTS_FILE)) as events:
+        events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=told.trained_for_s or 0.0)
+    return True
+
+
+class KnownPresence(Presence):
     """Presence as the file tells it; without one nothing is known. A look costs one system call."""
 
     def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
@@ -470,7 +588,4 @@ class KnownPresence:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
-        sys.exit(BadInput.exit_code)
     leave(main(sys.argv[1:]))

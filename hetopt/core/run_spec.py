@@ -333,7 +333,7 @@ BATCH_POLICIES: dict[str, str] = {
     "model": "the exact solution for the lines that the workers' times follow",
     "rate": "what each worker's stream brings in a set time; their sum changes",
 }
-"""Who shares the global batch, and how. `hetopt.trainer.policies.choose` makes them, and registers others."""
+"""Who shares the global batch, and how. `hetopt.trainer.policies.policy` makes them, and registers others."""
 
 BatchPolicy: TypeAlias = str
 """One of `BATCH_POLICIES`; one that a task or a script registers is known where that is imported."""

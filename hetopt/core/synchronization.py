@@ -24,7 +24,7 @@ from hetopt.core.grammar import FRACTION, Unit, arguments, call, record, written
 from hetopt.core.plain_text import known
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "selsync"]
-"""Each is explained in `hetopt.trainer.sync.policies`."""
+"""Each is explained in `hetopt.trainer.sync.synchroniser`."""
 
 Votes = Literal["any", "majority", "quantile"]
 """How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""

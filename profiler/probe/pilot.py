@@ -21,17 +21,15 @@ from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains, square_norm
 from hetopt.profiler.records import GainMeasured, PilotSeen
-from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
-from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, trainable_parameters
-from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, initial_loss_scale, trainable_parameters
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.sync.synchroniser import make_synchroniser
 from hetopt.trainer.task import LearningRate, Task, average_buffers, evaluate, make_optimizer
+from hetopt.trainer.training import build_model
 
 FEWEST_STEPS = 4
 """Taken by the first pilot whatever its time limit: without any there would be neither noise nor gain."""
@@ -92,7 +90,7 @@ class PilotRun:
         autocast = Autocast(device_type=context.device.type, precision=pilot.precision)
         self._loss_scale = initial_loss_scale(pilot.precision)
         loss = LossModule(self._model, task.loss, autocast)
-        stopwatch = make_stopwatch(context.device)
+        stopwatch = Stopwatch(context.device)
         self._step = FusedStep(  # of this worker's gradient, which is looked at before it is exchanged
             module=loss,
             reader=reader,

@@ -26,14 +26,14 @@ from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.exchange_costs import time_compressors
 from hetopt.profiler.probe.facts import StepCount, device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, Reason, SweepEnded, SweepPoint, Taken
-from hetopt.trainer.assembly import build_model
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.step import Autocast, LossModule, matrices_in, trainable_parameters
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 from hetopt.trainer.task import Task, make_optimizer
+from hetopt.trainer.training import build_model
 
 FEWEST_TIMED = 3
 FEWEST_SIZES = 2
@@ -135,7 +135,7 @@ class _Stepper:
     def __init__(self, replica: Replica, reader: BatchReader, rank: int) -> None:
         self._replica = replica
         self._reader = reader
-        self._stopwatch = make_stopwatch(replica.device)
+        self._stopwatch = Stopwatch(replica.device)
         self._order = cycle(np.random.default_rng(rank).permutation(len(reader.dataset)).tolist())
 
     def step(self, size: int) -> TimedStep:
@@ -326,7 +326,7 @@ COPY_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
 def speeds(device: torch.device) -> tuple[float, float]:
     """Return the floating-point operations a second of a large fp32 matrix product, as this process may use the device
     now, and the bytes a second of a memory copy, read plus write."""
-    side, stopwatch = MATRIX_SIDE[device.type], make_stopwatch(device)
+    side, stopwatch = MATRIX_SIDE[device.type], Stopwatch(device)
     matrix, source = torch.rand(side, side, device=device), torch.rand(COPY_BYTES[device.type] // 4, device=device)
     product, target = torch.empty_like(matrix), torch.empty_like(source)
 

@@ -33,11 +33,10 @@ from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.script.observer import alive, be_alone, flat_gradient, normalises
-from hetopt.trainer.ddp.lifetime import keep_modules
+from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import DdpRun, unequal
 from hetopt.trainer.script.batches import ShareTable
-from hetopt.trainer.script.plan import SessionPlan
-from hetopt.trainer.script.registry import REGISTRY
+from hetopt.trainer.script.plan import REGISTRY, SessionPlan
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""

@@ -29,10 +29,10 @@ from hetopt.core.profile import Reading
 from hetopt.profiler.probe.facts import StepCount
 from hetopt.profiler.probe.sweep import TimedStep, timed_step
 from hetopt.profiler.records import PHASES
-from hetopt.trainer.ddp.lifetime import keep_modules
-from hetopt.trainer.ddp.shares import rows_of, tensors_in
+from hetopt.trainer.data.fetch import samples_in, tensors_in
+from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.failure import Lines
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 BACKWARD_PART = 2 / 3
 """Of a step whose phases nobody timed: a layer computes one product forwards and two backwards."""
@@ -152,7 +152,7 @@ class Observer:
         self.batch_size = 0
         self.reading: Reading | None = None
         self.hook: RemovableHandle | None = None
-        self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
+        self._stopwatch: Stopwatch = Stopwatch(torch.device("cpu"))
         self._course = course
         self._lines = lines
         self._backward_at = self.step_at = ""
@@ -209,7 +209,7 @@ class Observer:
             if parameter.requires_grad and id(parameter) not in known
         ]
         if len(self.optimizers) == 1:
-            self._stopwatch, self._opened = make_stopwatch(self.device), {}
+            self._stopwatch, self._opened = Stopwatch(self.device), {}
             self._seen = _Seen(samples=self._seen.samples)
 
     def _opens(self, phase: int) -> None:
@@ -273,7 +273,7 @@ class Observer:
     def calls(self, inputs: Any) -> None:
         """Count samples where no loader tells: rows that the first module of a backward pass is given."""
         if self.loader is None and not self._rows and torch.is_grad_enabled():
-            self._rows = rows_of(inputs)
+            self._rows = samples_in(inputs)
 
     def begins_backward(self) -> None:
         self._train_on_newest()
@@ -426,7 +426,7 @@ def samples_given(loader: DataLoader[Any], batch: Any) -> int:
     drawn = loader.batch_sampler
     if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
         return drawn.sizes.popleft()
-    return rows_of(batch) or loader.batch_size or 0
+    return samples_in(batch) or loader.batch_size or 0
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:

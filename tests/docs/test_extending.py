@@ -23,9 +23,8 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.trainer.policies.choose import POLICIES, choose_policy
-from hetopt.trainer.policies.choose import register as register_policy
-from hetopt.trainer.policies.policy import KeepShares
+from hetopt.trainer.policies.policy import POLICIES, KeepShares, choose_policy
+from hetopt.trainer.policies.policy import register as register_policy
 from tests.api.test_backends import Stories, plan  # noqa: F401  # a fixture
 from tests.disturbance import PATIENCE_S
 from tests.sources import REPOSITORY

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hetopt.trainer.ddp.sharding import replica_devices
+from hetopt.trainer.ddp.comm_hook import replica_devices
 
 from .test_unchanged_scripts import trained
 

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.ddp.lifetime import keep_modules
+from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.script.plan import SessionPlan
 from hetopt.trainer.worker import leave

@@ -22,7 +22,7 @@ from tests.disturbance import PATIENCE_S
 
 from .test_worker_memory import EXAMPLES, SCRIPTS
 
-WORKERS = ("hetopt.trainer.worker", "hetopt.trainer.script_worker")
+WORKERS = ("hetopt.trainer.worker",)
 TRAINED = [8, 32, 96, 192]
 STEPS = 25
 

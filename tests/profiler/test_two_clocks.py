@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s, read_machine
 from hetopt.profiler.probe.sweep import timed_step
-from hetopt.trainer.steps.stopwatch import CpuMark, CpuStopwatch
+from hetopt.trainer.steps.stopwatch import CpuMark, Stopwatch
 
 used_s = st.lists(st.floats(1e-4, 10.0), min_size=4, max_size=4)
 
@@ -27,7 +27,7 @@ def test_a_step_takes_what_it_computes_and_waits_for_however_busy_others_keep_th
     walls = [contention * part for part in used]
     walls[0] += waited_s
     marks = [CpuMark(*clocks) for clocks in zip(accumulate([0.0, *walls]), accumulate([0.0, *used]), strict=True)]
-    step = timed_step(CpuStopwatch(), (marks[0], marks[-1]), *([span] for span in pairwise(marks)))
+    step = timed_step(Stopwatch(), (marks[0], marks[-1]), *([span] for span in pairwise(marks)))
     assert step.wall_s == pytest.approx(sum(walls))
     assert step.alone_s == pytest.approx(sum(used) + waited_s, rel=1e-6)
     assert step.phases_s == pytest.approx([used[0] + waited_s, *used[1:]], rel=1e-6)

@@ -38,7 +38,7 @@ BARE = "run = session(model, opt)\nif True:\n    for number, (x,) in enumerate(r
 
 def _worker(run_dir: str, rank: int, address: str, port: int) -> None:
     """What torchrun starts, in a process that has torch already."""
-    from hetopt.trainer.script_worker import main
+    from hetopt.trainer.worker import main
 
     alone(Path(run_dir, f"said-{rank}"))
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

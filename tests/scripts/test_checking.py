@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from hetopt.api.exactness import DIFFERS, check_script, first_check
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.failure import Lines, explain
-from hetopt.trainer.script_worker import surroundings
+from hetopt.trainer.worker import surroundings
 from tests.face.conftest import hetopt
 
 __all__ = ["hetopt"]

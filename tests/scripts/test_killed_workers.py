@@ -88,7 +88,7 @@ def kill(run_dir: Path, rank: int) -> None:
     """The worker, as the kernel does where memory runs out."""
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if "hetopt.trainer.script_worker" in line and str(run_dir) in line and process.environ()["RANK"] == str(rank):
+        if "hetopt.trainer.worker" in line and str(run_dir) in line and process.environ()["RANK"] == str(rank):
             os.kill(process.pid, signal.SIGKILL)
             return
     raise AssertionError(f"no worker {rank}")

@@ -13,7 +13,6 @@ import torch._dynamo
 import hetopt.profiler.script.child
 import hetopt.profiler.script.gradients
 import hetopt.trainer.loop
-import hetopt.trainer.script_worker
 import hetopt.trainer.session  # noqa: F401
 
 FORKS = multiprocessing.get_context("forkserver")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import MapDataset, fetch, inputs_and_targets, set_epoch
-from hetopt.trainer.tasks.cifar import (
+from hetopt.trainer.tasks.vision import (
     CLASSES,
     EVALUATION_FILE,
     FOLDER,
@@ -22,7 +22,7 @@ from hetopt.trainer.tasks.cifar import (
     STANDARD_DEVIATION,
     TRAIN_FILES,
     ImageDataset,
-    crop_and_flip,
+    cropped_and_flipped,
     load_cifar,
     random_bits,
 )
@@ -151,7 +151,7 @@ LABELS = torch.arange(COUNT)
 
 
 def dataset(epoch: int = 0, seed: int = 0) -> ImageDataset:
-    made = ImageDataset(IMAGES, LABELS, augment=crop_and_flip(4))
+    made = ImageDataset(IMAGES, LABELS, padding=4)
     made.set_epoch(epoch, seed)
     return made
 
@@ -180,7 +180,7 @@ def test_epochs_and_seeds_look_different() -> None:
 
 def test_every_image_is_a_window_of_the_padded_original() -> None:
     bits = random_bits(0, 0, range(COUNT))
-    augmented = crop_and_flip(4)(IMAGES, bits)
+    augmented = cropped_and_flipped(IMAGES, bits, 4)
     padded = torch.nn.functional.pad(IMAGES, (4, 4, 4, 4))
     for original, result in zip(padded, augmented, strict=True):
         windows = [original[:, top : top + 32, left : left + 32] for top in range(9) for left in range(9)]
@@ -192,7 +192,7 @@ def test_offsets_and_flips_are_evenly_spread() -> None:
     # One bright pixel in the middle shows where the window was cut: a 9x9 square of places, mirrored or not.
     picture = torch.zeros(count, 1, 32, 32, dtype=torch.uint8)
     picture[:, :, 16, 10] = 1
-    place = crop_and_flip(4)(picture, random_bits(1, 2, range(count))).flatten(1).argmax(dim=1)
+    place = cropped_and_flipped(picture, random_bits(1, 2, range(count)), 4).flatten(1).argmax(dim=1)
     rows, columns = place // 32, place % 32
     mirrored = columns > 15  # column 10 lands in 6..14, or mirrored in 17..25
     offsets = torch.where(mirrored, 31 - columns, columns) - 6

@@ -24,20 +24,17 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering
-from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import BucketExchange, DenseBuckets, Exchange
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
-from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.fused_step import FusedStep, switch_between
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
-from hetopt.trainer.steps.stopwatch import CpuStopwatch
+from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, parts_of, switch_between, trainable_parameters
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.tasks.load import load_task
+from hetopt.trainer.training import build_model
 
 
 def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
@@ -82,14 +79,14 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
                 module=module,
                 reader=reader,
                 in_buckets=DenseBuckets(Guard("dense")),
-                stopwatch=CpuStopwatch(),
+                stopwatch=Stopwatch(),
                 pace=Slowdown(),
             )
         return FusedStep(
             module=module,
             reader=reader,
             exchange=Exchange(Compression(), sum(p.numel() for p in model.parameters())),
-            stopwatch=CpuStopwatch(),
+            stopwatch=Stopwatch(),
             pace=Slowdown(),
         )
 
@@ -115,7 +112,7 @@ def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size:
     model = build_model(task, device, seed=0)
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
     dense = DenseBuckets(Guard("dense"))
-    bucketed = FusedStep(module=module, reader=reader, in_buckets=dense, stopwatch=CpuStopwatch(), pace=Slowdown())
+    bucketed = FusedStep(module=module, reader=reader, in_buckets=dense, stopwatch=Stopwatch(), pace=Slowdown())
     part = MicroBatch(epoch=0, indices=range(4))
     bucketed.warm_up(part)
     delays = random.Random(rank)
@@ -159,7 +156,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     present = [candidates.dense]
     switch = switch_between(exchange, buckets, lambda: present[0])
     step = FusedStep(
-        module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown(), switch=switch
+        module=module, reader=reader, exchange=exchange, stopwatch=Stopwatch(), pace=Slowdown(), switch=switch
     )
     step.warm_up(part)
     gradients = []

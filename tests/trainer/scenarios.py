@@ -11,9 +11,8 @@ from typing import Any
 
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.checkpoints.folder import STATE_FILE
-from hetopt.trainer.loss_test import MOST_SAMPLES
-from hetopt.trainer.packing import unpack
+from hetopt.trainer.checkpoints.folder import STATE_FILE, unpack
+from hetopt.trainer.training import MOST_SAMPLES
 from tests.disturbance import CoreTime, note
 from tests.forks import all_end_well
 

@@ -19,13 +19,10 @@ from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.session.gradients import GradientSum
-from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
-from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
-from hetopt.trainer.steps.step import Autocast, LossModule
-from hetopt.trainer.steps.stopwatch import CpuStopwatch
+from hetopt.trainer.steps.step import Autocast, DoesNotFit, FusedStep, LossModule, parts_of
+from hetopt.trainer.steps.stopwatch import FORWARD, Slowdown, Stopwatch
 
 CPU = torch.device("cpu")
 PARTS = [MicroBatch(epoch=0, indices=range(4)), MicroBatch(epoch=0, indices=range(4, 8))]
@@ -88,7 +85,7 @@ class Steps(Slowdown):
             module=LossModule(self.model, loss, Autocast(device_type="cpu", precision="fp32")),
             reader=BatchReader(dataset=pairs, device=CPU, seed=0),
             in_buckets=DenseBuckets(Guard("dense")),
-            stopwatch=CpuStopwatch(),
+            stopwatch=Stopwatch(),
             pace=self,
         )
 

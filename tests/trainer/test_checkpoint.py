@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,20 +24,22 @@ from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.checkpoints.folder import (
     STATE_FILE,
+    WRITTEN,
     CheckpointFolder,
+    CheckpointSaver,
     FileRecord,
     Found,
     Manifest,
     RankState,
     SharedState,
+    is_due,
     leave_model,
     parameters_sha256,
     rank_file,
     run_digest,
     save_model,
+    save_tensors,
 )
-from hetopt.trainer.checkpoints.saver import WRITTEN, CheckpointSaver, is_due
-from hetopt.trainer.packing import save_tensors
 
 from .scenarios import toy_spec
 
@@ -89,7 +92,10 @@ def save(folder: CheckpointFolder, step: int, workers: int = 2, digest: str = DI
 def one(tmp_path: Path) -> Iterator[CheckpointSaver]:
     """Of a run of a single worker."""
     with closing(EventLog(tmp_path / "events.jsonl")) as events:
-        saver = CheckpointSaver(tmp_path, rank=0, world_size=1, events=events, clock=lambda: 0.0, host="here")
+        here = SimpleNamespace(host="here")
+        saver = CheckpointSaver(
+            SimpleNamespace(run_dir=tmp_path, rank=0, world_size=1, events=events, clock=lambda: 0.0, worker=here)
+        )
         yield saver
         saver.close()
 
@@ -169,8 +175,8 @@ def test_one_that_is_torn_or_altered_anywhere_is_passed_over_and_named(
         assert found == Found(step=2), "the last newline says nothing"
         return
     assert found.step == 1
-    assert [torn.step for torn in found.torn] == [2]
-    assert name in found.torn[0].reason
+    assert [step for step, _ in found.torn] == [2]
+    assert name in found.torn[0][1]
 
 
 def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:

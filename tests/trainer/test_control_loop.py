@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.run_spec import RunSpec, StopRule
-from hetopt.trainer.engine import LONGEST_PERIOD_S, Milestones
-from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
+from hetopt.trainer.engine import LONGEST_PERIOD_S, ControlRow, Milestones, Period, PeriodLog
 from hetopt.trainer.steps.step import StepTrace
 
 from .scenarios import toy_spec

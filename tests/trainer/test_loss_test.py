@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,9 +15,9 @@ from torch.nn import functional
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.loss_test import LossTest, probe_loss
 from hetopt.trainer.steps.step import Autocast, LossModule
 from hetopt.trainer.task import Loss
+from hetopt.trainer.training import LossTest, probe_loss
 
 SAMPLES, FEATURES, CLASSES = 12, 6, 5
 FP32 = Autocast(device_type="cpu", precision="fp32")
@@ -88,7 +90,7 @@ def test_what_a_loss_is_a_mean_over(name: str) -> None:
     drawn = torch.get_rng_state()
     found = probe_loss(model, loss, read, SAMPLES)
     assert found.kind == kind
-    assert LossTest.from_list(found.to_list()) == found
+    assert LossTest(**json.loads(json.dumps(asdict(found)))) == found
     assert model.training, "the model is as before"
     assert torch.equal(drawn, torch.get_rng_state()), "so are random numbers"
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetopt.core.run_folder import ConditionsReader, write_conditions
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.scaled_emulation import Conditions, DeclaredTime
-from hetopt.trainer.steps.slowdown import Declared, Slowdown, Stretched, make_pace
+from hetopt.trainer.steps.stopwatch import Declared, Slowdown, Stretched, make_pace
 
 from .virtual_time import VirtualClock
 

@@ -16,11 +16,9 @@ from hetopt.profiler.probe.run import _objection
 from hetopt.profiler.probe.sweep import Replica
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor
-from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import Autocast, LossModule, LossScale
-from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.steps.step import Autocast, FusedStep, LossModule, LossScale
+from hetopt.trainer.steps.stopwatch import Slowdown, Stopwatch
 from hetopt.trainer.task import Task
 from tests.trainer_pieces.runs import run_of
 
@@ -41,7 +39,7 @@ def gradient(parts: Sequence[MicroBatch], samples: int, precision: Precision) ->
         module=LossModule(model, task.loss, Autocast(device_type="cpu", precision=precision)),
         reader=BatchReader(dataset=task.data(None).train, device=CPU, seed=0),
         exchange=Exchange(Compression(), sum(parameter.numel() for parameter in parameters)),
-        stopwatch=make_stopwatch(CPU),
+        stopwatch=Stopwatch(CPU),
         pace=Slowdown(),
     )
     scale = LossScale(value=2.0**10).value if precision == "fp16" else None

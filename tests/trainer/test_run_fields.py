@@ -26,11 +26,11 @@ from hetopt.core.run_rules import check_for_script, left_to_script
 from hetopt.core.run_spec import DATA_PLACE, RunSpec
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer import worker
-from hetopt.trainer.assembly import make_feed
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.host.agent import torchrun_arguments
 from hetopt.trainer.loop import Material
 from hetopt.trainer.session import begin, session
+from hetopt.trainer.training import make_feed
 from tests.forks import all_end_well
 
 from .run_fields import FIELDS, Hosted, Refused, Told
@@ -174,7 +174,6 @@ def test_what_starts_workers_follows_the_run(tmp_path: Path) -> None:
         return torchrun_arguments(RunSpec.model_validate(toy_spec(shares=SHARES, **changes)), tmp_path)
 
     assert "hetopt.trainer.worker" in program()
-    assert "hetopt.trainer.script_worker" in program(script=["train.py"])
     assert "hetopt.profiler.worker" in program(probe=FIELDS["probe"].value)
     assert "--max-restarts=3" in program(max_restarts=3)
     code = tmp_path / "own.py"
@@ -222,7 +221,7 @@ def test_workers_wait_for_each_other_as_long_as_planned(tmp_path: Path, monkeypa
     monkeypatch.setattr(begin, "join", refuse)
     write_spec(tmp_path, spec)
     with pytest.raises(Asked, match=r"17\.0"):
-        worker._work(tmp_path, worker.Place(rank=0, local_rank=0, world_size=1), None, worker.training)
+        worker._work(tmp_path, spec, worker.Place(rank=0, local_rank=0, world_size=1), None, worker.training)
     model = torch.nn.Linear(1, 1)
     for own, waits_s in ((None, "17"), (3.0, "3")):
         with pytest.raises(Asked, match=waits_s):

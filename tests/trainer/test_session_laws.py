@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.script.audit import Audits, Found
-from hetopt.trainer.script.batches import ShareTable, own_items
+from hetopt.trainer.engine import LARGEST, tensors_mark
+from hetopt.trainer.script.batches import Audits, Found, ShareTable, own_items
 from hetopt.trainer.session import session
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import DEEDS, disagreement
 from hetopt.trainer.session.weights import Counts
-from hetopt.trainer.statistics import LARGEST, tensors_mark
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
 
 ALONE = RunSpec(
     task="session",

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from hetopt.core.synchronization import Injection, Partition
-from hetopt.trainer.checkpoints.folder import rank_file
+from hetopt.trainer.checkpoints.folder import rank_file, unpack
 from hetopt.trainer.data.cursor import make_parts
-from hetopt.trainer.data.injection import drawn_samples, given_samples
-from hetopt.trainer.packing import unpack
+from hetopt.trainer.steps.local_batch import drawn_samples, given_samples
 
 from .scenarios import (
     HALF_STEPS,

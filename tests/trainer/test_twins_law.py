@@ -9,12 +9,10 @@ import torch
 
 from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.assembly import build_model
-from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.folder import CheckpointSaver
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.training import Training
+from hetopt.trainer.training import Training, build_model, try_twins
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def training(tmp_path):
         stop_requested=lambda: False,
     )
     task = load_task("digits")
-    saver = CheckpointSaver(tmp_path, rank=0, world_size=1, events=context.events, clock=context.clock, host="h0")
+    saver = CheckpointSaver(context)
     made = Training(context, task, task.data(None), build_model(task, context.device, spec.seed), saver)
     made.run_period(3, learning_rate_scale=1.0, all_meet=True, checkpoint_s=0.0).wait()
     yield made

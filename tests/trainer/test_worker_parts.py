@@ -21,8 +21,8 @@ from hetopt.trainer import worker
 from hetopt.trainer.agreement import choose_backend
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.engine import ControlRow, Period
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.statistics import ControlRow, Period
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.task import evaluate
 from hetopt.trainer.worker import Place, StopWish, choose_device

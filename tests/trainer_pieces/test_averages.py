@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.sync.policies import Periodic
-from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Synchronizer
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.synchroniser import ModelVector, OuterStep, Periodic, Synchronizer
 
 from .thread_group import ThreadGroup
 
@@ -37,7 +36,7 @@ class Worker:
             self.model,
             torch.optim.SGD(self.model.parameters(), lr=0.1),
             channel=lambda: group.channel(rank),
-            stopwatch=make_stopwatch(CPU),
+            stopwatch=Stopwatch(CPU),
             sync=sync,
             policy=Periodic(every_steps=sync.every_steps),
             compression=Compression(name=compression),
@@ -68,7 +67,7 @@ def together(workers, act):
 def step(workers, number, much):
     def one(worker):
         worker.learn(much)
-        mark = make_stopwatch(CPU).mark()
+        mark = Stopwatch(CPU).mark()
         trace = StepTrace(loss_sum=torch.zeros(()), start=mark, backward_end=mark, reduce_end=mark)
         return worker.sync.after(number, trace, SHARES)
 

@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from hetopt.core.batch_partition import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.policies.choose import AllocateMicroBatches, ProportionalShares, choose_policy
-from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
-from hetopt.trainer.policies.model import ModelShares
-from hetopt.trainer.policies.policy import BatchObservation, KeepShares
+from hetopt.trainer.policies.policy import (
+    AllocateMicroBatches,
+    BatchObservation,
+    DynamicShares,
+    KeepShares,
+    ModelShares,
+    ProportionalShares,
+    choose_policy,
+    omnilearn,
+)
 from tests.thinned import few
 
 from .contracts import BatchPolicyContract

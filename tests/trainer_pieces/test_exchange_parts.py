@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
 from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.elements import (
-    PackedIndices,
-    PlainIndices,
-)
 from hetopt.trainer.comm.exchange import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.comm.low_rank import orthonormal
 from hetopt.trainer.comm.quantisation import nearest
+from hetopt.trainer.comm.topk import (
+    PackedIndices,
+    PlainIndices,
+)
 from hetopt.trainer.comm.vectors import (
     Lanes,
     bit_values,

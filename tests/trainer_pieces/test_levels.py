@@ -84,4 +84,6 @@ def test_an_exchange_tells_what_both_would_have_kept():
     stats = exchange.run(flat.clone())
     expected = (float(square[:20].sum() / square.sum()), float(square[:200].sum() / square.sum()))
     assert stats.level_gains == pytest.approx(expected, rel=1e-4)
-    assert stats.gain == pytest.approx(expected[0] if expected[0] >= 0.5 else expected[1], rel=1e-4)
+    assert stats.kept_energy / stats.energy == pytest.approx(
+        expected[0] if expected[0] >= 0.5 else expected[1], rel=1e-4
+    )

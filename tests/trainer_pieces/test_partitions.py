@@ -14,7 +14,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Injection, Partition
 from hetopt.trainer.data.cursor import Cutting, PartitionedCursor, make_parts
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
-from hetopt.trainer.data.injection import drawn_samples, given_samples
+from hetopt.trainer.steps.local_batch import drawn_samples, given_samples
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 RULES = ["shards", "seldp", "labels"]

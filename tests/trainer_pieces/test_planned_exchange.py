@@ -24,8 +24,7 @@ from hetopt.optimizer.search.exchange_menu import ExchangeOption, Menu, exchange
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.local_steps import Communication
 from hetopt.trainer.comm.methods import make_chain, make_residual
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
-from hetopt.trainer.steps.exchange_assembly import is_steered
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController, is_steered
 from hetopt.trainer.steps.step import Autocast, initial_loss_scale, matrices_in
 from tests.optimizer.profiles import make_device, make_profile
 

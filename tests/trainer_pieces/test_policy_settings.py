@@ -14,11 +14,8 @@ from hetopt.core.run_spec import (
     parse_policy,
     spell_policy,
 )
-from hetopt.trainer.policies.choose import AllocateMicroBatches, ProportionalShares, choose_policy
-from hetopt.trainer.policies.dynamic import DynamicShares
-from hetopt.trainer.policies.ratio.gravac import Gravac
-from hetopt.trainer.policies.ratio.published import Accordion, ThresholdRatio
-from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.policy import AllocateMicroBatches, DynamicShares, ProportionalShares, choose_policy
+from hetopt.trainer.policies.ratio.published import Accordion, Gravac, ScanRatio, ThresholdRatio
 from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import OPTIONS

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import CONTROLLERS
 from hetopt.trainer.policies.ratio.auto import AutoRatio
-from hetopt.trainer.policies.ratio.gravac import Gravac, ideal_factor
 from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
-from hetopt.trainer.policies.ratio.published import WARM_UP, Accordion, ScheduledRatio, ThresholdRatio
-from hetopt.trainer.policies.ratio.scan import Prospect, ScanRatio, pareto, scan
+from hetopt.trainer.policies.ratio.published import (
+    WARM_UP,
+    Accordion,
+    Gravac,
+    Prospect,
+    ScanRatio,
+    ScheduledRatio,
+    ThresholdRatio,
+    ideal_factor,
+    pareto,
+    scan,
+)
 from hetopt.trainer.steps.adaptive_controller import choose_ratio_policy
 
 from .ratio_periods import NETWORK, OPTIONS, curve, observe

@@ -22,9 +22,8 @@ from hetopt.trainer.comm.compressor import (
     hand_over_momentum,
     redistribute,
 )
-from hetopt.trainer.comm.elements import AllGather, RandomElements
 from hetopt.trainer.comm.quantisation import Packed, PackedAllGather, Quantised
-from hetopt.trainer.comm.topk import TopK
+from hetopt.trainer.comm.topk import AllGather, RandomElements, TopK
 
 from .contracts import CollectiveContract, ResidualContract
 

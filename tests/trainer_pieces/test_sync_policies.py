@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
-from hetopt.trainer.sync.policies import GradientChange, SyncObservation, choose_sync_policy, votes_needed
+from hetopt.trainer.sync.synchroniser import GradientChange, SyncObservation, choose_sync_policy, votes_needed
 
 from .runs import run_of
 

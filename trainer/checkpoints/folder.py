@@ -6,18 +6,33 @@
     checkpoint/step-120/rank-0.safetensors what each worker has of its own: gradient residual, random generators
     checkpoint/step-140.partial/           one that is being written
 
-Every file is tensors and plain values (`hetopt.trainer.packing`): loading a checkpoint runs no code. The newest one
-that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named. The list of its files
-with their sizes and hashes tells a whole checkpoint from a torn one.
+Every file is tensors and plain values: loading a checkpoint runs no code. The newest one that is whole counts, whatever
+LATEST says; one that is torn or altered is passed over and named. The list of its files with their sizes and hashes
+tells a whole checkpoint from a torn one.
+
+Saves checkpoints while training goes on: a copy is taken between two steps, and a thread writes it.
+
+Training pauses for the copy alone. Each worker tells in its control row how far its part is; once every row says that
+it is on disk, the workers tell each other its hash and the leader makes it the newest checkpoint. A disk that refuses
+is told as an event, and the next checkpoint is tried when it is due. Where it is full, an older checkpoint gives way to
+the next.
+
+Nested plain values and tensors as one safetensors file, in memory or on disk, and back.
+
+What comes from a disk or over a network is never unpickled: reading this runs no code, whatever the bytes are.
+Tensors are numbered in the order in which they are met; one more, `_TREE`, holds the JSON of everything around them.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +40,8 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
+from safetensors import SafetensorError
+from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -33,9 +50,107 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.paths import MissingFile, inside, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import LOG_ROOM_BYTES
+from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.comm.compressor import State, redistribute
-from hetopt.trainer.context import Generators
-from hetopt.trainer.packing import save_packed, save_tensors, unpack
+from hetopt.trainer.context import Generators, WorkerContext
+
+_TREE = "tree"
+
+
+def pack(value: Any) -> bytes:
+    """Nested dictionaries, lists, tuples, tensors, numbers, texts and None as bytes.
+
+    A tensor that is one number expanded to a shape takes the room of that number.
+
+    Raises:
+        TypeError: something else is in it.
+    """
+    return save(_separate(_flattened(value).items()))
+
+
+def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Named tensors as a file, which is its owner's alone.
+
+    Tied parameters are written under each of their names, so that the names are those of the state dictionary.
+
+    Raises:
+        OSError: the disk refuses, or would have no room left for the lines of the run's log.
+    """
+    kept = _separate(tensors)
+    if shutil.disk_usage(path.parent).free < sum(tensor.nbytes for tensor in kept.values()) + LOG_ROOM_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    try:
+        # Not `save` and a write: that holds up all other threads (of training) for as long as it copies.
+        save_file(kept, path)
+        path.chmod(0o600)
+    except SafetensorError as error:
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from None
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` was given; tensors are copies, on the CPU.
+
+    Raises:
+        ValueError: these are no bytes of `pack`.
+    """
+    try:
+        tensors = load(data)
+        return _restored(json.loads(tensors[_TREE].numpy().tobytes()), tensors)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, RecursionError):
+        raise ValueError("these bytes are not what was packed") from None
+
+
+def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """As safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
+    found: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors:
+        kept = tensor.detach().cpu().contiguous()
+        if kept.untyped_storage().data_ptr() in storages:
+            kept = kept.clone()
+        storages.add(kept.untyped_storage().data_ptr())
+        found[name] = kept
+    return found
+
+
+def _flattened(value: Any) -> dict[str, Tensor]:
+    """All tensors of a value, and the JSON of everything around them."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_described(value, tensors)).encode()
+    return {**tensors, _TREE: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
+
+
+def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON for a value; its tensors are put aside under numbers."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        expanded = value.numel() > 1 and not any(value.stride())
+        tensors[name] = value[(0,) * value.dim()] if expanded else value
+        return {"t": [name, list(value.shape)]}
+    if isinstance(value, Mapping):
+        return {"d": [[_described(key, tensors), _described(each, tensors)] for key, each in value.items()]}
+    if isinstance(value, list):
+        return {"l": [_described(each, tensors) for each in value]}
+    if isinstance(value, tuple):
+        return {"u": [_described(each, tensors) for each in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be packed")
+
+
+def _restored(described: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(described, dict):
+        return described
+    ((kind, inner),) = described.items()
+    if kind == "t":
+        name, shape = inner
+        return tensors[name].expand(shape)
+    if kind == "d":
+        return {_restored(key, tensors): _restored(each, tensors) for key, each in inner}
+    return {"l": list, "u": tuple}[kind](_restored(each, tensors) for each in inner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,24 +302,16 @@ _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Torn:
-    """A checkpoint that is not what was written."""
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Found:
     """What a run can go on from.
 
     Attributes:
         step: of the newest whole checkpoint; None: there was never one.
-        torn: newer ones that were passed over, newest first.
+        torn: newer ones that were passed over, newest first: the step of each, and what is wrong with it.
     """
 
     step: int | None
-    torn: tuple[Torn, ...] = ()
+    torn: tuple[tuple[int, str], ...] = ()
 
 
 class CheckpointFolder:
@@ -212,7 +319,6 @@ class CheckpointFolder:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CHECKPOINT_FOLDER
-        self._latest = self._folder / LATEST_FILE
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
@@ -229,7 +335,7 @@ class CheckpointFolder:
             BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
                 whole.
         """
-        torn: list[Torn] = []
+        torn: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
             manifest = self._manifest(step)
             reason = manifest if isinstance(manifest, str) else manifest.fault(self.path(step))
@@ -241,10 +347,10 @@ class CheckpointFolder:
                 )
             if reason is None:
                 return Found(step=step, torn=tuple(torn))
-            torn.append(Torn(step=step, reason=reason))
+            torn.append((step, reason))
         if torn:
             raise BadInput(
-                f"No checkpoint in {self._folder} is whole: in that of step {torn[0].step}, {torn[0].reason}.",
+                f"No checkpoint in {self._folder} is whole: in that of step {torn[0][0]}, {torn[0][1]}.",
                 hint=_start_over(self._folder),
             )
         return Found(step=None)
@@ -277,12 +383,8 @@ class CheckpointFolder:
         shutil.rmtree(final, ignore_errors=True)  # torn, or an attempt that resumed from before it came here again
         partial.rename(final)
         _synced(self._folder)
-        write_atomically(self._latest, final.name + "\n")
+        write_atomically(self._folder / LATEST_FILE, final.name + "\n")
         self._forget_old(manifest.step)
-
-    def abandon(self, step: int) -> None:
-        """Remove what was written of a checkpoint that is not to be."""
-        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def give_way(self, *, keeps: int) -> bool:
         """Remove the oldest checkpoint, to make room for a newer one or for the model; return whether there was one.
@@ -348,7 +450,7 @@ class CheckpointFolder:
         folder = self.partial(step)
         folder.mkdir(parents=True, exist_ok=True)
         with _written_whole(folder / name) as partial:
-            save_packed(partial, data)
+            save_tensors(partial, _flattened(data).items())
             return FileRecord.of(partial.read_bytes())
 
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
@@ -457,3 +559,173 @@ def _synced(path: Path) -> None:
 
 def _start_over(folder: Path) -> str:
     return f"bring an older checkpoint back to {folder}, or remove it to start over"
+
+
+WRITTEN, REFUSED, NO_ROOM = 1.0, -1.0, -2.0
+"""What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""
+
+
+def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
+    """Whether a checkpoint is to begin now, so that a loss undoes at most ``max(every_s, 2 period_s)`` of training.
+
+    What workers tell of a period is up to a period old, and a checkpoint that begins at the end of the next would count
+    at the end of the one after: ``since_s + 3 period_s`` could be lost by then (more, where writing takes longer than a
+    period).
+
+    Args:
+        since_s: the last one began, as the workers told.
+        period_s: length of a control period.
+        every_s: the interval that is wished for.
+    """
+    return since_s + 3 * period_s >= every_s
+
+
+def unsaved(problem: str) -> RunFailed:
+    """Return the failure of a stopped run whose last checkpoint could not be written."""
+    return RunFailed(
+        f"the last checkpoint cannot be written: {problem}.",
+        hint="make room on the disk, then launch the run again: it resumes from the checkpoint before",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _UnderWay:
+    """A checkpoint that is being written.
+
+    Attributes:
+        digest: of the run.
+        parts: this worker's files, by name.
+        pause_s: how long training waited for the copy.
+        begun_s: when.
+    """
+
+    step: int
+    digest: str
+    parts: Future[dict[str, FileRecord]]
+    pause_s: float
+    begun_s: float
+
+
+class CheckpointSaver:
+    """One worker's side of saving checkpoints; every method but `progress` is called by all ranks alike.
+
+    Args:
+        context: of this worker.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._folder = CheckpointFolder(context.run_dir)
+        self._thread = ThreadPoolExecutor(1, "writes-checkpoints")
+        self._under_way: _UnderWay | None = None
+        self.saved_step: int | None = None
+        self.made_room = False
+        """Whether an older checkpoint has given way since the last one was refused."""
+
+    @property
+    def _who(self) -> str:
+        return f"worker {self._context.rank} on {self._context.worker.host}"
+
+    @property
+    def begun_step(self) -> int | None:
+        """Step of the newest checkpoint, saved or under way."""
+        return self.saved_step if self._under_way is None else self._under_way.step
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being written."""
+        return self._under_way is not None
+
+    @property
+    def progress(self) -> float:
+        """Of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED`, `NO_ROOM` or 0."""
+        if self._under_way is None or not self._under_way.parts.done():
+            return 0.0
+        error = self._under_way.parts.exception()
+        return WRITTEN if error is None else NO_ROOM if has_no_room(error) else REFUSED
+
+    def begin(self, shared: SharedState, own: RankState, *, digest: str, begun_s: float) -> None:
+        """Copy the state and begin to write it; nothing may be under way."""
+        assert self._under_way is None
+        step, of_all, of_mine = shared.step, shared.snapshot() if self._context.rank == 0 else None, own.snapshot()
+
+        def write() -> dict[str, FileRecord]:
+            parts = {rank_file(self._context.rank): self._folder.write_own(step, self._context.rank, of_mine)}
+            return parts if of_all is None else {**parts, STATE_FILE: self._folder.write_shared(of_all)}
+
+        parts = self._thread.submit(write)
+        now_s = self._context.clock()
+        self._under_way = _UnderWay(step=step, digest=digest, parts=parts, pause_s=now_s - begun_s, begun_s=begun_s)
+
+    def conclude(self, told: Sequence[float], *, keeps: int = 1) -> str | None:
+        """Publish the checkpoint under way if every worker's part is on disk, or give it up if one was refused.
+
+        Args:
+            told: `progress` of every worker, in rank order, as the last control rows had it.
+            keeps: this many checkpoints stay where the leader's disk is full.
+
+        Returns:
+            Why it was given up; None: it was not.
+        """
+        if self._under_way is None or 0.0 in told:
+            return None
+        problem = self._settle(self._under_way, told, keeps)
+        if problem is not None:
+            self._context.events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
+        self._under_way = None
+        return problem
+
+    def finish(self, *, keeps: int = 1) -> str | None:
+        """Wait for the checkpoint under way, and conclude it."""
+        if self._under_way is None:
+            return None
+        wait([self._under_way.parts])
+        return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)], keeps=keeps)
+
+    def close(self) -> None:
+        """Let go of the thread, once it has written what it was at."""
+        self._thread.shutdown()
+
+    def _settle(self, under_way: _UnderWay, told: Sequence[float], keeps: int) -> str | None:
+        """Publish or give up, all workers alike; what the matter was, if there was any."""
+        texts = gather_texts(self._account(under_way), self._context.world_size)
+        problem = "; ".join(text for text, progress in zip(texts, told, strict=True) if progress < 0)
+        made_room = False
+        if self._context.rank == 0:
+            problem = problem or self._publish(under_way, texts) or ""
+            if problem:
+                shutil.rmtree(self._folder.partial(under_way.step), ignore_errors=True)
+                made_room = NO_ROOM in told and self._folder.give_way(keeps=keeps if told[0] == NO_ROOM else 1)
+        problem = gather_texts(problem, self._context.world_size)[0]
+        self.made_room = bool(gather_numbers([made_room], self._context.world_size)[0][0])
+        if not problem:
+            self.saved_step = under_way.step
+        return problem or None
+
+    def _account(self, under_way: _UnderWay) -> str:
+        """This worker's file, or why there is none."""
+        error = under_way.parts.exception()
+        if error is None:
+            return under_way.parts.result()[rank_file(self._context.rank)].model_dump_json()
+        said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        return f"{self._who}: {said}"
+
+    def _publish(self, under_way: _UnderWay, texts: Sequence[str]) -> str | None:
+        files = {rank_file(rank): FileRecord.model_validate_json(text) for rank, text in enumerate(texts)}
+        files[STATE_FILE] = under_way.parts.result()[STATE_FILE]
+        manifest = Manifest(step=under_way.step, digest=under_way.digest, workers=self._context.world_size, files=files)
+        try:
+            self._folder.publish(manifest)
+        except OSError as error:
+            return f"{self._who}: {error.strerror}"
+        except BadInput as error:
+            return f"{self._who}: {error.message.removesuffix('.')}"
+        self._context.events.write(
+            "checkpoint_saved",
+            step=under_way.step,
+            path=str(self._folder.path(under_way.step).relative_to(self._context.run_dir)),
+            save_s=round(under_way.pause_s, 6),
+            written_s=round(self._context.clock() - under_way.begun_s, 6),
+            size_bytes=sum(record.size_bytes for record in files.values()),
+        )
+        return None

@@ -32,11 +32,6 @@ def group_size(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
-def group_rank(group: dist.ProcessGroup | None) -> int:
-    """This process's place in the group."""
-    return dist.get_rank(group) if dist.is_initialized() else 0
-
-
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
     """Where the tensor has to lie for the group's backend: gloo carries CPU tensors, so a GPU's go through the host.
 
@@ -67,21 +62,6 @@ class Message:
     time_s: float
 
 
-class Pauses:
-    """Of an operation that is made of several: what a worker does between them is its own work."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.paused_s = 0.0
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """A context whose time counts as this worker's own work, not as communication."""
-        begun = self._now()
-        yield
-        self.paused_s += self._now() - begun
-
-
 class Channel:
     """Collective operations between the workers of a group, during one exchange.
 
@@ -105,7 +85,7 @@ class Channel:
         self._clock = clock
         self._device = on
         self.workers = group_size(group)
-        self.rank = group_rank(group)
+        self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.messages: list[Message] = []
 
     def now(self) -> float:
@@ -115,11 +95,11 @@ class Channel:
         return self._clock()
 
     @contextmanager
-    def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[Pauses]:
-        """Count and time what happens inside as one operation, without its pauses."""
-        begun, pauses = self.now(), Pauses(self.now)
-        yield pauses
-        time_s = self.now() - begun - pauses.paused_s
+    def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[list[float]]:
+        """Count and time what happens inside as one operation, less the seconds of own work that are added."""
+        begun, own_work_s = self.now(), list[float]()
+        yield own_work_s
+        time_s = self.now() - begun - sum(own_work_s)
         self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s))
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:

@@ -5,7 +5,7 @@
     decode  what came of them -> the sum of all workers' gradients, the same bits on every worker
 
 A chain is a compressor and a collective, ``Chain(TopK(0.01), AllGather())``, perhaps of shared indices
-(`hetopt.trainer.comm.elements`). Sending everything is a compressor like any other: ``Chain(Identity(), AllReduce())``.
+(`hetopt.trainer.comm.topk`). Sending everything is a compressor like any other: ``Chain(Identity(), AllReduce())``.
 What is not sent is kept by the residual before it.
 """
 

@@ -21,19 +21,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.comm.composition import AUTO, combine
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.compressor import ALIKE, NoResidual, Residual, Resumable, State, check_state
+from hetopt.trainer.comm.compressor import ALIKE, NoResidual, Residual, State, check_state
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import Levels, kept_energies
@@ -64,13 +64,6 @@ class ExchangeStats:
     look_energies: tuple[float, ...] = ()
     level_gains: tuple[float, float] | None = None
 
-    @property
-    def gain(self) -> float:
-        """Kept energy over energy, of this worker; 1 where there is no residual, or no gradient."""
-        if self.energy is None or self.kept_energy is None or self.energy == 0:
-            return 1.0
-        return self.kept_energy / self.energy
-
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
     """The stats of exchanges that follow each other, as of one; energies are known where all parts know theirs."""
@@ -83,7 +76,6 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
         sent_bytes=sum(part.sent_bytes for part in parts),
         compress_s=sum(part.compress_s for part in parts),
         sync_s=sum(part.sync_s for part in parts),
-        messages=tuple(message for part in parts for message in part.messages),
         energy=total([part.energy for part in parts]),
         kept_energy=total([part.kept_energy for part in parts]),
     )
@@ -150,7 +142,7 @@ class Exchange:
         self._shapes = shapes
         self._seed = seed
         self._store = store
-        self._residual = make_residual(first, numel, device=device) if residual is None else residual
+        self.residual = make_residual(first, numel, device=device) if residual is None else residual
         self._step = first_step
         self.has_residual = False
         self._begin(first)
@@ -185,8 +177,8 @@ class Exchange:
         """
         if flat.numel() == 0:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-        residual = self._residual
-        with self._guard.watch():
+        residual = self.residual
+        with self._guard:
             channel = Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
             prepared = residual.prepare(flat)
@@ -213,7 +205,7 @@ class Exchange:
         """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
         in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
-            **self._residual.state(),
+            **self.residual.state(),
             **self._carried(),
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
@@ -229,8 +221,8 @@ class Exchange:
         rest = {key: value for key, value in state.items() if key not in _OWN}
         if (in_use := state.get(_IN_USE)) is not None:
             self._begin(Compression.model_validate_json(bytes(in_use.tolist())))
-        check_state(rest, {**self._residual.state(), **self._carried()})
-        self._residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
+        check_state(rest, {**self.residual.state(), **self._carried()})
+        self.residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
         self._step = int(state.get(_STEPS, torch.tensor(self._step)))
         self._chain.load_state(carried)
@@ -292,11 +284,6 @@ class RoundedSum:
         self._parameters = parameters
         self._step = 0
 
-    @classmethod
-    def of(cls, compression: Compression, parameters: int, *, device: torch.device | None = None) -> RoundedSum | None:
-        """The same; None where nothing is rounded: updates are summed in fp32."""
-        return None if compression.name == "identity" else cls(compression, parameters, device=device)
-
     def run(self, message: Tensor, channel: Channel) -> None:
         """Replace a message by the sum of all workers', in place."""
         update, rest = message[: self._parameters], message[self._parameters :]
@@ -305,12 +292,6 @@ class RoundedSum:
         self.residual.commit(prepared, sent)
         self._step += 1
         channel.all_reduce(rest)
-
-    def add_held_back(self, message: Tensor) -> None:
-        """Add what earlier averages owe to a message, which is not rounded then; it stays owed."""
-        residual = self.residual.state().get("residual")
-        if residual is not None:
-            message[: self._parameters].add_(residual)
 
 
 def average_parameters(
@@ -350,8 +331,9 @@ def average_parameters(
         update.mul_(weight)
         message[-1] = weight * square
     if rounded is None or exactly:
-        if rounded is not None:
-            rounded.add_held_back(message)
+        owed = {} if rounded is None else rounded.residual.state()  # by earlier averages; it stays owed
+        if (residual := owed.get("residual")) is not None:
+            message[: residual.numel()].add_(residual)
         channel.all_reduce(message)
     else:
         rounded.run(message, channel)
@@ -367,16 +349,6 @@ def average_parameters(
 
 Span = tuple[int, int]
 """Where a parameter begins in the flat gradient, and where it ends."""
-
-
-class BucketSum(Resumable, Protocol):
-    """Sums buckets over all workers, in the order in which they come; that order is the same on all workers."""
-
-    def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
-        """Begin to replace a bucket by its sum over all workers (see `BucketExchange.sum_bucket`)."""
-
-    def wait(self) -> ExchangeStats | None:
-        """Return what the buckets cost once all that have begun are summed; None where they are summed as they are."""
 
 
 class DenseBuckets(NoResidual):
@@ -399,7 +371,7 @@ class DenseBuckets(NoResidual):
     def wait(self) -> None:
         """Return when all buckets are summed (see `BucketSum`)."""
         sent, self._sent = self._sent, []
-        with self._guard.watch():
+        with self._guard:
             for work in sent:
                 work.wait()
 
@@ -458,7 +430,7 @@ class BucketExchange:
                 hint="exchange the whole gradient after the backward pass, or name the collective",
             )
         self._random = links.counts_steps
-        self._buckets: dict[tuple[Span, ...], _Bucket] = {}
+        self._buckets: dict[tuple[Span, ...], Exchange] = {}
         self._stats: list[ExchangeStats] = []
         self._sent: list[torch.futures.Future[Tensor]] = []
         self._step = 0
@@ -521,12 +493,12 @@ class BucketExchange:
 
     def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> Tensor:
         bucket = self._buckets.get(spans) or self._new_bucket(spans, buffer)
-        self._stats.append(bucket.exchange.run(buffer))
+        self._stats.append(bucket.run(buffer))
         if last:
             self._step += 1
         return buffer
 
-    def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> _Bucket:
+    def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> Exchange:
         """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
         self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
         numel, device = buffer.numel(), buffer.device
@@ -542,8 +514,8 @@ class BucketExchange:
             residual=residual,
             first_step=self._step,
         )
-        self._buckets[spans] = bucket = _Bucket(residual=residual, exchange=exchange)
-        return bucket
+        self._buckets[spans] = exchange
+        return exchange
 
     def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
         """Copy what buckets remember to where the parameters have it."""
@@ -560,9 +532,5 @@ class BucketExchange:
         return start, start + parameter.numel()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Bucket:
-    """A part of the gradient with its residual."""
-
-    residual: Residual
-    exchange: Exchange
+BucketSum: TypeAlias = DenseBuckets | BucketExchange
+"""Sums parts of a gradient while backward makes the rest; its state is what a checkpoint needs of it."""

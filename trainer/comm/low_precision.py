@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,10 +34,8 @@ class LowPrecisionFloats:
 
     dtype: torch.dtype
 
-    @property
-    def group(self) -> int:
-        """Number of elements that are rounded together."""
-        return 1
+    group: ClassVar[int] = 1
+    """Number of elements that are rounded together."""
 
     @property
     def _header(self) -> int:
@@ -80,15 +78,8 @@ class ScaledCodes:
 
     bits: int
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of a row."""
-        return torch.uint8
-
-    @property
-    def group(self) -> int:
-        """Number of elements that are rounded together."""
-        return SCALED_ELEMENTS
+    dtype: ClassVar[torch.dtype] = torch.uint8
+    group: ClassVar[int] = SCALED_ELEMENTS
 
     @property
     def _levels(self) -> int:
@@ -214,17 +205,18 @@ class SlicedAllReduce:
         payload = compressor.encode(flat, turn)
         rows, size = payload.rows, payload.size
         received = compressor.rows("received", channel.workers, size, flat)
-        with channel.operation("all_reduce", rows.nbytes) as operation:
+        with channel.operation("all_reduce", rows.nbytes) as own_work_s:
             channel.all_to_all(rows, received)
-            with operation.pause():
-                total = compressor.total(size, flat)
-                for block, values in coding.read(received, size):
-                    for part in values:
-                        total[block.columns].add_(part)
-                own = compressor.rows("own", 1, size, flat)
-                coding.write(total, own, size)
-                for block, values in coding.read(own, size):
-                    torch.sub(values[0], total[block.columns], out=total[block.columns])
+            begun_s = channel.now()
+            total = compressor.total(size, flat)
+            for block, values in coding.read(received, size):
+                for part in values:
+                    total[block.columns].add_(part)
+            own = compressor.rows("own", 1, size, flat)
+            coding.write(total, own, size)
+            for block, values in coding.read(own, size):
+                torch.sub(values[0], total[block.columns], out=total[block.columns])
+            own_work_s.append(channel.now() - begun_s)
             channel.gather_slices(own[0], received)
         for block, values in coding.read(received, size):
             part = out[block.flat]

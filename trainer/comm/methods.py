@@ -46,14 +46,6 @@ from hetopt.trainer.comm.compressor import (
     NoResidual,
     Residual,
 )
-from hetopt.trainer.comm.elements import (
-    AllGather,
-    ElementCoding,
-    PackedIndices,
-    PlainIndices,
-    RandomElements,
-    SharedSelection,
-)
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
@@ -63,11 +55,17 @@ from hetopt.trainer.comm.quantisation import (
     Sign,
 )
 from hetopt.trainer.comm.topk import (
+    AllGather,
     Dgc,
+    ElementCoding,
     Levels,
     MsTopK,
+    PackedIndices,
+    PlainIndices,
+    RandomElements,
     RedSync,
     Selection,
+    SharedSelection,
     TopK,
 )
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 
-import psutil
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, group_size
 
 _TEXT_BYTES = 160
-_ADDRESSES = 12
-_ADDRESS_BYTES = 4
 _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
 _LEFT = "left in the middle of an exchange"
@@ -40,19 +35,7 @@ class LostPeer(RuntimeError):
     """Another worker ended in the middle of an exchange. Not this worker's failure: whoever saw it end knows why."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peers:
-    """The workers of a group, in rank order, by the addresses of their machines."""
-
-    addresses: tuple[frozenset[str], ...]
-    rank: int
-
-    def at(self, address: str) -> tuple[int, ...]:
-        """The other workers that have this address."""
-        return tuple(i for i, own in enumerate(self.addresses) if address in own and i != self.rank)
-
-
-def meet(description: str, channel: Channel) -> Peers:
+def meet(description: str, channel: Channel) -> None:
     """Exchange descriptions with all workers before the first step: one gather of a fixed size, which cannot hang
     because of what they are about to do differently.
 
@@ -65,49 +48,49 @@ def meet(description: str, channel: Channel) -> Peers:
     """
     digest = hashlib.sha256(description.encode()).digest()
     text = description.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    packed = b"".join(ipaddress.IPv4Address(address).packed for address in sorted(_own_addresses())[:_ADDRESSES])
-    message = digest + text + packed.ljust(_ADDRESSES * _ADDRESS_BYTES, b"\0")
-    rows = channel.all_gather(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+    rows = channel.all_gather(torch.frombuffer(bytearray(digest + text), dtype=torch.uint8))
     received = [bytes(row.tolist()) for row in rows]
-    _agree([row[: len(digest)] for row in received], [_text(row[len(digest) :]) for row in received])
-    return Peers(addresses=tuple(_addresses(row[len(digest) + _TEXT_BYTES :]) for row in received), rank=channel.rank)
+    digests = [row[: len(digest)] for row in received]
+    usual, _ = Counter(digests).most_common(1)[0]
+    others = [rank for rank, other in enumerate(digests) if other != usual]
+    if others:
+        odd, common = (
+            received[rank][len(digest) :].rstrip(b"\0").decode(errors="ignore")
+            for rank in (others[0], digests.index(usual))
+        )
+        raise BadInput(
+            f"{workers(others).capitalize()} would exchange gradients by {odd}, and the others by {common}.",
+            hint="give all workers the same run spec, and the same version of hetopt",
+        )
 
 
-def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_size: int) -> Exception | None:
-    """What a failed collective says about the other workers, with those it is about named; None if it says nothing.
+def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size: int) -> Exception | None:
+    """Return what a failed collective says about the other workers; None if it says nothing.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
     each when it has waited for so long itself, and a roll call in the store tells who hangs from who waits.
 
     Args:
         error: what the collective raised.
-        peers: of the group.
         store: that all workers can reach; absent: no roll call.
+        rank: of this worker.
         world_size: workers in the group.
     """
     said = str(error)
     if has_timed_out(error):
-        return hung(store, peers.rank, world_size)
-    found = _PEER.search(said)
-    if found is None:
+        return hung(store, rank, world_size)
+    if _PEER.search(said) is None:
         return None
     if store is not None:
         with suppress(RuntimeError):  # the store is gone, and whoever calls the roll with it
-            _answer(store, peers.rank)
-    there = peers.at(found[1])
-    who = workers(there) if len(there) == 1 else f"one of {workers(there)}" if there else "a worker"
-    return LostPeer(in_words(said, who))
+            _answer(store, rank)
+    return LostPeer(in_words(said))
 
 
-def in_words(said: str, who: str = "a worker") -> str:
-    """Return what a collective said of a connection that broke, as a sentence; what says it already, or nothing, stays.
-
-    Args:
-        said: by the collective.
-        who: left, as far as that is known.
-    """
+def in_words(said: str) -> str:
+    """Return what a collective said of a connection that broke, as a sentence, once; anything else stays."""
     found = None if _LEFT in said else _PEER.search(said)
-    return said if found is None else f"{who} at {found[1]} {_LEFT}: {said}"
+    return said if found is None else f"a worker at {found[1]} {_LEFT}: {said}"
 
 
 def has_timed_out(error: Exception) -> bool:
@@ -154,31 +137,6 @@ def _lost(rank: int) -> str:
     return f"hetopt/roll-call/{rank}/lost-it"
 
 
-def _agree(digests: Sequence[bytes], texts: Sequence[str]) -> None:
-    usual, _ = Counter(digests).most_common(1)[0]
-    others = [rank for rank, digest in enumerate(digests) if digest != usual]
-    if others:
-        raise BadInput(
-            f"{workers(others).capitalize()} would exchange gradients by {texts[others[0]]}, and the others by "
-            f"{texts[digests.index(usual)]}.",
-            hint="give all workers the same run spec, and the same version of hetopt",
-        )
-
-
-def _text(row: bytes) -> str:
-    return row[:_TEXT_BYTES].rstrip(b"\0").decode(errors="ignore")
-
-
-def _own_addresses() -> set[str]:
-    found = {a.address for each in psutil.net_if_addrs().values() for a in each if a.family.name == "AF_INET"}
-    return found or {"127.0.0.1"}
-
-
-def _addresses(packed: bytes) -> frozenset[str]:
-    parts = (packed[start : start + _ADDRESS_BYTES] for start in range(0, len(packed), _ADDRESS_BYTES))
-    return frozenset(str(ipaddress.IPv4Address(part)) for part in parts if any(part))
-
-
 class Guard:
     """Compares notes with the other workers before the first exchange, and names the peer that a later one loses.
 
@@ -192,7 +150,7 @@ class Guard:
         self._description = description
         self._store = store
         self._group = group
-        self._peers: Peers | None = None
+        self._has_met = False
 
     def watch(self) -> Guard:
         """Exchange inside.
@@ -205,13 +163,14 @@ class Guard:
         return self
 
     def __enter__(self) -> None:
-        if self._peers is None and group_size(self._group) > 1:
-            self._peers = meet(self._description, Channel(self._group))
+        if not self._has_met and group_size(self._group) > 1:
+            meet(self._description, Channel(self._group))
+            self._has_met = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._peers is not None and isinstance(error, RuntimeError):
-            named = explain_loss(error, self._peers, self._store, group_size(self._group))
+        if self._has_met and isinstance(error, RuntimeError):
+            named = explain_loss(error, self._store, dist.get_rank(self._group), group_size(self._group))
             if named is not None:
                 raise named from error

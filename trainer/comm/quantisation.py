@@ -233,11 +233,6 @@ class PackedPayload(Payload):
     code_values: tuple[float, ...]
     numel: int
 
-    @property
-    def bits(self) -> int:
-        """Number of bits of a code."""
-        return (len(self.code_values) - 1).bit_length()
-
     def message(self) -> Tensor:
         """The payload as bytes: the unit in fp32, then codes."""
         return torch.cat((self.unit.view(torch.uint8), self.packed))
@@ -251,7 +246,8 @@ class PackedPayload(Payload):
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
         """Add the values to a dense vector, or take them out (see `Payload`)."""
-        table = bit_values(torch.tensor(self.code_values), self.bits).to(flat.device)
+        bits = (len(self.code_values) - 1).bit_length()
+        table = bit_values(torch.tensor(self.code_values), bits).to(flat.device)
         add_looked_up(self.packed, table * (sign * float(self.unit)), flat)
 
 

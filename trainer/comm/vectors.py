@@ -20,9 +20,9 @@ BLOCK_ELEMENTS = 1 << 18
 """1 MiB of fp32. Shorter pieces lose more to calls than the cache saves."""
 
 
-def blocks(numel: int, device: torch.device) -> Iterator[slice]:
+def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iterator[slice]:
     """Slices that cover ``numel`` elements in order. A GPU gets all of them at once: there, calls are what costs."""
-    step = BLOCK_ELEMENTS if device.type == "cpu" else max(1, numel)
+    step = most if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, step):
         yield slice(start, min(start + step, numel))
 
@@ -153,14 +153,9 @@ def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
 def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
     """Add to ``out`` the values that packed bytes stand for."""
     lanes = table.shape[1]
-    for block in _byte_blocks(packed, lanes):
+    for block in blocks(packed.numel(), packed.device, BLOCK_ELEMENTS // lanes):
         part = out[block.start * lanes : block.stop * lanes]
         part.add_(look_up(packed[block], table, part.numel()))
-
-
-def _byte_blocks(packed: Tensor, lanes: int) -> list[slice]:
-    step = BLOCK_ELEMENTS // lanes if packed.device.type == "cpu" else max(1, packed.numel())
-    return [slice(start, min(start + step, packed.numel())) for start in range(0, packed.numel(), step)]
 
 
 class Lanes:
@@ -169,26 +164,24 @@ class Lanes:
     Args:
         bits: of a lane: 4, 8, 16 or 32.
         levels: s; codes are in -s..s.
+
+    Attributes:
+        code_dtype: the type that codes come in: the smallest whole one that holds them, and their sums.
     """
 
     def __init__(self, bits: int, levels: int) -> None:
         self._bits = bits
         self._levels = levels
-        self._words = torch.int8 if bits <= 8 else torch.int32
+        self.code_dtype = torch.int8 if bits <= 8 else torch.int32
         self._workspace = Workspace()
-
-    @property
-    def code_dtype(self) -> torch.dtype:
-        """The type that codes come in: the smallest whole one that holds them, and their sums."""
-        return self._words
 
     def pack(self, codes: Tensor) -> Tensor:
         """The words of the codes; not the codes' own memory."""
         numel, device = codes.numel(), codes.device
         if self._bits in (8, 32):
-            return self._workspace.take("words", numel, self._words, device).copy_(codes)
+            return self._workspace.take("words", numel, self.code_dtype, device).copy_(codes)
         half = (numel + 1) // 2
-        words = self._workspace.take("words", half, self._words, device)
+        words = self._workspace.take("words", half, self.code_dtype, device)
         words[: numel - half].copy_(codes[half:])
         words[numel - half :].zero_()
         return words.mul_(1 << self._bits).add_(codes[:half]).add_(self._levels)
@@ -197,7 +190,7 @@ class Lanes:
         """Sums of the codes from the sums of the words over ``workers`` workers."""
         if self._bits in (8, 32):
             return words
-        sums = self._workspace.take("sums", numel, self._words, words.device)
+        sums = self._workspace.take("sums", numel, self.code_dtype, words.device)
         half = words.numel()
         torch.bitwise_and(words, (1 << self._bits) - 1, out=sums[:half]).sub_(workers * self._levels)
         # The shift rounds towards minus infinity, past whatever the low lane holds.

@@ -21,10 +21,23 @@ the others, it can compute.
 The words of numpy's bit generators never change between releases (NEP 19); all orders and draws are made of them.
 
 And how one worker's slice of a step is cut into what is computed together.
+
+A data set as a stream: its samples arrive one by one at a constant rate.
+
+What has arrived is a function of the time, so nothing has to be kept or sent, and on a clock that only sleeping moves
+the whole stream is determined. What becomes of samples that arrived and were not taken yet is arithmetic on their
+running numbers.
+
+A stream of rate S whose worker takes b samples every t seconds holds, after T steps (arXiv 2301.08897, eq. 4):
+``(t S - b) T`` samples where all wait (persistence), at most b where only a batch of the newest does (truncation), and
+at most ``max(S a, b)`` where those younger than ``a`` do (bounded age). Samples that a batch still lacks to be full are
+never dropped: a stream that is slower than its worker loses none under any policy.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -34,8 +47,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.core.synchronization import Partition, PartitionName
+from hetopt.trainer.agreement import gather_numbers
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -77,12 +92,11 @@ class Cursor:
 
     Args:
         dataset_size: samples that are an epoch.
-        position: samples drawn since the run began.
     """
 
-    def __init__(self, dataset_size: int, *, position: int = 0) -> None:
+    def __init__(self, dataset_size: int) -> None:
         self.dataset_size = dataset_size
-        self._position = position
+        self._position = 0
 
     @property
     def position(self) -> int:
@@ -128,19 +142,20 @@ class SampleCursor(Cursor):
             raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
         if position < 0:
             raise ValueError(f"position must not be negative, not {position}")
-        super().__init__(dataset_size, position=position)
+        super().__init__(dataset_size)
         self._seed = seed
+        self._stream = Passes(partial(permutation, dataset_size, seed), *divmod(position, dataset_size), drawn=position)
+
+    @property
+    def position(self) -> int:
+        """Number of samples drawn since the run began."""
+        return self._stream.drawn
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
-        first, epoch = self._position, self.epoch
-        last = first + count_of(shares)
-        samples = self._read(first, last)
-        while (reached := first + len(samples)) < last:
-            samples = np.concatenate([samples, self._read(reached, last)])
-        self._position = last
-        epochs = np.arange(first, last) // self.dataset_size
-        return GlobalBatch(epoch=epoch, position=first, samples=samples, shares=tuple(shares), epochs=epochs)
+        epoch, position = self.epoch, self.position
+        samples, epochs = self._stream.take(count_of(shares))
+        return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
         """As of `Cursor`, with the seed."""
@@ -149,11 +164,6 @@ class SampleCursor(Cursor):
     def at(self, state: Mapping[str, int]) -> SampleCursor:
         """A cursor of the state's own data and seed (see `Cursor`)."""
         return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
-
-    def _read(self, first: int, last: int) -> Indices:
-        """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""
-        epoch, offset = divmod(first, self.dataset_size)
-        return permutation(self.dataset_size, self._seed, epoch)[offset : offset + last - first]
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.
@@ -176,17 +186,19 @@ class Passes:
 
     Args:
         order: the samples of a pass, by the number of the pass; never empty.
+        turn: number of the present pass.
+        offset: samples of it that were drawn before.
+        drawn: samples that were drawn before in all.
 
     Attributes:
         drawn: samples that were taken or skipped.
     """
 
-    def __init__(self, order: Callable[[int], Indices]) -> None:
+    def __init__(self, order: Callable[[int], Indices], turn: int = 0, offset: int = 0, *, drawn: int = 0) -> None:
         self._read = order
-        self._turn = 0
-        self._offset = 0
+        self._turn, self._offset = turn, offset
         self._order: Indices | None = None
-        self.drawn = 0
+        self.drawn = drawn
 
     def skip(self, count: int) -> None:
         """Go on as if so many had been drawn."""
@@ -513,3 +525,193 @@ class PartitionedCursor(Cursor):
         else:
             drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
         return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)
+
+
+_ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
+
+
+class Replay:
+    """One worker's stream.
+
+    Args:
+        stream: what the run says.
+        rank: whose.
+        order: the samples of a pass, by the number of the pass; never empty.
+        turn: number of the present pass.
+        offset: samples of it that were drawn before.
+        drawn: samples that were drawn before in all.
+        clock: by which samples arrive, in seconds.
+        sleep: waits for so many of them.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        rank: int,
+        *,
+        order: Callable[[int], Indices],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._stream = stream
+        self._rank = rank
+        self._rate_per_s = stream.rates[rank]
+        self._passes = Passes(order)
+        self._clock, self._sleep = clock, sleep
+        self._taken = 0  # or dropped
+        self._dropped_before = 0
+        self._dropped = 0
+        self._wait_s = 0.0
+        self._most_held = 0
+        self._count = 1
+        self._origin_s = 0.0
+
+    def begin(self) -> None:
+        """Let samples arrive from now on; where a place was set, from there."""
+        self._origin_s = self._clock() - self._taken / self._rate_per_s
+
+    def take(self, count: int) -> tuple[Indices, Indices]:
+        """Return the next samples that the buffer still has, and the pass that each belongs to; wait until they arrive.
+
+        Raises:
+            RunFailed: they would take longer than the run's patience.
+        """
+        self._count = count
+        now_s = self._clock()
+        arrived, aged = self._arrived(now_s), self._aged(now_s)
+        policy = self._stream.buffer
+        self._most_held = max(self._most_held, held(policy, taken=self._taken, arrived=arrived, aged=aged, count=count))
+        first = first_kept(policy, taken=self._taken, arrived=arrived, aged=aged, count=count)
+        self._dropped += first - self._taken
+        last = first + count
+        if arrived < last:
+            self._wait(self._origin_s + last / self._rate_per_s - now_s, count)
+        self._taken = last
+        self._passes.skip(first - self._passes.drawn)
+        return self._passes.take(count)
+
+    def place(self) -> Mapping[str, int]:
+        """Return how far this worker's stream was taken, in samples; 0 for the streams of others."""
+        return {f"taken_by_{rank}": self._taken * (rank == self._rank) for rank in range(len(self._stream.rates))}
+
+    def go_to(self, place: Mapping[str, int]) -> None:
+        """Go on from a place, summed over all workers; in proportion where it is one of another number of workers."""
+        own = [value for key, value in place.items() if key.startswith("taken_by_")]
+        if len(own) == len(self._stream.rates):
+            self._taken = place[f"taken_by_{self._rank}"]
+        else:
+            self._taken = int(sum(own) * self._rate_per_s / sum(self._stream.rates))
+
+    def flow(self) -> dict[str, float]:
+        """Return what the stream was like since the last call, by the names of a control row.
+
+        Most samples that waited at once, seconds that the worker waited, and samples that are never trained on.
+        """
+        now_s = self._clock()
+        arrived = self._arrived(now_s)
+        waiting = held(
+            self._stream.buffer, taken=self._taken, arrived=arrived, aged=self._aged(now_s), count=self._count
+        )
+        flow = {
+            "stream_buffered": float(max(self._most_held, waiting)),
+            "stream_wait_s": self._wait_s,
+            "stream_dropped": float(self._dropped - self._dropped_before),
+        }
+        self._wait_s, self._most_held, self._dropped_before = 0.0, 0, self._dropped
+        return flow
+
+    def _arrived(self, now_s: float) -> int:
+        return math.floor((now_s - self._origin_s) * self._rate_per_s + _ROUNDING)
+
+    def _aged(self, now_s: float) -> int:
+        """Samples that have arrived, and are too old by now."""
+        return max(0, self._arrived(now_s - self._stream.max_age_s))
+
+    def _wait(self, wait_s: float, count: int) -> None:
+        if wait_s > self._stream.patience_s:
+            raise RunFailed(
+                f"worker {self._rank} would wait {wait_s:.3g} s for a batch of {count}: its stream brings "
+                f"{self._rate_per_s:.4g} samples a second.",
+                hint="let batches follow the streams with the batch policy 'rate', or raise the stream's patience",
+            )
+        self._wait_s += wait_s
+        self._sleep(wait_s)
+
+
+def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
+    """The passes of one worker where samples are dealt out in turn: together the workers' are the whole data set."""
+
+    def order(number: int) -> Indices:
+        everything = permutation(dataset_size, seed, number)
+        own = everything[rank::workers]
+        return own if len(own) else everything
+
+    return order
+
+
+def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
+    """The number of the first sample that is still there when ``count`` are to be taken.
+
+    Args:
+        policy: of the buffer.
+        taken: samples that were taken or dropped before: the oldest that waits has this number.
+        arrived: samples that have arrived.
+        aged: those of them that are too old.
+        count: of the batch.
+    """
+    newest = max(taken, arrived - count)
+    kept = {"persistence": taken, "truncation": newest, "bounded_age": min(newest, max(taken, aged))}
+    return kept[policy]
+
+
+def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
+    """Samples that wait, where batches have ``count``."""
+    return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
+
+
+ELSEWHERE = -1
+"""Stands for a sample of another worker, whose number is not known here."""
+
+
+class StreamCursor(Cursor):
+    """A `Cursor` whose samples are those that arrive at this worker.
+
+    Args:
+        replay: this worker's stream.
+        dataset_size: so many samples are an epoch, whichever they were.
+        rank: of this worker.
+        workers: how many there are.
+    """
+
+    def __init__(self, replay: Replay, *, dataset_size: int, rank: int, workers: int) -> None:
+        super().__init__(dataset_size)
+        self.replay = replay
+        self._rank = rank
+        self._workers = workers
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """Return this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
+        total, share = count_of(shares, self._workers), shares[self._rank]
+        names = np.full(total, ELSEWHERE, dtype=np.int64)
+        epochs = np.zeros(total, dtype=np.int64)
+        batch = GlobalBatch(
+            epoch=self.epoch, position=self._position, samples=names, shares=tuple(shares), epochs=epochs
+        )
+        if share:
+            here = slice(batch.offset(self._rank), batch.offset(self._rank) + share)
+            names[here], epochs[here] = self.replay.take(share)
+        self._position += total
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """Return where every worker's stream stands. A collective: all workers ask at the same point of the program."""
+        place = self.replay.place()
+        rows = gather_numbers([float(value) for value in place.values()], self._workers)
+        places = {key: int(sum(column)) for key, column in zip(place, zip(*rows, strict=True), strict=True)}
+        return {**super().state(), **places}
+
+    def at(self, state: Mapping[str, int]) -> StreamCursor:
+        """Return this cursor, gone to where ``state`` was taken: a stream can be read in one place only."""
+        self._position = state["position"]
+        self.replay.go_to(state)
+        return self

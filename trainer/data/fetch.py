@@ -5,7 +5,7 @@ The label of every sample of a data set, whatever kind of data set it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -79,13 +79,8 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def pinned(batch: Batch) -> Batch:
-    """Return the same nesting with every tensor in pinned memory, from where a GPU copies while the CPU goes on."""
-    return each_tensor(batch, Tensor.pin_memory)
-
-
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Return the same nesting with something else in the place of every tensor, in the order of `leaves_of`."""
+    """Return the same nesting with something else in the place of every tensor, in their order."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, dict):
@@ -97,18 +92,23 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return batch
 
 
-def leaves_of(batch: object) -> Iterator[object]:
-    """What is nested in a batch: its tensors, and whatever else it holds."""
-    if isinstance(batch, (dict, tuple, list)):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from leaves_of(part)
-    else:
+DEEPEST = 6
+"""Nesting of a batch in which tensors are looked for: an object may hold what holds it."""
+
+
+def tensors_in(batch: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
+    """Yield the tensors of a batch: of sequences, of mappings, and of objects that hold them as attributes."""
+    if isinstance(batch, Tensor):
         yield batch
+    elif depth:
+        parts: Any = batch if isinstance(batch, (list, tuple)) else getattr(batch, "__dict__", {}).values()
+        for part in batch.values() if isinstance(batch, Mapping) else parts:
+            yield from tensors_in(part, depth - 1)
 
 
-def samples_in(batch: object) -> int | None:
-    """How many samples a collated batch holds: the length of the first tensor in it; None: there is none."""
-    return next((len(leaf) for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
+def samples_in(batch: Any) -> int:
+    """Return the samples of a collated batch: the length of the first tensor with any dimension; 0: there is none."""
+    return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:

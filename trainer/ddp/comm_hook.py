@@ -7,30 +7,104 @@ DDP sums gradients in buckets under backward. A hook gets each bucket and return
 the mean over all workers, as DDP takes it, compressed if asked for. Under ``hetopt launch`` a worker's loss counts by
 its share of the batch before backward begins (see `hetopt.trainer.ddp.script`). In an audit step the leader's gradient
 takes the place of the mean, and the hook notes how far the sum of the others' is from it (`session.audit`).
+
+How the gradients of one model of a script travel: what a script's run asks of each way.
+
+How long modules of DistributedDataParallel live in processes of hetopt: until these end.
+
+Torch 2.13 may hang where one is deleted after its process group, as at the end of a script's `main`: it waits, with the
+interpreter's lock, for a thread of gloo's that asks for that lock.
+
+Models that a script shards by torch's ``fully_shard``: sharded inside each machine, summed between machines.
+
+A script calls ``fully_shard`` over all of its workers. Here the devices of a machine hold one replica, and each device
+sums the gradient of its own shard with its counterparts on the other machines: by torch's hook for that
+(`FSDPModule.set_all_reduce_hook`), compressed if the plan says so. Of D devices, device i has n_i of a batch's B
+samples. FSDP takes the mean over the devices of a replica and the hook the mean over replicas, so the loss L_i counts
+
+    D n_i / B     so that the mean of all is that of one machine,   sum_i (n_i / B) dL_i
+
+as under DDP (`hetopt.trainer.ddp.script`). A mesh of two dimensions is the script's own choice and stays, as do its
+checkpoints, its clipping and its policies of precision.
 """
 
-# No `from __future__ import annotations` here: DDP compares the annotations of its hook with types.
-
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # torch's stubs do not know it
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import why_shares_differ
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.comm.exchange import BucketExchange, ExchangeStats
-from hetopt.trainer.ddp.gradient_state import GradientState
-from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
+from hetopt.trainer.comm.exchange import BucketExchange, Exchange, ExchangeStats, summed
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import make_plan
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, make_exchange
-from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, make_exchange
+from hetopt.trainer.steps.step import all_finite
 from hetopt.trainer.task import normalises_apart
+
+
+class GradientState:
+    """What is alike in all ways; of a script on one worker, all there is to it.
+
+    Args:
+        exchange: how gradients travel.
+
+    Attributes:
+        weight: what this worker's gradient counts; None: its share of the batch.
+        record: what audits found; None: there are none.
+        is_audit: whether the step at hand is one, on all workers.
+        differences: over earlier audits, see `hetopt.trainer.script.batches.Found`.
+        waited_s: for other workers in a step, before the last part of the gradient was sent.
+    """
+
+    def __init__(self, exchange: ExchangeConfig) -> None:
+        self.exchange = exchange
+        self.weight: float | str | None = None
+        self.record: AuditRecord | None = None
+        self.is_audit = False
+        self.differences: list[Tensor] = []
+        self.waited_s = 0.0
+
+    def take_stats(self) -> ExchangeStats | None:
+        """Return what the exchange of a step cost; None: there was none."""
+        return None
+
+    def audited(self) -> tuple[Tensor, float] | None:
+        """Return what the backward pass found that was an audit; None: it was none."""
+        return None
+
+    def ended(self) -> None:
+        """End a backward pass."""
+
+
+_KEPT: list[DistributedDataParallel] = []
+
+
+@functools.cache
+def keep_modules() -> None:
+    """Keep every module that is made from here on until the process ends; asked again, there is nothing left to do."""
+    init: Any = DistributedDataParallel.__init__
+
+    @functools.wraps(init)
+    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        _KEPT.append(self)
+
+    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]  # torch has no hook for it
+
 
 SUM = "sum"
 _FLOAT32 = torch.float32
@@ -56,7 +130,7 @@ class CommState(GradientState):
         weight: as above; may be set before each backward pass.
         record: what audits found.
         is_audit: whether the step at hand is one, on all workers.
-        differences: over earlier audits, see `hetopt.trainer.script.audit.Found`.
+        differences: over earlier audits, see `hetopt.trainer.script.batches.Found`.
         stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:
@@ -209,3 +283,130 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
         A future of the sum, in the bucket's own tensor.
     """
     return state.reduce(bucket)
+
+
+REPLICA, SHARD = "replica", "shard"
+
+
+def replica_devices(hosts: Sequence[str]) -> int:
+    """Return how many devices hold a replica: the largest number that divides the devices of every machine.
+
+    Args:
+        hosts: of the devices, in rank order; those of a machine are neighbours.
+    """
+    return math.gcd(*(len(list(same)) for _, same in groupby(hosts)))
+
+
+def is_sharded(parameters: Iterable[Tensor]) -> bool:
+    """Return whether any of some parameters is a part of one that several devices hold."""
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
+
+
+def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
+    """Return all devices of a run, as [replicas, devices of a replica]; called by all of its workers.
+
+    Args:
+        hosts: of the devices, in rank order.
+        device_type: such as "cuda".
+    """
+    each = replica_devices(hosts)
+    return init_device_mesh(device_type, (len(hosts) // each, each), mesh_dim_names=(REPLICA, SHARD))
+
+
+class ShardedState(GradientState):
+    """How the gradients of one sharded model travel between replicas.
+
+    Args:
+        module: the outermost that was sharded.
+        spec: of the run.
+        replicas: the devices that hold the same shard as this one; None: the script's own mesh sums everything.
+        reach: told how much of the gradient is made (1 = all), before that part is sent.
+
+    Attributes:
+        dtype: of the parameters.
+        sums: whether replicas are summed here.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, spec: RunSpec, replicas: dist.ProcessGroup | None, reach: Callable[[float], None]
+    ) -> None:
+        self._spec, self._reach = spec, reach
+        self._replicas = replicas
+        self.sums = replicas is not None and replicas.size() > 1
+        trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
+        parameters = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
+        exchange = ExchangeConfig(
+            compression=spec.compression, dense_bytes=4 * sum(parameter.numel() for parameter in parameters)
+        )
+        super().__init__(exchange)
+        self.dtype = next(module.parameters()).dtype
+        self._exchanges: dict[str, Exchange] = {}
+        self._stats: list[ExchangeStats] = []
+        self._parts = self._parts_before = 0
+        if self.sums:
+            for name, part in module.named_modules():
+                if isinstance(part, FSDPModule):
+                    part.set_all_reduce_hook(partial(self._sum, name))
+
+    def take_stats(self) -> ExchangeStats | None:
+        """Return what the exchanges of a step cost; None: there were none."""
+        taken, self._stats = self._stats, []
+        return summed(taken) if taken else None
+
+    def ended(self) -> None:
+        """End a backward pass, of which some parts of the model may have had no gradient."""
+        if self._parts and self._parts != self._parts_before:
+            self._reach(1.0)
+        self._parts, self._parts_before = 0, self._parts or self._parts_before
+
+    def _sum(self, name: str, shard: Tensor) -> None:
+        """Replace the gradient of a part's shard, 1-D, by its mean over the replicas."""
+        assert self._replicas is not None
+        self._parts += 1
+        done = min(1.0, self._parts / self._parts_before) if self._parts_before else 0.0
+        if done:
+            self._reach(done)
+        flat, group = shard.float(), self._replicas  # the same tensor, where it is in single precision
+        flat.div_(group.size())
+        if name not in self._exchanges:
+            seed = self._spec.seed + len(self._exchanges)
+            self._exchanges[name] = Exchange(
+                self._spec.compression, flat.numel(), device=flat.device, seed=seed, group=group
+            )
+        if self.exchange.is_dense or all_finite(flat, group):
+            stats = self._exchanges[name].run(flat)
+            self._stats.append(stats)
+            self.waited_s += stats.sync_s if done < 1 else 0.0
+        else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
+            flat.fill_(torch.inf)
+        if flat is not shard:
+            shard.copy_(flat)
+
+
+def whole_model(module: nn.Module) -> nn.Module:
+    """Return a module whose state is that of a sharded one, put together; called by all devices of a replica."""
+    # Every script's worker would wait for it as it starts.
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
+    return _Whole(get_model_state_dict(module, options=options))
+
+
+class _Whole(nn.Module):
+    """Stands for a model where its state is written.
+
+    Args:
+        state: by name.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        super().__init__()
+        self._whole = state
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]  # overloads of torch
+        """Return the state."""
+        return self._whole
+
+    def named_parameters(self, *args: Any, **options: Any) -> Any:
+        """Yield the state's tensors: what a fingerprint is of."""
+        return iter(sorted(self._whole.items()))

@@ -12,10 +12,17 @@ from where backward begins: whatever mixes gradients of several workers on the w
 micro-batches under ``no_sync``, a communication hook of the script's) mixes them by their weights. The script's own
 process group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the
 same; of transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
+
+Batches of a DDP script in unequal shares: the samples that all ranks would read, cut by the plan.
+
+A script's sampler gives each rank its samples (``DistributedSampler``, or the batch sampler that Accelerate makes).
+Asked for every rank in turn, it tells the batch of all of them; each worker takes its share of that. So a shuffle, a
+seed, ``set_epoch`` and padding mean what they mean under torchrun, whatever the sampler is.
 """
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import gc
@@ -25,6 +32,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +44,156 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader, Sampler, dataloader
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model, parameters_sha256
 from hetopt.trainer.context import Generators
-from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
-from hetopt.trainer.ddp.gradient_state import GradientState
-from hetopt.trainer.ddp.lifetime import keep_modules
-from hetopt.trainer.ddp.sharding import ReplicaMesh, ShardedState, is_sharded, whole_model
-from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder, rows_of
+from hetopt.trainer.data.fetch import samples_in
+from hetopt.trainer.ddp.comm_hook import (
+    REPLICA,
+    SHARD,
+    SUM,
+    CommState,
+    GradientState,
+    ShardedState,
+    comm_hook,
+    is_sharded,
+    keep_modules,
+    replica_mesh,
+    whole_model,
+)
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.audit import LEAST_WORKERS, Audits, Found
-from hetopt.trainer.script.batches import Part, ShareTable
+from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, States, own_items
 from hetopt.trainer.script.periods import Periods
-from hetopt.trainer.script.plan import SessionPlan
-from hetopt.trainer.script.registry import REGISTRY, Stopped
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
-from hetopt.trainer.steps.slowdown import FORWARD
+from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
+from hetopt.trainer.steps.stopwatch import FORWARD
+
+_RANKS = (("num_replicas", "rank"), ("num_processes", "process_index"))
+"""Names under which samplers know how many ranks there are, and which one they are for."""
+
+_INNER = ("sampler", "batch_sampler")
+_DEPTH = 3
+
+
+def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str] | None:
+    """Return where a batch sampler knows its rank: the attributes on the way to the object that does, and the name.
+
+    Args:
+        batch_sampler: of a loader.
+        world_size: ranks.
+
+    Returns:
+        None where nothing in it is of one rank of so many.
+    """
+    way: list[str] = []
+    for _ in range(_DEPTH):
+        for ranks, rank in _RANKS:
+            if world_size > 1 and getattr(batch_sampler, ranks, None) == world_size and hasattr(batch_sampler, rank):
+                return way, rank
+        inner = next((name for name in _INNER if getattr(batch_sampler, name, None) is not None), None)
+        if inner is None:
+            return None
+        way.append(inner)
+        batch_sampler = getattr(batch_sampler, inner)
+    return None
+
+
+def _for_rank(batch_sampler: Any, way: Sequence[str], name: str, rank: int) -> Any:
+    """Return a copy of a batch sampler that gives another rank's batches, with generators and counters of its own."""
+    copied = holder = copy.copy(batch_sampler)
+    for depth in range(_DEPTH):
+        if depth == len(way):
+            setattr(holder, name, rank)
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            holder.generator = generator.clone_state()
+        inner = next((field for field in _INNER if getattr(holder, field, None) is not None), None)
+        if inner is None:
+            break
+        setattr(holder, inner, copy.copy(getattr(holder, inner)))
+        holder = getattr(holder, inner)
+    return copied
+
+
+class UnequalBatches(Sampler[list[int]]):
+    """A worker's shares of the batches that all ranks would read; outside training, the rank's own batches.
+
+    Args:
+        batch_sampler: of the script.
+        batch_size: samples of a batch on each rank.
+        way: see `rank_holder`.
+        name: see `rank_holder`.
+        sharer: decides on shares while training goes on.
+
+    Attributes:
+        parts: of the batches that were drawn and not given yet, in their order.
+        is_trained_on: whether a training pass was over a batch of it: it is shared out from then on, though the model
+            may be in evaluation mode as its loop begins.
+    """
+
+    def __init__(self, batch_sampler: Any, batch_size: int, way: Sequence[str], name: str, sharer: DdpRun) -> None:
+        self._batches = batch_sampler
+        self._way, self._name = way, name
+        self._sharer = sharer
+        is_split = getattr(batch_sampler, "split_batches", False)  # Accelerate's: the size is of all ranks together
+        self._per_rank = batch_size // sharer.world_size if is_split else batch_size
+        self._size = sharer.batch_of(self._per_rank)
+        self._drops_last = bool(getattr(batch_sampler, "drop_last", False))
+        self.parts: deque[Part] = deque()
+        self.is_trained_on = False
+        self._epoch = self._step = 0
+        self._table: ShareTable | None = None
+
+    def __len__(self) -> int:
+        own, workers = len(self._batches), self._sharer.world_size
+        if self._size == self._per_rank * workers:
+            return own
+        samples = own * self._per_rank * workers
+        return samples // self._size if self._drops_last else -(-samples // self._size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.parts.clear()
+        self._sharer.forget(self)
+        trains = self._sharer.is_training or (self.is_trained_on and torch.is_grad_enabled())
+        return self._shares() if trains else iter(self._batches)
+
+    def _shares(self) -> Iterator[list[int]]:
+        sharer = self._sharer
+        if self._table is None:
+            self._table = sharer.table(self._per_rank)
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for number, batch in enumerate(self._of_all_ranks()):
+            audits = self._table.audits
+            self._step += audits is None or number % audits.accumulate == 0
+            sharer.drawn((epoch, number + 1))
+            part = self._table.part(sharer.rank, len(batch), (epoch, number), self._step)
+            self.parts.append(part)
+            yield list(own_items(batch, part))
+
+    def _of_all_ranks(self) -> Iterator[list[int]]:
+        """Yield the batches of all ranks together, of the plan's size; the last may be smaller."""
+        own, before = self._sharer.rank, States.now()
+        samplers = [
+            self._batches if rank == own else _for_rank(self._batches, self._way, self._name, rank)
+            for rank in range(self._sharer.world_size)
+        ]
+        each = []
+        for sampler in samplers:
+            before.use()  # every rank of the script would draw the same order
+            batches = iter(sampler)
+            first = list(islice(batches, 1))  # which draws the order
+            each.append(chain(first, batches))
+        waiting: list[int] = []
+        for ranks in zip_longest(*each, fillvalue=()):
+            waiting += chain.from_iterable(ranks)
+            while len(waiting) >= self._size:
+                yield waiting[: self._size]
+                waiting = waiting[self._size :]
+        if waiting and not (self._drops_last and self._size != self._per_rank * self._sharer.world_size):
+            yield waiting
 
 
 class DdpRun:
@@ -92,7 +231,7 @@ class DdpRun:
         self._whole: nn.Module | None = None  # what is left of the run
         self.can_audit = True
 
-    # Shares (see `hetopt.trainer.ddp.shares`).
+    # Shares (see `hetopt.trainer.ddp.script`).
 
     @property
     def is_training(self) -> bool:
@@ -167,12 +306,12 @@ class DdpRun:
         """Exchange the gradients of a DDP module from its first training pass on."""
         self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
 
-    def attach_sharded(self, module: nn.Module, replicas: ReplicaMesh | None) -> None:
+    def attach_sharded(self, module: nn.Module, replicas: dist.ProcessGroup | None) -> None:
         """Exchange the gradients of a sharded module; it takes the place of those inside it.
 
         Args:
             module: that was sharded.
-            replicas: of the run; None: the script's own mesh sums everything.
+            replicas: the devices that hold the same shard as this one; None: the script's own mesh sums everything.
         """
         inside = set(module.modules())
         self._modules = [(other, state) for other, state in self._modules if other not in inside]
@@ -180,13 +319,11 @@ class DdpRun:
         self._modules.append((module, state))
         self._hooked[id(module)] = state.sums
         self.can_audit = False
-        if state.sums and self._plan.spec.steers_exchange:
-            self.remark("shards of a model travel as the plan begins: nothing is decided about that as it goes on.")
 
     def calls(self, module: nn.Module, inputs: Any, named: Any) -> None:
         """Take the batch of a training pass of a sharded module, if it is the outermost."""
         if module.training and torch.is_grad_enabled() and any(module is outer for outer, _ in self._modules):
-            self.forward(module, rows_of((inputs, named)))
+            self.forward(module, samples_in((inputs, named)))
 
     def registered(self, ddp: DistributedDataParallel, state: object) -> None:
         """Note that a communication hook was registered: hetopt's own with a state of the script, or another."""
@@ -208,7 +345,7 @@ class DdpRun:
             batch: that it gave.
         """
         parts = sampler.parts if isinstance(sampler, UnequalBatches) else ()
-        part = parts.popleft() if parts else self._equal_part(rows_of(batch))
+        part = parts.popleft() if parts else self._equal_part(samples_in(batch))
         if part.is_audit:
             self._drawn_before = Generators.at(self._device)
         # What another loader gave in equal shares was for another purpose than training: nothing waits for it.
@@ -470,7 +607,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         run_dir: of the launch.
     """
     runs: list[DdpRun] = []
-    replicas: list[ReplicaMesh] = []
+    meshes: list[DeviceMesh] = []
 
     def ask_trainer() -> None:
         if "transformers.trainer" in sys.modules:
@@ -499,22 +636,22 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                 hint="call fully_shard without a mesh, or over all workers",
             )
         if mesh is None or mesh.ndim == 1:
-            if not replicas:
+            if not meshes:
                 kind = str(torch.accelerator.current_accelerator() or "cpu") if mesh is None else mesh.device_type
-                replicas.append(ReplicaMesh.of([worker.host for worker in plan.spec.workers], kind))
-            mesh = replicas[0].shard
+                meshes.append(replica_mesh([worker.host for worker in plan.spec.workers], kind))
+            mesh = meshes[0][SHARD]
         done = shard(module, *args, mesh=mesh, **options)
         if not runs:
             runs.append(DdpRun(plan, run_dir, dist.get_rank(), workers))
         for part in module if isinstance(module, list | tuple) else [module]:
-            runs[0].attach_sharded(part, replicas[0] if mesh.ndim == 1 else None)
+            runs[0].attach_sharded(part, meshes[0][REPLICA].get_group() if mesh.ndim == 1 else None)
             part.register_forward_pre_hook(runs[0].calls, with_kwargs=True)
         ask_trainer()
         return done
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
         if runs and self.module.training and torch.is_grad_enabled():
-            runs[0].forward(self, rows_of((inputs, named)))
+            runs[0].forward(self, samples_in((inputs, named)))
         return forward(self, *inputs, **named)
 
     def registered(self: DistributedDataParallel, state: object, hook: Any) -> None:

@@ -132,11 +132,6 @@ class Generation(_Registered):
                 return rank
         return None
 
-    @property
-    def newest(self) -> Version:
-        """Of the states that its workers brought."""
-        return max(member.version for member in self.members)
-
 
 _READERS: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Member, Generation)}
 
@@ -156,8 +151,11 @@ class Patience:
     give_up_s: float = 60.0
 
 
-class Presence(Protocol):
-    """What is known for certain of workers, by whoever starts and ends their hosts; by itself nothing is."""
+class Presence:
+    """What is known for certain of workers, by whoever starts and ends their hosts.
+
+    By itself nothing is: a worker that does not come may be cut off.
+    """
 
     def is_away(self, place: int) -> bool:
         """Whether there is no host that a worker could come from."""
@@ -173,16 +171,12 @@ class Presence(Protocol):
         return False
 
 
-class NothingKnown(Presence):
-    """The presence where nobody says anything: a worker that does not come may be cut off."""
-
-
 def may_close(
     registered: Mapping[int, Member],
     places: Sequence[int],
     waited_s: float,
     patience: Patience,
-    presence: Presence = NothingKnown(),  # noqa: B008  # it has no state
+    presence: Presence = Presence(),  # noqa: B008  # it has no state
 ) -> bool:
     """Whether those who have registered are to begin without waiting any longer.
 
@@ -202,7 +196,7 @@ def may_close(
     return waited_s >= patience.regroup_s and entitled(registered, presence)
 
 
-def entitled(registered: Mapping[int, Member], presence: Presence = NothingKnown()) -> bool:  # noqa: B008  # likewise
+def entitled(registered: Mapping[int, Member], presence: Presence = Presence()) -> bool:  # noqa: B008  # likewise
     """Whether those who have registered are enough of the last generation to go on without the rest.
 
     Two groups that both are would be more than all who live, whatever each knows of the dead: the larger number of dead
@@ -287,7 +281,7 @@ def meet_again(
     patience: Patience,
     clock: Callable[[], float],
     stop_wished: Callable[[], bool] = lambda: False,
-    presence: Presence = NothingKnown(),  # noqa: B008  # it has no state
+    presence: Presence = Presence(),  # noqa: B008  # it has no state
 ) -> Generator[float, None, Generation]:
     """Register until part of a new generation; yields seconds to wait before it goes on.
 

@@ -7,19 +7,35 @@ process group from the newest state that any of them holds.
 A survivor's parameters and optimizer state are those of all, so whoever did the last step has what the lost workers
 had. What is each worker's own stays with it: the residual of a lost worker is lost, and a worker that comes anew begins
 without one.
+
+Connections to the store that workers meet over, wherever it is.
+
+The process that hosts workers opens it, and outlives any of them. Where hosts may be lost, each has one, and all meet
+in the first that can be reached; once a generation has begun in one, whoever comes later looks for the others there.
+
+Breaks connections that a group of workers holds open, so that nobody waits in them any longer.
+
+gloo's operations end when a connection breaks or time is up, and by no other means: a worker whose neighbour has left
+the group without dying would wait for its whole time. Only Linux tells which connections a process has; elsewhere
+nothing is broken, and time must be up.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
+import re
+import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -28,8 +44,8 @@ from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import gather_numbers, meet_one_version
-from hetopt.trainer.checkpoints.folder import RankState, SharedState
+from hetopt.trainer.agreement import gather_numbers, join_group
+from hetopt.trainer.checkpoints.folder import RankState, SharedState, pack, unpack
 from hetopt.trainer.comm.compressor import ALIKE, State
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out, in_words
 from hetopt.trainer.context import WorkerContext
@@ -39,18 +55,173 @@ from hetopt.trainer.elastic.rendezvous import (
     Abandoned,
     Generation,
     Member,
-    NothingKnown,
     Patience,
     Presence,
     RendezvousStore,
     Version,
+    begun,
     meet_again,
     want,
     wanted,
 )
-from hetopt.trainer.elastic.stores import TcpRendezvousStore, break_all_but, connect, open_sockets, where_to_meet
 from hetopt.trainer.failure import is_peer_loss
-from hetopt.trainer.packing import pack, unpack
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+
+_OPEN = Path("/proc/self/fd")
+
+DEAF_S = 10
+"""A connection whose other end has not answered for so long is broken: a cut link says nothing by itself, and a crowded
+one may lose some packets in a row."""
+_PROBES = 5
+
+
+def open_sockets() -> frozenset[str]:
+    """Names of the sockets that this process has open."""
+    return frozenset(_sockets())
+
+
+def break_all_but(known: frozenset[str]) -> int:
+    """Break every TCP connection of this process that was opened since `open_sockets` gave ``known``; how many."""
+    broken = 0
+    for connection in _opened_since(known):
+        with suppress(OSError):  # it went by itself
+            connection.shutdown(socket.SHUT_RDWR)
+            broken += 1
+    return broken
+
+
+def break_when_deaf(known: frozenset[str]) -> None:
+    """Have the kernel break every TCP connection that was opened since, once its other end has gone without a word.
+
+    Without this, whoever waits for the answer of a host that is cut off waits for a quarter of an hour.
+
+    Args:
+        known: what `open_sockets` gave before.
+    """
+    for connection in _opened_since(known):
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_S // _PROBES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAF_S // _PROBES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAF_S)
+
+
+def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
+    """Connections of this process that were opened since, each by a descriptor of its own."""
+    for name, descriptor in _sockets().items():
+        if name not in known:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                if _is_connected(connection):
+                    yield connection
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """A listening socket stays: gloo ends the process where one is shut down."""
+    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+    return is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _sockets() -> dict[str, int]:
+    """Descriptors by the socket's name."""
+    found: dict[str, int] = {}
+    if sys.platform != "linux":
+        return found
+    for entry in os.listdir(_OPEN):
+        try:
+            name = os.readlink(_OPEN / entry)
+        except OSError:
+            continue
+        if name.startswith("socket:"):
+            found[name] = int(entry)
+    return found
+
+
+_ANSWERED_WITHIN = datetime.timedelta(seconds=30)
+_REACHED_WITHIN_S = 0.5
+
+
+def connect(meeting: str) -> TCPStore:
+    """A connection of its own to the store at ``address:port``, which breaks when its host is cut off.
+
+    Raises:
+        DistNetworkError: nobody is there.
+    """
+    address, _, port = meeting.rpartition(":")
+    known = open_sockets()
+    store: TCPStore = dist.TCPStore(address, int(port), is_master=False, timeout=_ANSWERED_WITHIN)  # type: ignore[attr-defined]  # torch's gap
+    break_when_deaf(known)
+    return store
+
+
+def reachable(meetings: Sequence[str]) -> list[str]:
+    """Return those of the addresses where somebody listens, in their order."""
+    with ThreadPoolExecutor(max(1, len(meetings))) as pool:
+        return [meeting for meeting, there in zip(meetings, pool.map(_answers, meetings), strict=True) if there]
+
+
+def _answers(meeting: str) -> bool:
+    address, _, port = meeting.rpartition(":")
+    try:
+        socket.create_connection((address, int(port)), timeout=_REACHED_WITHIN_S).close()
+        return True
+    except OSError:
+        return False
+
+
+def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
+    """Where the others are: of the stores that can be reached the one with the newest generation, or else the first.
+
+    Raises:
+        RuntimeError: a store was lost while it was asked.
+    """
+    there = reachable(meetings)
+    if len(there) < 2:
+        return there[0] if there else None
+    newest = [begun(TcpRendezvousStore(connect(meeting), attempt)) for meeting in there]
+    return there[newest.index(max(newest))]
+
+
+class TcpRendezvousStore:
+    """A connection as a `RendezvousStore`.
+
+    Args:
+        store: the connection.
+        attempt: of torchrun to start the run; those that share a store know nothing of each other.
+    """
+
+    def __init__(self, store: TCPStore, attempt: str = "") -> None:
+        self._store = store
+        self._attempt = attempt
+
+    def get(self, key: str) -> str:
+        """The value (see `RendezvousStore`)."""
+        name = self._attempt + key
+        return self._store.get(name).decode() if self._store.check([name]) else ""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value (see `RendezvousStore`)."""
+        self._store.set(self._attempt + key, value)
+
+    def compare_set(self, key: str, expected: str, value: str) -> str:
+        """Write a value where nobody else has (see `RendezvousStore`)."""
+        written: bytes = self._store.compare_set(self._attempt + key, expected, value)
+        return written.decode()
+
+    def forget_before(self, number: int) -> None:
+        """Remove what generations before this one have left; whoever still looks for them finds a newer one wanted.
+
+        A run that workers leave and join for weeks would fill the memory of the process that holds the store.
+        """
+        own = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
+        for key in self._store.list_keys():
+            found = own.match(key)
+            if found is not None and int(found[1]) < number:
+                self._store.delete_key(key)
+
 
 _HEAVY = ("model", "optimizer")
 
@@ -97,7 +268,11 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     light = _spread(None if rank != source or held is None else _light(held), source, workers)
     heavy = None
     if any(one != newest for one in versions):
-        heavy = _spread(None if rank != source or held is None else _heavy(held), source, workers)
+        heavy = _spread(
+            None if rank != source or held is None else {key: getattr(held.shared, key) for key in _HEAVY},
+            source,
+            workers,
+        )
     if held is None or version != newest:
         assert heavy is not None
         model, optimizer = heavy["model"], heavy["optimizer"]
@@ -126,10 +301,6 @@ def alike_part(memory: State) -> State:
 def _light(held: Held) -> dict[str, Any]:
     shared = {key: value for key, value in vars(held.shared).items() if key not in _HEAVY}
     return {"shared": shared, "alike": held.alike, "evaluation_owed": held.evaluation_owed}
-
-
-def _heavy(held: Held) -> dict[str, Any]:
-    return {key: getattr(held.shared, key) for key in _HEAVY}
 
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
@@ -164,8 +335,6 @@ def told(generation: Generation, held: Held | None) -> dict[str, object]:
 EVERY_S = 0.25
 """Between looks for another generation."""
 
-_PATIENCE = Patience()
-_NOTHING_KNOWN = NothingKnown()
 _LOOK_ELSEWHERE_S = 1.0
 _REASON_LETTERS = 200
 
@@ -181,10 +350,7 @@ class WorkerGroup:
         meetings: where stores are, in the order in which they are to be used, by a worker's place on the same host.
         attempt: of torchrun to start the run, alike on all workers.
         device: of this worker.
-        backend: chooses a process group's backend from ``machine/device`` of its workers.
-        machine: name of this one.
         stop_requested: whether somebody asked the run to stop.
-        patience: with the others.
         presence: what is known of them.
     """
 
@@ -198,21 +364,16 @@ class WorkerGroup:
         meetings: Mapping[int, str],
         attempt: str,
         device: torch.device,
-        backend: Callable[[list[str]], str],
-        machine: str,
         stop_requested: Callable[[], bool],
-        patience: Patience = _PATIENCE,
-        presence: Presence = _NOTHING_KNOWN,
+        presence: Presence,
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._meetings = dict(meetings)
         self._device = device
-        self._backend = backend
-        self._machine = machine
         self._stop_requested = stop_requested
-        self._patience = patience
-        self._presence = presence
+        self._patience = Patience()
+        self.presence = presence
         self._me = Member(place=place, life=life, hetopt=version("hetopt"))
         self._attempt = attempt
         self._meeting = ""
@@ -259,11 +420,6 @@ class WorkerGroup:
         if self._watch is not None and self._watch.rang:
             raise RuntimeError("another generation of workers is wanted")
 
-    @property
-    def all_leave(self) -> bool:
-        """Whether what the workers hold will soon be lost with all of their hosts: a checkpoint is due."""
-        return self._presence.all_leave
-
     def leave(self, reason: str) -> None:
         """Let go of the present generation, and let everybody know that it is over.
 
@@ -279,10 +435,7 @@ class WorkerGroup:
             self._watch.stop()
             self._watch = None
         break_all_but(self._known)
-        if dist.is_initialized():
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
-        self._events.close()
+        self.close()
 
     def agreed(self, held: Held | None, *, step: int) -> None:
         """All workers of the generation have the same state now, and training goes on.
@@ -315,7 +468,8 @@ class WorkerGroup:
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
-            dist.destroy_process_group()
+            with suppress(RuntimeError):  # of others that are gone
+                dist.destroy_process_group()
         self._events.close()
 
     def _meet(self) -> Generation:
@@ -348,7 +502,7 @@ class WorkerGroup:
     def _where_to_meet(self) -> str | None:
         if len(self._meetings) == 1:
             return self._meetings[0]
-        there = [meeting for place, meeting in self._meetings.items() if not self._presence.is_away(place)]
+        there = [meeting for place, meeting in self._meetings.items() if not self.presence.is_away(place)]
         return where_to_meet(there, self._attempt)
 
     def _meet_there(self) -> Generation | None:
@@ -361,7 +515,7 @@ class WorkerGroup:
             patience=self._patience,
             clock=time.monotonic,
             stop_wished=lambda: self._stop_requested() or self.is_over,
-            presence=self._presence,
+            presence=self.presence,
         )
         looked_s = time.monotonic()
         while True:
@@ -387,21 +541,13 @@ class WorkerGroup:
             self._watching,
             generation.number,
             lambda: break_all_but(self._known),
-            lambda: any(self._presence.is_dead(one.place, one.life) for one in generation.members),
+            lambda: any(self.presence.is_dead(one.place, one.life) for one in generation.members),
         )
         workers = len(generation.members)
         prefix = f"{self._attempt}group/{generation.number}"
         store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
         if workers > 1:
-            meet_one_version(store, rank, workers)
-            store.set(f"device/{rank}", f"{self._machine}/{self._device}")
-            dist.init_process_group(
-                self._backend([store.get(f"device/{other}").decode() for other in range(workers)]),
-                store=store,
-                rank=rank,
-                world_size=workers,
-                timeout=datetime.timedelta(seconds=self._spec.exchange_timeout_s),
-            )
+            join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
         if rank == 0 and self._store is not None:
             self._store.forget_before(generation.number - 1)
         shares = {one.place: one.share for one in generation.members if one.share}

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_log, tell_failure
 from hetopt.core.interruption import die_with_parent, openmp_environment
 from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret
@@ -31,7 +31,6 @@ from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, only_imp
 if TYPE_CHECKING:
     from subprocess import Popen
 
-if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from hetopt.trainer.host.rendezvous import Rendezvous
@@ -101,10 +100,6 @@ HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
 """Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
 commas between them where each stands alone."""
-_NEEDED_BESIDE = {
-    "hetopt.profiler.worker": ("hetopt.profiler.probe.run",),
-    "hetopt.trainer.script_worker": ("hetopt.trainer.session",),
-}
 _SHUTDOWN_TIMEOUT_S = 10
 WHY_KILLED: Mapping[int, str] = {
     signal.SIGKILL: "; the kernel does this when memory runs out",
@@ -131,19 +126,13 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         f"--log-dir={run_dir / LOG_FOLDER if node is None else host_log_folder(run_dir, node.host)}",
         "--redirects=3",
         "--module",
-        _worker_module(spec),
+        "hetopt.trainer.worker" if spec.probe is None else "hetopt.profiler.worker",
         str(run_dir),
     ]
 
 
 def _workers_here(spec: RunSpec, node: Node | None) -> int:
     return len(spec.workers) if node is None else workers_on(spec, node.host)
-
-
-def _worker_module(spec: RunSpec) -> str:
-    if spec.probe is not None:
-        return "hetopt.profiler.worker"
-    return "hetopt.trainer.script_worker" if spec.script else "hetopt.trainer.worker"
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
@@ -191,7 +180,8 @@ def main(argv: list[str]) -> int:
 
     # Read when torch is loaded, which takes seconds: only after the guard stands and the spec is known to be good.
     os.environ.update(openmp_environment(_workers_here(spec, node)))
-    import_everything(*_NEEDED_BESIDE.get(_worker_module(spec), ()))
+    of_scripts = ["hetopt.trainer.session"] if spec.script else []
+    import_everything(*(of_scripts if spec.probe is None else ["hetopt.profiler.probe.run"]))
     with forked_workers():
         # Workers, and the code that they run, do without it.
         told = os.environ.pop(SECRET_VARIABLE, None)
@@ -234,9 +224,6 @@ def _meet(spec: RunSpec, node: Node | None, secret: bytes | None) -> Rendezvous:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        print("usage: python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [NODE]]", file=sys.stderr)
-        sys.exit(BadInput.exit_code)
     try:
         sys.exit(main(sys.argv[1:]))
     except HetoptError as error:

@@ -254,7 +254,10 @@ def _serve(descriptor: int) -> NoReturn:
         length, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
         if not length:
             os._exit(0)
-        request = json.loads(_received(connection, int.from_bytes(length, "big")))
+        body = connection.recv(size := int.from_bytes(length, "big"), socket.MSG_WAITALL)
+        if len(body) < size:
+            os._exit(0)
+        request = json.loads(body)
         between = os.fork()
         if between == 0:
             # The parent of the one that is wanted ends at once, so that the kernel gives it to whoever asked.
@@ -266,16 +269,6 @@ def _serve(descriptor: int) -> NoReturn:
         for one in files:
             os.close(one)
         os.waitpid(between, 0)
-
-
-def _received(connection: socket.socket, size: int) -> bytes:
-    parts = b""
-    while len(parts) < size:
-        part = connection.recv(size - len(parts))
-        if not part:
-            os._exit(0)
-        parts += part
-    return parts
 
 
 def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:

@@ -136,13 +136,10 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection(address, port)
         try:
-            proved = await asyncio.wait_for(_prove(*there, secret), _PROVE_WITHIN_S)
-        except BaseException:
+            if await asyncio.wait_for(_prove(*there, secret), _PROVE_WITHIN_S):
+                await _splice(reader, writer, *there)
+        finally:
             there[1].close()
-            raise
-        if proved:
-            await _splice(reader, writer, *there)
-        there[1].close()
 
     return _serve(listening_socket(LOOPBACK), serve)
 

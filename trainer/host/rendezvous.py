@@ -12,13 +12,8 @@ from dataclasses import dataclass
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from hetopt.core.listening import LOOPBACK
 from hetopt.trainer.host.gate import open_gate, open_relay, open_store
@@ -73,45 +68,24 @@ class Rendezvous:
 
     def run_torchrun(self, arguments: Sequence[str]) -> None:
         """Be torchrun's agent of this host until its workers end; once in a process."""
-        rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters))
+        rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters.run_id))
         read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
         read.standalone = False  # which would choose another backend
         read.rdzv_backend, read.rdzv_endpoint, read.local_addr = BACKEND, f"{LOOPBACK}:{self.port}", LOOPBACK
         torchrun.run(read)  # type: ignore[no-untyped-call]  # torch's gap
 
 
-class _Handler(RendezvousHandler):
+class _Handler(StaticTCPRendezvous):
     """torchrun's side of a `Rendezvous`. The hosts are those that were told, in every round."""
 
-    def __init__(self, meeting: Rendezvous, parameters: RendezvousParameters) -> None:
-        self._meeting = meeting
-        self._run_id = parameters.run_id
-        self._rounds = 0
+    def __init__(self, meeting: Rendezvous, run_id: str) -> None:
+        super().__init__(LOOPBACK, meeting.port, meeting.rank, meeting.hosts, run_id, timeout=0)
+        self._meeting, self._rounds = meeting, 0
 
     def get_backend(self) -> str:
         return BACKEND
 
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
     def next_rendezvous(self) -> RendezvousInfo:
-        meeting = self._meeting
-        store = PrefixStore(f"agents/{self._rounds}", meeting.store)
         self._rounds += 1
-        return RendezvousInfo(store, meeting.rank, meeting.hosts, RendezvousStoreInfo(LOOPBACK, meeting.port))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
+        self._store = PrefixStore(f"agents/{self._rounds}", self._meeting.store)
+        return super().next_rendezvous()

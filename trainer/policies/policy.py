@@ -4,16 +4,121 @@
 without another message. The state is a small plain record, and travels in checkpoints.
 
 Compute times gathered over an epoch, for the policies that decide once an epoch.
+
+Proportional shares with a dead-band, smoothing, bounds and a growth cap (arXiv 2305.12213; OmniLearn, 2503.17469).
+
+The published law, for worker k with share b_k and smoothed compute time mu_k:
+
+    tau_k = mu_k - mean(mu),   X_k = b_k / mu_k,   b_k <- b_k - X_k tau_k = b_k mean(mu) / mu_k
+
+1. mu is an exponential average of the times since the last change.
+2. Nothing happens while no share would move by more than the dead-band: ``max_k |db_k| / b_k``.
+3. Shares are clipped to [b_min, b_max].
+4. If a worker's throughput falls after its share grew from b0, its b_max becomes b0.
+5. There is no derivative term.
+
+Where we depart from the papers: the law as printed inflates the global batch, so throughputs are only the weights of a
+division of B, and the workers between their bounds share what the clipped ones leave (water-filling). "Falls" means by
+more than the dead-band, judged once, on the first look at the grown share: with noisy times every second throughput
+falls a little. Caps that leave no room for the batch are lifted. The smoothing factor is not printed; ours is 0.5.
+
+OmniLearn, as its released code has it, is this law once an epoch on epoch means, with a dead-band of 0.2 and bounds of
+[16, 96] at 32 samples a worker, which are [1/2, 3] times the equal share here.
+
+hetopt's own policy: learns how long each worker takes for how many samples, and solves for the best shares at once.
+
+Published policies move a share in proportion to the throughput it showed, ``b / t``. That is exact only for workers
+without overhead; with ``t = a + c b`` the error shrinks by a / t an adjustment, and every adjustment acts on noise.
+Here each worker has a line (`hetopt.trainer.policies.policy`) and the shares solve
+
+    minimise  max_i (a_i + c_i b_i)    over integers b_i >= minimum with sum b_i = B
+
+exactly (`hetopt.core.batch_partition`). From equal shares this takes one adjustment where there is no overhead and two
+where there is: the first makes every worker show a second point of its line.
+
+**When to act.** The expected gain is ``1 - T / max_i t_i``, T being the slowest worker's time with the new shares.
+Shares change when it exceeds ``least_gain``. Shares that stayed for ``settled_periods`` are settled: from then on a
+change has to be worth ``settled_gain``. In a long run noise and slow drift get many chances, and must not make shares
+flicker. A worker that changes its speed unsettles them.
+
+What is known of one worker's compute time: a line over its share, how sure it is, and whether it has just moved.
+
+A step of b samples takes ``t(b) = a + c b``: ``a`` seconds whatever the share, ``c`` seconds a sample. The pair (a, c)
+is followed by a Kalman filter, which is least squares:
+
+    observation    t_k = a + c b_k + e,           sd(e) = r t_k
+
+**Prior.** The first observation fixes one point of the line and says nothing about its slope; the prior does: no
+overhead, give or take `OVERHEAD_SD` of the time seen. Once two shares are far enough apart for their times to differ by
+more than the errors, the data outweigh it.
+
+**Hiccups.** An observation counts for no more than `CLIP` standard errors (Huber 1964), so one bad period hardly moves
+the line. Two one-sided cumulative sums (Page 1954) collect what is left of the errors beyond `SLACK`. One observation
+alone cannot carry a sum beyond `ALARM`; two bad ones in a row do, and so does a smaller shift that stays. Then the
+worker's speed has changed, and the line is scaled through the present observation, overhead and slope alike: a slower
+machine is slower at everything, so the ratio a : c, which took two shares to learn, is kept.
+
+**Errors.** r comes from the spread of the steps within periods.
+
+The filter is of our own: two numbers in closed form, in a record that goes into checkpoints; no dependency has one.
+
+The batch policies by name, which of them a run has, and those of a few lines, as published.
+
+**Proportional** (arXiv 2110.08941) re-cuts the batch once an epoch in proportion to the throughput of the last one.
+
+    p_i <- (p_i / t_i) / sum_j (p_j / t_j)
+
+with p_i worker i's part of the data and t_i its mean compute time. No smoothing and no dead-band, as published: every
+epoch acts on its own noise. Where we depart from the paper: p_i is the part that was really computed, ``b_i / B``, not
+the number before rounding, whose rounding errors would pile up; and shares are rounded so that the batch stays whole,
+not down, which loses samples.
+
+**Allocation** (self-adaptive, 2111.08272) hands out whole micro-batches, anew each epoch until compute times agree.
+Worker i computes w_i micro-batches of the same size before each exchange, sum w_i = C. The memory of a worker and the
+statistics of batch normalisation do not depend on its share. From the times t_i of the last epoch:
+
+    w_i <- C (w_i / t_i) / sum_j (w_j / t_j),   in whole micro-batches, at least one.
+
+It rests while the times lie within a tolerance of each other. We know of no printed one; ours is the longest time of
+one micro-batch, because a smaller difference cannot be divided. Nor does it move where whole micro-batches would not
+finish earlier.
+
+**Rate** (ScaDLES, arXiv 2301.08897): batches follow the streams, and the learning rate follows the batches. A worker's
+batch is what its stream brings in a set time, so that nobody waits for samples, and none are left behind; its gradient
+weighs as much as its batch. The sum of the shares therefore changes with the rates.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from pydantic import NonNegativeInt, PositiveFloat
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
+from hetopt.core.batch_partition import (
+    Shares,
+    WorkerTime,
+    allocated_micro_batch_size,
+    check_batch,
+    divided,
+    largest_remainder,
+    proportional_quotas,
+    solve_shares,
+    whole_micro_batches,
+)
+from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import known
+from hetopt.core.run_spec import (
+    BATCH_POLICIES,
+    AllocationSettings,
+    DynamicSettings,
+    ProportionalSettings,
+    RunSpec,
+    Stream,
+)
 
 StateT = TypeVar("StateT", bound=Record)
 
@@ -117,3 +222,592 @@ class EpochMean(Record):
             epoch=self.epoch, local_batch_sizes=observation.local_batch_sizes, compute_s=times_s, steps=steps
         )
         return gathered, None
+
+
+class Growth(Record):
+    """What a worker was before its share grew: ``samples`` of them, at so many samples a second."""
+
+    samples: PositiveInt
+    samples_per_s: PositiveFloat
+
+
+class DynamicState(Record):
+    """What the law remembers.
+
+    Attributes:
+        gathered: of the present epoch.
+        local_batch_sizes: the shares that ``smoothed_s`` belongs to.
+        smoothed_s: mu, in rank order; empty before the first look at these shares.
+        grown: where a share has just grown, what it was before; empty once that was judged.
+        caps: b_max that each worker taught.
+    """
+
+    gathered: EpochMean = EpochMean()
+    local_batch_sizes: tuple[int, ...] = ()
+    smoothed_s: tuple[PositiveFloat, ...] = ()
+    grown: tuple[Growth | None, ...] = ()
+    caps: tuple[PositiveInt | None, ...] = ()
+
+
+class DynamicShares(DynamicSettings):
+    """The law above. ``least`` and ``most`` are b_min and b_max, in equal shares.
+
+    Attributes:
+        minimum: least share of a worker, whatever an equal one is.
+    """
+
+    minimum: PositiveInt = 1
+
+    def initial(self) -> DynamicState:
+        """The state before the first period: no times, no caps."""
+        return DynamicState()
+
+    def decide(self, state: DynamicState, observation: BatchObservation) -> tuple[DynamicState, BatchDecision]:
+        """The next state and shares.
+
+        Raises:
+            BadInput: the global batch does not hold the workers' least shares.
+        """
+        shares = observation.local_batch_sizes
+        gathered, times_s = state.gathered.gather(observation, self.every)
+        if times_s is None:
+            return state.model_copy(update={"gathered": gathered}), BatchDecision(local_batch_sizes=shares)
+
+        known = state.local_batch_sizes == shares
+        smoothed_s = _smoothed(state.smoothed_s if known else (), times_s, self.smoothing)
+        throughputs = [share / time_s for share, time_s in zip(shares, smoothed_s, strict=True)]
+        caps = state.caps if len(state.caps) == len(shares) else (None,) * len(shares)
+        if known and state.grown:
+            caps = tuple(map(self._judged, caps, state.grown, throughputs))
+        low, high = self._bounds(sum(shares), caps)
+
+        proposed = self._proposed(shares, throughputs, low, high)
+        if proposed is None:
+            state = DynamicState(gathered=gathered, local_batch_sizes=shares, smoothed_s=smoothed_s, caps=caps)
+            return state, BatchDecision(local_batch_sizes=shares)
+        grown = tuple(
+            Growth(samples=share, samples_per_s=throughput) if after > share else None
+            for share, throughput, after in zip(shares, throughputs, proposed, strict=True)
+        )
+        reason = f"in proportion to throughput; compute took {min(smoothed_s):.3g} to {max(smoothed_s):.3g} s"
+        return (
+            DynamicState(gathered=gathered, local_batch_sizes=proposed, grown=grown, caps=caps),
+            BatchDecision(local_batch_sizes=proposed, reason=reason),
+        )
+
+    def _proposed(
+        self, shares: tuple[int, ...], throughputs: Sequence[float], low: Sequence[int], high: Sequence[int | None]
+    ) -> tuple[int, ...] | None:
+        quotas = proportional_quotas(throughputs, sum(shares), minimum=low, maximum=high)
+        move = max(abs(quota - share) / share for quota, share in zip(quotas, shares, strict=True))
+        within = all(
+            least <= share and (most is None or share <= most)
+            for share, least, most in zip(shares, low, high, strict=True)
+        )
+        if within and move <= self.dead_band:
+            return None
+        proposed = largest_remainder(throughputs, sum(shares), minimum=low, maximum=high)
+        return None if proposed == shares else proposed
+
+    def _judged(self, cap: int | None, before: Growth | None, samples_per_s: float) -> int | None:
+        """The cap of one worker once the look at its grown share is there."""
+        if before is None or samples_per_s >= before.samples_per_s * (1 - self.dead_band):
+            return cap
+        return before.samples if cap is None else min(cap, before.samples)
+
+    def _bounds(self, total: int, caps: Sequence[int | None]) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        equal = total / len(caps)
+        low = max(self.minimum, math.floor(self.least * equal))
+        widest = None if self.most is None else max(low, math.ceil(self.most * equal))
+        high = tuple(
+            max(low, cap if widest is None else min(cap, widest)) if cap is not None else widest for cap in caps
+        )
+        if sum(total if most is None else most for most in high) < total:
+            high = (widest,) * len(caps)
+        return (low,) * len(caps), high
+
+
+def omnilearn(*, minimum: int = 1) -> DynamicShares:
+    """The law with the settings of OmniLearn's released code."""
+    return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
+
+
+def _smoothed(old: tuple[float, ...], new: tuple[float, ...], weight: float) -> tuple[float, ...]:
+    if not old:
+        return new
+    return tuple(weight * fresh + (1 - weight) * before for fresh, before in zip(new, old, strict=True))
+
+
+OVERHEAD_SD = 0.5
+"""Standard deviation of the overhead's part of a step before a second share was seen."""
+
+LOOSENING = 0.05
+"""What a change of the share adds to it: no worker is exactly a line (caches, vector widths, micro-batches)."""
+
+CLIP, SLACK, ALARM = 2.5, 1.0, 6.0
+_LOUDEST = 5.0
+"""Most that one observation says in a cumulative sum: below SLACK + ALARM, above SLACK + ALARM / 2."""
+
+_LEAST_SLOPE = 0.02
+"""Least part of a step that depends on the share: a flat line would ask for all samples there are."""
+
+_SPREAD_MEMORY = 16
+"""Periods over which the spread of a step is averaged."""
+
+
+class WorkerLine(Record):
+    """The line of one worker with its covariance, the noise around it, and the alarm sums.
+
+    Attributes:
+        samples: the share last seen.
+        last_s: the time that it took then.
+        fixed_s: a. Noise may push it below 0; `possible` brings it back.
+        per_sample_s: c.
+        fixed_variance: of a.
+        covariance: of a and c.
+        per_sample_variance: of c.
+        step_variance: relative variance of the time of one step.
+        unrest: variance between periods, over what `step_variance` explains.
+        periods: observations so far.
+        since_change: periods since the worker's speed changed; None: it never did.
+        slower: evidence that the worker has become slower than the line says.
+        faster: that it has become faster.
+    """
+
+    samples: PositiveInt
+    last_s: PositiveFloat
+    fixed_s: float
+    per_sample_s: float
+    fixed_variance: NonNegativeFloat
+    covariance: float
+    per_sample_variance: NonNegativeFloat
+    step_variance: NonNegativeFloat
+    periods: PositiveInt = 1
+    since_change: NonNegativeInt | None = None
+    slower: NonNegativeFloat = 0.0
+    faster: NonNegativeFloat = 0.0
+
+    @classmethod
+    def through(cls, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
+        """The line after one observation: through it, and through the origin until more is known."""
+        slope_s = time_s / samples
+        through_origin = cls(
+            samples=samples,
+            last_s=time_s,
+            fixed_s=0.0,
+            per_sample_s=slope_s,
+            fixed_variance=0.0,
+            covariance=0.0,
+            per_sample_variance=(relative_error * slope_s) ** 2,
+            step_variance=step_variance,
+        )
+        return through_origin._turnable(OVERHEAD_SD)
+
+    def time_s(self, samples: float) -> float:
+        """Expected compute time of a step."""
+        return self.fixed_s + self.per_sample_s * samples
+
+    def relative_sd(self, samples: float) -> float:
+        """Standard error of `time_s`, relative to it."""
+        squares = self.fixed_variance + samples * samples * self.per_sample_variance
+        return math.sqrt(max(0.0, squares + 2 * samples * self.covariance)) / self.time_s(samples)
+
+    def seen(self, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
+        """The line after one more period.
+
+        Args:
+            samples: the worker's share in it.
+            time_s: median compute time of its steps.
+            relative_error: relative standard error of that median, as far as the spread of the steps explains it.
+            step_variance: relative variance of those steps.
+        """
+        before = self
+        if samples != self.samples:
+            before = before._turnable(LOOSENING)
+            possible = before.possible()
+            if before.time_s(samples) < 0.5 * possible.time_s(samples):
+                before = possible  # never expect a time near 0 or below: every error is relative to it
+        expected_s = before.time_s(samples)
+        sd_s = expected_s * math.hypot(before.relative_sd(samples), relative_error)
+        error = (time_s - expected_s) / sd_s
+        said = min(max(error, -_LOUDEST), _LOUDEST)
+        slower, faster = _gathered(self.slower, said), _gathered(self.faster, -said)
+        if max(slower, faster) <= ALARM:
+            believed_s = expected_s + min(max(error, -CLIP), CLIP) * sd_s
+            line = before.conditioned(samples, believed_s, (relative_error * expected_s) ** 2)
+            since_change = None if self.since_change is None else self.since_change + 1
+        else:
+            line = before._scaled(time_s / expected_s, relative_sd=relative_error)
+            slower, faster, since_change = 0.0, 0.0, 0
+        weight = 1 / min(self.periods + 2, _SPREAD_MEMORY)
+        return line.model_copy(
+            update={
+                "samples": samples,
+                "step_variance": (1 - weight) * self.step_variance + weight * step_variance,
+                "last_s": time_s,
+                "periods": self.periods + 1,
+                "since_change": since_change,
+                "slower": slower,
+                "faster": faster,
+            }
+        )
+
+    def conditioned(self, samples: int, time_s: float, variance: float) -> WorkerLine:
+        """Return the line once ``a + c samples`` was seen to be a time with that variance: the Kalman update."""
+        row_fixed = self.fixed_variance + samples * self.covariance
+        row_sample = self.covariance + samples * self.per_sample_variance
+        total = row_fixed + samples * row_sample + variance
+        gain_fixed, gain_sample = row_fixed / total, row_sample / total
+        error = time_s - self.fixed_s - samples * self.per_sample_s
+        return self.model_copy(
+            update={
+                "fixed_s": self.fixed_s + gain_fixed * error,
+                "per_sample_s": self.per_sample_s + gain_sample * error,
+                "fixed_variance": max(0.0, self.fixed_variance - gain_fixed * row_fixed),
+                "covariance": self.covariance - gain_fixed * row_sample,
+                "per_sample_variance": max(0.0, self.per_sample_variance - gain_sample * row_sample),
+            }
+        )
+
+    def possible(self) -> WorkerLine:
+        """The likeliest line that can be: no overhead below 0, and a step that depends on the share.
+
+        The errors stay what they were: an overhead that is cut off at 0 is not thereby known to be 0.
+        """
+        time_s = self.time_s(self.samples)
+        fixed_s, per_sample_s = self.fixed_s, self.per_sample_s
+        if fixed_s < 0:
+            # The likeliest slope if the overhead is 0; where that makes no sense, the one through the last time.
+            slope_s = per_sample_s - fixed_s * self.covariance / self.fixed_variance if self.fixed_variance > 0 else 0.0
+            fixed_s, per_sample_s = 0.0, slope_s if slope_s > 0 else time_s / self.samples
+        if per_sample_s * self.samples < _LEAST_SLOPE * time_s:
+            fixed_s, per_sample_s = (1 - _LEAST_SLOPE) * time_s, _LEAST_SLOPE * time_s / self.samples
+        return self.model_copy(update={"fixed_s": fixed_s, "per_sample_s": per_sample_s})
+
+    def _scaled(self, factor: float, *, relative_sd: float) -> WorkerLine:
+        """The line of a worker that is so many times slower, give or take ``relative_sd``."""
+        fixed_s, per_sample_s = self.fixed_s * factor, self.per_sample_s * factor
+        return self.model_copy(
+            update={
+                "fixed_s": fixed_s,
+                "per_sample_s": per_sample_s,
+                "fixed_variance": self.fixed_variance * factor**2 + (relative_sd * fixed_s) ** 2,
+                "covariance": self.covariance * factor**2 + relative_sd**2 * fixed_s * per_sample_s,
+                "per_sample_variance": self.per_sample_variance * factor**2 + (relative_sd * per_sample_s) ** 2,
+            }
+        )
+
+    def _turnable(self, overhead_sd: float) -> WorkerLine:
+        """The line free to turn around its time at the last share: the overhead's part is less sure by that much."""
+        slope_variance = (overhead_sd * self.time_s(self.samples) / self.samples) ** 2
+        return self.model_copy(
+            update={
+                "fixed_variance": self.fixed_variance + slope_variance * self.samples**2,
+                "covariance": self.covariance - slope_variance * self.samples,
+                "per_sample_variance": self.per_sample_variance + slope_variance,
+            }
+        )
+
+
+def _gathered(evidence: float, said: float) -> float:
+    """A cumulative sum after one more observation; one to the contrary also halves what was said before."""
+    return max(0.0, (evidence if said > 0 else evidence / 2) + said - SLACK)
+
+
+LEAST_ERROR = 0.01
+"""Relative error of a period's median that no number of quiet steps undercuts."""
+
+UNKNOWN_NOISE = 0.03
+"""Relative standard deviation of a step's time before any spread was seen."""
+
+_FEW_STEPS = 3  # fewer have no spread to speak of
+
+
+class ModelState(Record):
+    """The lines of all workers in rank order, and for how many periods neither shares nor speeds have changed."""
+
+    lines: tuple[WorkerLine, ...] = ()
+    quiet_periods: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShares:
+    """Fits each worker's line and hands out the shares that are best for the lines.
+
+    Args:
+        minimum: least share of a worker.
+        least_gain: gain in the slowest worker's time that is worth a change.
+        settled_gain: the same once shares are settled.
+        settled_periods: periods without a change after which they are.
+    """
+
+    minimum: int = 1
+    least_gain: float = 0.02
+    settled_gain: float = 0.05
+    settled_periods: int = 4
+
+    def initial(self) -> ModelState:
+        """The state before the first period: no worker's speed is known."""
+        return ModelState()
+
+    def decide(self, state: ModelState, observation: BatchObservation) -> tuple[ModelState, BatchDecision]:
+        """The lines after this period, and the shares that are best for them where that is worth a change.
+
+        Raises:
+            BadInput: the global batch does not hold the workers' least shares.
+        """
+        shares = observation.local_batch_sizes
+        state = _learned(state, observation)
+        lines = [line.possible() for line in state.lines]
+        times = [
+            WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, min_samples=self.minimum) for line in lines
+        ]
+        best = solve_shares(times, sum(shares))
+        decision = BatchDecision(local_batch_sizes=shares)
+        if best.local_batch_sizes != shares and (min(shares) < self.minimum or self._is_worth(state, lines, best)):
+            reason = self._reason(lines, best)
+            decision = BatchDecision(local_batch_sizes=best.local_batch_sizes, reason=reason)
+        return state, decision
+
+    def _is_worth(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> bool:
+        slowest_s = max(line.time_s(line.samples) for line in lines)
+        least = self.least_gain if state.quiet_periods < self.settled_periods else self.settled_gain
+        return 1 - best.compute_s / slowest_s > least
+
+    def _reason(self, lines: Sequence[WorkerLine], best: Shares) -> str:
+        now_s = max(line.time_s(line.samples) for line in lines)
+        parts = [
+            f"compute of the slowest worker {now_s:.3g} s, expected {best.compute_s:.3g} s with new local batch sizes"
+        ]
+        parts += [f"worker {rank} has changed its speed" for rank, line in enumerate(lines) if line.since_change == 0]
+        return "; ".join(parts)
+
+
+def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
+    """The state after one more period; afresh where the number of workers is another one."""
+    if len(state.lines) != len(observation.local_batch_sizes):
+        return ModelState(lines=_first_lines(observation))
+    lines = _next_lines(state.lines, observation)
+    quiet = all(
+        now.samples == was.samples and now.since_change != 0 for now, was in zip(lines, state.lines, strict=True)
+    )
+    return ModelState(lines=lines, quiet_periods=state.quiet_periods + 1 if quiet else 0)
+
+
+def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
+    unknown = UNKNOWN_NOISE**2
+    noise = [(unknown + seen) / 2 for seen in _step_variances(observation, [unknown] * len(observation.compute_s))]
+    return tuple(
+        WorkerLine.through(
+            share,
+            time_s,
+            relative_error=_median_error(own, observation.steps),
+            step_variance=own,
+        )
+        for share, time_s, own in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
+    )
+
+
+def _next_lines(lines: Sequence[WorkerLine], observation: BatchObservation) -> tuple[WorkerLine, ...]:
+    shares = observation.local_batch_sizes
+    noise = [line.step_variance for line in lines]
+    return tuple(
+        line.seen(
+            share,
+            time_s,
+            relative_error=_median_error(line.step_variance, observation.steps),
+            step_variance=min(variance, max(4 * line.step_variance, UNKNOWN_NOISE**2)),
+        )
+        for line, share, time_s, variance in zip(
+            lines, shares, observation.compute_s, _step_variances(observation, noise), strict=True
+        )
+    )
+
+
+def _step_variances(observation: BatchObservation, otherwise: Sequence[float]) -> Sequence[float]:
+    """Relative variance of one step's time of each worker; ``otherwise`` where the steps were too few to tell."""
+    if observation.steps < _FEW_STEPS:
+        return otherwise
+    return [(sd / time_s) ** 2 for sd, time_s in zip(observation.spread_s, observation.compute_s, strict=True)]
+
+
+def _median_error(step_variance: float, steps: int) -> float:
+    """Relative standard error of the median over a period's steps (pi / 2 times a mean's variance, if normal)."""
+    return math.hypot(LEAST_ERROR, math.sqrt(math.pi / 2 * step_variance / steps))
+
+
+class ProportionalShares(ProportionalSettings):
+    """Shares in proportion to ``b / t`` of the last epoch.
+
+    Attributes:
+        minimum: least share of a worker.
+    """
+
+    minimum: PositiveInt = 1
+
+    def initial(self) -> EpochMean:
+        """The state before the first period: no measurements."""
+        return EpochMean()
+
+    def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
+        """What was gathered of the epoch, or its end and the new shares.
+
+        Raises:
+            BadInput: the global batch does not hold the workers' least shares.
+        """
+        shares = observation.local_batch_sizes
+        state, times_s = state.gather(observation, self.every)
+        if times_s is None:
+            return state, BatchDecision(local_batch_sizes=shares)
+        proposed = largest_remainder(
+            [share / time_s for share, time_s in zip(shares, times_s, strict=True)],
+            sum(shares),
+            minimum=(self.minimum,) * len(shares),
+            maximum=(None,) * len(shares),
+        )
+        if proposed == shares:
+            return state, BatchDecision(local_batch_sizes=shares)
+        reason = f"in proportion to throughput; compute took {min(times_s):.3g} to {max(times_s):.3g} s"
+        return state, BatchDecision(local_batch_sizes=proposed, reason=reason)
+
+
+class AllocateMicroBatches(AllocationSettings):
+    """Shares in whole micro-batches.
+
+    Attributes:
+        micro: samples of a micro-batch.
+    """
+
+    micro: PositiveInt
+
+    def initial(self) -> EpochMean:
+        """The state before the first period: no measurements."""
+        return EpochMean()
+
+    def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
+        """What was gathered of the epoch, or its end and the new shares; shares that are no multiples become such.
+
+        Raises:
+            BadInput: the global batch is not made of micro-batches, or of too few.
+        """
+        shares, size = observation.local_batch_sizes, self.micro
+        if any(share % size for share in shares):
+            multiples = whole_micro_batches(shares, size)
+            reason = f"local batch sizes are multiples of {size} samples"
+            return state, BatchDecision(local_batch_sizes=multiples, reason=reason)
+        state, times_s = state.gather(observation, self.every)
+        if times_s is None:
+            return state, BatchDecision(local_batch_sizes=shares)
+
+        counts = [share // size for share in shares]
+        each_s = [time_s / count for time_s, count in zip(times_s, counts, strict=True)]
+        tolerance_s = max(each_s) if self.tolerance is None else self.tolerance * max(times_s)
+        proposed = divided([1 / time_s for time_s in each_s], sum(counts))
+        expected_s = max(count * time_s for count, time_s in zip(proposed, each_s, strict=True))
+        if max(times_s) - min(times_s) <= tolerance_s or expected_s >= max(times_s):
+            return state, BatchDecision(local_batch_sizes=shares)
+        reason = f"compute took {min(times_s):.3g} to {max(times_s):.3g} s; expected {expected_s:.3g} s at most"
+        return state, BatchDecision(local_batch_sizes=tuple(count * size for count in proposed), reason=reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateShares:
+    """The policy ``rate``, the only one whose shares change their sum.
+
+    Args:
+        stream: the rates, and what a rate asks for.
+        minimum: least share of a worker, in samples.
+    """
+
+    stream: Stream
+    minimum: int = 1
+
+    def initial(self) -> NothingToRemember:
+        """The state before the first period: local batch sizes as they are."""
+        return NothingToRemember()
+
+    def decide(
+        self, state: NothingToRemember, observation: BatchObservation
+    ) -> tuple[NothingToRemember, BatchDecision]:
+        """What every stream brings in a set time."""
+        wanted = tuple(max(self.minimum, self.stream.batch(rate)) for rate in self.stream.rates)
+        if wanted == observation.local_batch_sizes:
+            return state, BatchDecision(local_batch_sizes=wanted)
+        rates = ", ".join(f"{rate:.4g}" for rate in self.stream.rates)
+        return state, BatchDecision(local_batch_sizes=wanted, reason=f"the streams bring {rates} samples/s")
+
+
+def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:
+    """The factor on the run's learning rate for steps of ``batch_size`` samples: ``B / B0`` or its root, capped."""
+    times = batch_size / planned_batch_size
+    scale = {"fixed": 1.0, "linear": times, "sqrt": math.sqrt(times)}[stream.learning_rate]
+    cap = stream.max_learning_rate_scale
+    return min(cap, max(1 / cap, scale))
+
+
+Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
+"""Makes the policy of a run; the number is the least share of a worker, in samples."""
+
+
+def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    size = allocated_micro_batch_size(spec)
+    if size < minimum:
+        raise BadInput(
+            f"Micro-batches of {size} samples are too small: this model needs at least {minimum} at a time.",
+            hint=f"choose a micro-batch size of at least {minimum} that divides the global batch",
+        )
+    return AllocateMicroBatches.model_validate({**spec.batch_settings, "micro": size})
+
+
+def _told(policy: type[ProportionalShares | DynamicShares]) -> Maker:
+    """Makes a policy by what the run tells it."""
+    return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
+
+
+def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    assert spec.stream is not None, "the spec checks it"
+    return RateShares(stream=spec.stream, minimum=minimum)
+
+
+POLICIES: dict[str, Maker] = {
+    "uniform": lambda spec, minimum: KeepShares(),
+    "static": lambda spec, minimum: KeepShares(),
+    "proportional": _told(ProportionalShares),
+    "dynamic": _told(DynamicShares),
+    "omnilearn": lambda spec, minimum: omnilearn(minimum=minimum),
+    "allocation": _allocation,
+    "model": lambda spec, minimum: ModelShares(minimum=minimum),
+    "rate": _rate,
+}
+
+
+def register(name: str, about: str, make: Maker) -> None:
+    """Add a batch policy: from here on a run may ask for it by this name.
+
+    Args:
+        name: as people write it.
+        about: half a sentence: how it shares the batch.
+        make: makes it for a run, with the least share of a worker in samples.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if name in POLICIES:
+        raise ValueError(f"there is a batch policy {name!r} already")
+    BATCH_POLICIES[name] = about
+    POLICIES[name] = make
+
+
+def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
+    """The policy of a run. What its state is made of is the policy's own affair; `BatchPolicy.initial` tells its type.
+
+    Args:
+        spec: of the run.
+        minimum: least share of a worker, in samples.
+
+    Raises:
+        BadInput: there is no policy of that name, the global batch does not give every worker its least share, or its
+            micro-batches are no good.
+    """
+    check_batch(spec, minimum)
+    return POLICIES[known(spec.batch_policy, list(POLICIES), "batch policy")](spec, minimum)

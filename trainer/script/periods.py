@@ -13,29 +13,25 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.agreement import Store
-from hetopt.trainer.assembly import make_worker_pace
-from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.folder import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Balance, Engine, announce
-from hetopt.trainer.policies.choose import choose_policy
-from hetopt.trainer.policies.policy import KeepShares
-from hetopt.trainer.script.audit import Audits
-from hetopt.trainer.script.batches import Place, Shares, ShareTable
+from hetopt.trainer.engine import Balance, Engine, Period, announce
+from hetopt.trainer.policies.policy import KeepShares, choose_policy
+from hetopt.trainer.script.batches import Audits, Place, Shares, ShareTable
 from hetopt.trainer.script.plan import SessionPlan
-from hetopt.trainer.statistics import Period
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
-from hetopt.trainer.steps.slowdown import Slowdown
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Slowdown, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 from hetopt.trainer.task import least_share
+from hetopt.trainer.training import make_worker_pace
 
 STEPS_FILE = "steps.jsonl"
 
@@ -126,7 +122,7 @@ class Periods:
             store=self._store,
         )
         if before is None:
-            self.stopwatch = make_stopwatch(device)
+            self.stopwatch = Stopwatch(device)
             self.begun = self.stopwatch.mark()
             with self._watched():
                 announce(context, model, exchange, shares=balance.shares, step=step)

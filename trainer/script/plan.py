@@ -1,10 +1,14 @@
-"""What a session is told beforehand: who takes how much, what is sent, and who decides on shares as it goes on."""
+"""What a session is told beforehand: who takes how much, what is sent, and who decides on shares as it goes on.
+
+The session of this process that is open, if there is one; and how a script ends when the run is asked to.
+"""
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetopt.core.artifact import read_record
 from hetopt.core.batch_partition import largest_remainder, within_memory
@@ -120,3 +124,36 @@ def make_plan(
             hint=f"start torchrun with {len(told.workers)} processes in all",
         )
     return SessionPlan(spec=told)
+
+
+@dataclass
+class Registry:
+    """Knows the open session.
+
+    Attributes:
+        open: it, or nothing.
+        begun: sessions that there ever were in this process.
+    """
+
+    open: tuple[Any, ...] = ()
+    begun: int = 0
+
+    def enter(self, session: object) -> None:
+        """Note that a session begins.
+
+        Raises:
+            BadInput: another is open.
+        """
+        if self.open:
+            raise BadInput(
+                "A session began while another was open.",
+                hint="give one session all models and optimizers: session((G, D), (optimizer_g, optimizer_d))",
+            )
+        self.open, self.begun = (session,), self.begun + 1
+
+
+REGISTRY = Registry()
+
+
+class Stopped(BaseException):
+    """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -20,12 +20,12 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.trainer.agreement import Store, meet_devices, meet_one_version
+from hetopt.trainer.agreement import join_group
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.host.gate import group_store
-from hetopt.trainer.script.audit import ROUNDING, Audit, AuditRecord
+from hetopt.trainer.script.batches import ROUNDING, Audit, AuditRecord
 from hetopt.trainer.script.plan import SessionPlan, make_plan
 from hetopt.trainer.session.guards import inspect_model, inspect_optimizers
 from hetopt.trainer.session.run import Session
@@ -61,7 +61,7 @@ def session(
         accumulate: backward passes of a step.
         steps: that the script will do, if it knows: near the end ``auto`` holds nothing back.
         scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
-        policy: how batches are shared while training goes on (see `hetopt.trainer.policies.choose`).
+        policy: how batches are shared while training goes on (see `hetopt.trainer.policies.policy`).
         sync: when workers put together what they have learned, as `parse_sync` reads it
             (``"local-sgd(8)"``, ``"selsync(auto)"``), or the record; ``bsp``: all sum their gradients at every step.
             Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.
@@ -180,15 +180,8 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
         for name, interface in collectives_on(LOOPBACK).items():
             os.environ.setdefault(name, interface)
     store = group_store(os.environ, rank)
-    meet_one_version(store, rank, world_size)
     # A device by a name that no other of its machine has, whatever index each process knows it by.
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     device = "cpu" if cuda is None else f"cuda:{torch.cuda.get_device_properties(cuda).uuid}"
-    dist.init_process_group(
-        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{device}"),
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    join_group(store, rank, world_size, device, timeout_s)
     return store, lambda: dist.destroy_process_group() if dist.is_initialized() else None

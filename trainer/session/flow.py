@@ -20,6 +20,7 @@ from typing import Any, TypeVar, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -28,17 +29,15 @@ from torch.utils.data import IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import Store, sum_numbers
+from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.context import Generators
-from hetopt.trainer.script.audit import LEAST_WORKERS, AuditRecord, Audits
-from hetopt.trainer.script.batches import Part, ShareTable
+from hetopt.trainer.engine import parameters_of
+from hetopt.trainer.script.batches import LEAST_WORKERS, AuditRecord, Audits, Part, ShareTable, States, draw_by_rank
 from hetopt.trainer.script.periods import Periods
-from hetopt.trainer.script.plan import SessionPlan
-from hetopt.trainer.script.random_state import States, draw_by_rank
-from hetopt.trainer.script.registry import REGISTRY, Stopped
+from hetopt.trainer.script.plan import REGISTRY, SessionPlan, Stopped
 from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
 from hetopt.trainer.session.guards import (
     check_replicas,
@@ -51,12 +50,10 @@ from hetopt.trainer.session.loaders import SessionLoader, Splits
 from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.session.whole_batch import WholeBatch
-from hetopt.trainer.statistics import parameters_of
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig, can_overlap, make_exchange
-from hetopt.trainer.steps.slowdown import FORWARD
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig, can_overlap, make_exchange
+from hetopt.trainer.steps.stopwatch import FORWARD, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer, make_synchroniser
-from hetopt.trainer.task import average_buffers, has_averages
+from hetopt.trainer.task import average_buffers, averages
 
 CHECKED_STEPS = 20
 """Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
@@ -427,7 +424,7 @@ class Flow:
         if not self._is_epoch_over:
             return
         self._is_epoch_over = False
-        if self._between is None and not has_averages(self._model):
+        if self._between is None and not averages(self._model):
             return
         self._gate.take("came to the end of its data", self._newest)
         if self._between is not None:

@@ -23,10 +23,9 @@ from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.script.audit import Found
-from hetopt.trainer.steps.buckets import Buckets, Part
-from hetopt.trainer.steps.exchange_assembly import ExchangeConfig
-from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.script.batches import Found
+from hetopt.trainer.steps.adaptive_controller import ExchangeConfig
+from hetopt.trainer.steps.step import Buckets, Part, all_finite
 
 Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
 

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.ddp.shares import rank_holder
-from hetopt.trainer.statistics import CLOSE, options_of, parameters_of, tensors_mark
+from hetopt.trainer.ddp.script import rank_holder
+from hetopt.trainer.engine import CLOSE, options_of, parameters_of, tensors_mark
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 _SUMS_ITSELF = "sums or shards gradients itself"

@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.script.batches import Part, Place, ShareTable, mark_of, own_items
-from hetopt.trainer.script.random_state import CommonNumbers, States, reader_generator
+from hetopt.trainer.script.batches import CommonNumbers, Part, Place, ShareTable, States, mark_of, own_items
 
 if TYPE_CHECKING:
     from hetopt.trainer.session.flow import Flow
@@ -148,7 +147,10 @@ class SessionLoader:
             own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": tuple}
             vars(sliced).update(own, drop_last=False)
         else:
-            generator = reader_generator(loader.generator, self._flow.rank)
+            given, rank = loader.generator, self._flow.rank  # each worker's own, where the script gives one
+            generator = (
+                given if given is None or not rank else torch.Generator().manual_seed(given.initial_seed() + rank)
+            )
             vars(sliced).update(batch_sampler=Slices(self._slices), generator=generator)
         return sliced
 

@@ -33,17 +33,18 @@ from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import (
     CheckpointFolder,
+    CheckpointSaver,
     Found,
     RankState,
     SharedState,
     leave_model,
     parameters_sha256,
     run_digest,
+    unsaved,
 )
-from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.script.random_state import States
-from hetopt.trainer.script.registry import REGISTRY, Stopped
+from hetopt.trainer.script.batches import States
+from hetopt.trainer.script.plan import REGISTRY, Stopped
 from hetopt.trainer.session.flow import Flow, Side
 from hetopt.trainer.session.guards import check_replicas, replica_marks
 from hetopt.trainer.session.loaders import Splits
@@ -200,7 +201,8 @@ class Session(Flow):
             BadInput: the session has no folder or no loader, or its workers train for themselves.
             RunFailed: a step is under way.
         """
-        engine, folder = self._periods.engine, self._check_recoverable("run.checkpoint")
+        self._check_recoverable("run.checkpoint")
+        engine = self._periods.engine
         check_extra(extra)
         if engine is None:
             raise BadInput(
@@ -215,14 +217,7 @@ class Session(Flow):
             )
         self._gate.take("called run.checkpoint", self._newest)
         if self._periods.saver is None:
-            self._periods.saver = CheckpointSaver(
-                folder,
-                rank=self.rank,
-                world_size=self.world_size,
-                events=self._periods.events,
-                clock=engine.context.clock,
-                host=engine.context.worker.host,
-            )
+            self._periods.saver = CheckpointSaver(engine.context)
         saver, begun_s = self._periods.saver, engine.context.clock()
         if saver.begun_step == engine.step:
             return
@@ -286,8 +281,8 @@ class Session(Flow):
         self._extra = extra
         self._gate.take("called run.resume", self._newest)
         found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
-        for torn in found.torn:
-            self._periods.events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
+        for torn, reason in found.torn:
+            self._periods.events.write("checkpoint_skipped", step=torn, reason=reason)
         step = int(gather_numbers([-1 if found.step is None else found.step], self.world_size)[0][0])
         if step < 0:
             return 0

@@ -18,9 +18,9 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.errors import RunFailed
-from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.failure import OthersFailed
 from hetopt.trainer.script.batches import Part

@@ -1,31 +1,45 @@
 """What is sent, and how: decided between control periods by a ratio policy, the same on every rank.
 
 What the exchanges of a control period were like, each worker measures, and gathers with the control vector.
+
+How gradients travel in a run, and who decides that: what sums them over all workers, made once.
+
+One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from pydantic import ValidationError
+from torch._C._distributed_c10d import Store
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.composition import GATHER, why_not_controlled
+from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
+from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidate, Candidates, Option, settled_collective, way_name
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_rules import check_ratio_controller
-from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, GravacSettings, RunSpec, Settings
+from hetopt.core.run_spec import WEIGHS_WAYS, AccordionSettings, Compression, GravacSettings, RunSpec, Settings
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST
-from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.comm.network import Network
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
+from hetopt.trainer.comm.network import (
+    Network,
+    Timed,
+    measure_network,
+    timed_candidates,
+)
 from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, StepTimes
-from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
 from hetopt.trainer.policies.ratio.policy import (
     GainCurve,
     RatioDecision,
@@ -34,8 +48,15 @@ from hetopt.trainer.policies.ratio.policy import (
     Verdict,
     gain_of,
 )
-from hetopt.trainer.policies.ratio.published import WARM_UP, Accordion, ScheduledRatio, ThresholdRatio
-from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.published import (
+    WARM_UP,
+    Accordion,
+    Gravac,
+    GravacState,
+    ScanRatio,
+    ScheduledRatio,
+    ThresholdRatio,
+)
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
@@ -179,30 +200,9 @@ class GroupTraffic:
         return round(statistics.fmean(row.sent_bytes for row in self.rows))
 
     @property
-    def energy(self) -> tuple[float, ...]:
-        """Energy (squared norm) of each worker's gradient."""
-        return tuple(row.energy for row in self.rows)
-
-    @property
-    def kept_energy(self) -> tuple[float, ...]:
-        """Retained energy of each worker's gradient."""
-        return tuple(row.kept_energy for row in self.rows)
-
-    @property
     def gain(self) -> float:
         """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
-        return gain_of(sum(self.kept_energy), sum(self.energy))
-
-    @property
-    def gradient_norm(self) -> float:
-        """Root of the mean square over workers and steps; 0 where nobody asks."""
-        return math.sqrt(statistics.fmean(row.gradient_energy for row in self.rows))
-
-    @property
-    def level_gains(self) -> tuple[float, float] | None:
-        """Of the candidate and of the floor, where steps chose between them; None: they did not."""
-        row = self.rows[0]  # alike on all workers
-        return (row.candidate_gain, row.floor_gain) if row.floor_gain > 0 else None
+        return gain_of(sum(row.kept_energy for row in self.rows), sum(row.energy for row in self.rows))
 
     @property
     def is_finite(self) -> bool:
@@ -357,11 +357,11 @@ class AdaptiveController:
             steps_left: until the run ends by its own rules; absent: that is not known.
             loss: mean over the samples of the period; absent: nobody asks.
         """
-        if not _tells(traffic):
+        if not traffic.exchanges or not traffic.is_finite:
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
             return None
-        before = self.candidate
+        before, own = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
         self._used = before.option.key
         observation = RatioObservation(
             step=step,
@@ -370,9 +370,9 @@ class AdaptiveController:
             ratio=before.option.ratio,
             compute_s=traffic.compute_s,
             step_s=traffic.step_s,
-            kept_energy=traffic.kept_energy,
-            energy=traffic.energy,
-            gradient_norm=traffic.gradient_norm,
+            kept_energy=tuple(row.kept_energy for row in traffic.rows),
+            energy=tuple(row.energy for row in traffic.rows),
+            gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in traffic.rows)),
             gain_curve=traffic.gain_curve(self.looks),
             network=self.network,
             option=before.option.key,
@@ -380,7 +380,7 @@ class AdaptiveController:
             steps_left=steps_left,
             loss=loss,
             verdict=self._verdict,
-            level_gains=traffic.level_gains,
+            level_gains=(own.candidate_gain, own.floor_gain) if own.floor_gain > 0 else None,
         )
         if self.network is not None:
             self._times = self._times.after(
@@ -466,11 +466,6 @@ class AdaptiveController:
             self.candidate = self._candidate_of(self._decision)
 
 
-def _tells(traffic: GroupTraffic) -> bool:
-    """Whether anything was seen of the candidate in use."""
-    return traffic.exchanges > 0 and traffic.is_finite
-
-
 def choose_ratio_policy(
     name: str,
     *,
@@ -516,3 +511,155 @@ def choose_ratio_policy(
             return AutoRatio(
                 options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """How gradients travel, and who decides that.
+
+    Attributes:
+        compression: of the run.
+        dense_bytes: of the gradient.
+        exchange: sums whole gradients; None: nothing does, or only buckets are summed.
+        steering: None: what is exchanged stays as it is.
+        timings: of the network's collectives, where it was measured.
+        measured_s: how long that took, and timing compressors.
+    """
+
+    compression: Compression
+    dense_bytes: int
+    exchange: Exchange | None = None
+    steering: AdaptiveController | None = None
+    timings: tuple[Timed, ...] = ()
+    measured_s: float = 0.0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether everything is summed as it is, always."""
+        return self.steering is None and self.compression.name == IDENTITY
+
+    @property
+    def in_use(self) -> Compression:
+        """The present compression."""
+        return self.compression if self.steering is None else self.steering.candidate.compression
+
+    @property
+    def way(self) -> str:
+        """Name of the present way to exchange."""
+        return way_name(self.compression) if self.steering is None else self.steering.candidate.option.key
+
+    def follow(self) -> None:
+        """Exchange as the steering says from the next step on."""
+        assert self.steering is not None
+        assert self.exchange is not None
+        self.exchange.use(self.steering.candidate.compression)
+
+    def resume(self, state: Mapping[str, object] | None) -> None:
+        """Go on with what a checkpoint holds, whose residual the step has already."""
+        if self.steering is None:
+            return
+        if state is not None:
+            self.steering.resume(state)
+        self.follow()
+
+    def event(self, traffic: GroupTraffic) -> Event:
+        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
+        steering = self.steering
+        if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
+            return {}
+        looked: Event = {}
+        if steering is not None and steering.slowdown_coefficient is not None:
+            looked["slowdown_coefficient"] = round(steering.slowdown_coefficient, 4)
+        return {
+            "exchange": {
+                "way": self.way,
+                "compressor": self.in_use.name,
+                "ratio": self.in_use.ratio,
+                "collective": settled_collective(self.in_use),
+                "gain": round(traffic.gain, 6),
+                "sent_bytes": traffic.sent_bytes,
+                "dense_bytes": self.dense_bytes,
+                "compress_s": round(traffic.compress_s, 7),
+                "sync_s": round(traffic.sync_s, 7),
+                "exchanges": traffic.exchanges,
+                **looked,
+            }
+        }
+
+
+def is_steered(spec: RunSpec, compression: Compression) -> bool:
+    """Whether anything about the exchange is left to decide while training goes on."""
+    return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
+
+
+def can_overlap(device: torch.device, world_size: int) -> bool:
+    """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike."""
+    if world_size == 1:
+        return False
+    is_cuda = device.type == "cuda"
+    # A GPU's gradients go over gloo only through the host, in one piece.
+    own_terms = not is_cuda or "nccl" in dist.get_backend()
+    rows = gather_numbers([float(own_terms), float(is_cuda)], world_size)
+    return all(row == [1.0, rows[0][1]] for row in rows)
+
+
+def make_exchange(
+    spec: RunSpec,
+    compression: Compression,
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+    *,
+    store: Store | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    buckets: int = 1,
+    bf16_in_buckets: bool = False,
+    tries_twins: bool = False,
+) -> ExchangeConfig:
+    """Return the exchange of a run's whole gradients; where anything is left to decide, the network is measured first.
+
+    Args:
+        spec: who decides how much is sent, and how it travels.
+        compression: of the run, with what it leaves open filled in.
+        shapes: of the parameters, in the order in which they lie in the gradient.
+        device: where they are.
+        store: that the workers met through.
+        clock: seconds.
+        buckets: in which sums can be made under backward.
+        bf16_in_buckets: whether those can be rounded to bf16 as well.
+        tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
+
+    Raises:
+        BadInput: things do not go together.
+    """
+    steered, shapes = is_steered(spec, compression), list(shapes)
+    numel = sum(map(math.prod, shapes))
+    dense_bytes = VALUE_BYTES * numel
+    policies_ask = steered and (spec.weighs_ways or spec.collective_policy == "cheapest")
+    begun_s = time.perf_counter()
+    timings = measure_network(dense_bytes, device=device) if policies_ask else ()
+    steering: AdaptiveController | None = None
+    if steered:
+        candidates = Candidates(
+            asked=compression,
+            chooses_collective=spec.collective_policy == "cheapest",
+            numel=numel,
+            workers=len(spec.workers),
+            shapes=shapes,
+            buckets=buckets,
+        )
+        seen = Network.of(timings) if timings else None
+        if seen is not None and spec.weighs_ways:
+            candidates = timed_candidates(candidates, seen, device=device, seed=spec.seed)
+            candidates = replace(candidates, bf16_in_buckets=bf16_in_buckets)
+        steering = AdaptiveController(spec, candidates, seen, tries_twins=tries_twins)
+    measured_s = time.perf_counter() - begun_s
+    first = compression if steering is None else steering.candidate.compression
+    exchange = Exchange(first, numel, device=device, clock=clock, shapes=shapes, seed=spec.seed, store=store)
+    return ExchangeConfig(
+        compression=compression,
+        dense_bytes=dense_bytes,
+        exchange=exchange,
+        steering=steering,
+        timings=timings,
+        measured_s=measured_s,
+    )

@@ -10,25 +10,53 @@ The noise of a gradient shows in how far the gradients of parts of a batch diffe
 several workers train, each one's samples are a group; a single worker has its micro-batches.
 
 Number formats of the forward and backward pass, and the loss scale that fp16 needs.
+
+Parts of a flat gradient, told of one after the other while the backward pass that makes them still runs.
+
+A hook on each parameter tells when its gradient is there, so that nothing has to wrap the model.
+
+The step that computes a gradient in one flat buffer, and sums it at once or in buckets under backward.
+
+At once what needs the whole gradient (Top-k, residuals in true units under loss scaling), what is so small that nothing
+can be sent under backward, and what a single worker computes.
+
+Forward and backward over one worker's micro-batches, and what happens when one of them does not fit into memory.
+
+A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward pass changes
+besides gradients is kept, and it is put back if memory runs out: the step can then be computed again in smaller
+micro-batches as if the larger one had never been tried. No sample is lost and none counts twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from itertools import accumulate
+from typing import Literal, Protocol, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from hetopt.core.errors import BadInput
+from hetopt.core.comm import cost
+from hetopt.core.comm.options import Candidate
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.memory import Precision
-from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.compressor import NoResidual, Resumable
+from hetopt.trainer.comm.exchange import BucketSum, Exchange, ExchangeStats
+from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
-from hetopt.trainer.steps.stopwatch import Mark
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.steps.stopwatch import FORWARD, Mark, Slowdown, Stopwatch
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -156,7 +184,7 @@ class LossModule(nn.Module):
         self._calls = 0
 
     def follow(self, *, counts: bool, targets_per_sample: float) -> None:
-        """Weigh batches as a test of the loss found (see `hetopt.trainer.loss_test`).
+        """Weigh batches as a test of the loss found (see `hetopt.trainer.training`).
 
         Args:
             counts: whether the loss is a mean over something else than samples.
@@ -228,3 +256,447 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
                 hint="keep parameters float32; the run's precision chooses bf16 or fp16 for the computation",
             )
     return parameters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Elements of a flat gradient that travel together.
+
+    Attributes:
+        index: of the part, in the order in which parts travel.
+        start: its first element.
+        stop: the element behind its last.
+        members: the parameters whose gradients these are.
+        done: share of the whole gradient that is there with this part and those before it, in (0, 1].
+    """
+
+    index: int
+    start: int
+    stop: int
+    members: range
+    done: float
+
+
+def parts_of(parameters: Sequence[nn.Parameter]) -> list[Part]:
+    """Return the parts of a flat gradient from its end on: a small one first, so that something travels early.
+
+    Args:
+        parameters: float32 or complex64, in the order in which their gradients lie.
+    """
+    starts = [0, *accumulate(parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters)]
+    parts: list[Part] = []
+    last = len(parameters)
+    for first in reversed(range(len(parameters))):
+        full = cost.BUCKET_BYTES if parts else cost.FIRST_BUCKET_BYTES
+        start, stop = starts[first], starts[last]
+        if VALUE_BYTES * (stop - start) >= full or first == 0:
+            done = 1 - start / max(1, starts[-1])
+            parts.append(Part(index=len(parts), start=start, stop=stop, members=range(first, last), done=done))
+            last = first
+    return parts
+
+
+class Buckets:
+    """Calls ``ready`` with each part of a flat gradient, in one order on all workers, once backward has made it.
+
+    Args:
+        parameters: in the order in which their gradients lie.
+        ready: called with a part in the thread of the backward pass, or by `finish`.
+
+    Attributes:
+        parts: of the gradient, in the order in which they are ready.
+        told: how many parts ``ready`` was called with since `arm`.
+        is_armed: whether a backward pass is followed.
+        is_repeated: whether a gradient was made more often than once a pass (a layer is computed again in backward).
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], ready: Callable[[Part], None]) -> None:
+        self.parts = parts_of(parameters)
+        self.told, self.is_armed, self.is_repeated = 0, False, False
+        self._ready = ready
+        self._part_of = {index: part for part in self.parts for index in part.members}
+        self._parameters = parameters
+        self._hooks: list[RemovableHandle] = []
+
+    def arm(self, passes: int = 1) -> None:
+        """Follow this many backward passes, whose gradients add up; parts are ready in the last one."""
+        if not self._hooks:
+            note = partial(_note_made, weakref.ref(self))  # weakly: no collector sees what hooks of parameters hold
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(partial(note, index))  # type: ignore[no-untyped-call]  # torch's gap
+                for index, parameter in enumerate(self._parameters)
+            ]
+        self.is_armed, self.is_repeated = True, False
+        self._left = [passes] * len(self._part_of)
+        self._missing = [passes * len(part.members) for part in self.parts]
+
+    def finish(self) -> None:
+        """Follow no longer; what backward left out is ready now."""
+        self.is_armed = False
+        while self.told < len(self.parts):
+            self._tell()
+        self.told = 0
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def note_made(self, index: int) -> None:
+        """Note that a backward pass has made the gradient of a parameter."""
+        if not self.is_armed:
+            return
+        if not self._left[index]:
+            self.is_repeated = True
+            return
+        self._left[index] -= 1
+        self._missing[self._part_of[index].index] -= 1
+        while self.told < len(self.parts) and not self._missing[self.told]:
+            self._tell()
+
+    def _tell(self) -> None:
+        part = self.parts[self.told]
+        self.told += 1
+        self._ready(part)
+
+
+def _note_made(buckets: weakref.ref[Buckets], index: int, parameter: Tensor) -> None:
+    followed = buckets()
+    if followed is not None:
+        followed.note_made(index)
+
+
+_RUNS_WITH_LESS = 1
+"""Runs that prove nothing: the optimizer takes its memory at the end of the first."""
+
+
+class DoesNotFit(RunFailed):
+    """A micro-batch of ``samples`` needs more memory than this worker has."""
+
+    def __init__(self, part: MicroBatch) -> None:
+        super().__init__(
+            f"a micro-batch of {len(part)} samples does not fit into the memory of this worker.",
+            hint="set max_local_batch_size of the worker",
+        )
+        self.samples = len(part)
+
+
+def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
+    """Keep what a forward pass changes besides gradients, the buffers and torch's random sequences; return what puts
+    them back."""
+    buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+        generators.restore_generators(device)
+
+    return restore
+
+
+def half_of(samples: int, rank: int) -> int:
+    """The micro-batch to try when one of so many samples does not fit.
+
+    Raises:
+        RunFailed: it was a single sample.
+    """
+    if samples == 1:
+        raise RunFailed(
+            f"worker {rank} has too little memory for a single sample.",
+            hint="leave this worker out, or give it a device with more memory",
+        )
+    return samples // 2
+
+
+Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
+"""Says what sums buckets in the next step, if anything does, and the name of the way whose times the step has; told
+whether the step looks at gains."""
+
+
+def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Candidate]) -> Switch:
+    """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
+
+    Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
+    so is every step that looks at gains.
+
+    Args:
+        exchange: of whole gradients, whose compression changes.
+        buckets: by compressor, what sums buckets under backward.
+        present: the candidate in use, the same on all workers.
+    """
+
+    def now(looks: bool) -> tuple[BucketSum | None, str]:
+        candidate = present()
+        if not candidate.in_buckets:
+            return None, candidate.option.key
+        if looks or exchange.has_residual:
+            # Whole gradients are exceptions: nobody should compare their times with those of the others.
+            return None, ""
+        return buckets[candidate.compression.name], candidate.option.key
+
+    return now
+
+
+class FusedStep:
+    """Computes a gradient in one flat fp32 buffer, and sums it at once or in buckets under backward.
+
+    Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
+
+    A worker that trains alone (no exchange) applies the mean gradient of its own samples, whatever the others have.
+    Averaged over the workers, weighted by their samples, updates by such gradients are those by the gradient of the
+    whole batch, for optimizers that are linear in it.
+
+    A bucket is sent as soon as the backward pass of the last micro-batch has made it, and then there is no way back. So
+    a micro-batch larger than any before, which may not fit into memory, is computed as a whole and only then sent,
+    bucket by bucket in the usual order: the other workers, who may send theirs under backward, see no difference.
+
+    Args:
+        module: the model with its loss.
+        reader: of the samples.
+        exchange: sums the whole buffer over all workers; None: it stays this worker's own.
+        stopwatch: of the device.
+        pace: how fast this worker may be.
+        way: name of what the exchange does, for the traces.
+        norms: whether norms of local gradients are asked for, where the whole buffer is exchanged.
+        counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
+            up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
+        in_buckets: sums buckets in the place of ``exchange``.
+        switch: changes how gradients travel while training goes on; None: that stays as it is.
+
+    Attributes:
+        way: as above; it may change between steps, on all workers alike.
+        in_buckets: likewise.
+        flat: the gradient, 1-D fp32: of this worker while a step computes it, then of all.
+        proven: samples of the largest micro-batch that is known to fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: LossModule,
+        reader: Reader,
+        stopwatch: Stopwatch,
+        pace: Slowdown,
+        exchange: Exchange | None = None,
+        way: str = "",
+        norms: bool = False,
+        counts: Literal["all", "alone", "unused"] = "all",
+        in_buckets: BucketSum | None = None,
+        switch: Switch | None = None,
+    ) -> None:
+        self._module = module
+        self._parameters = parameters = trainable_parameters(module.model)
+        self._device = device = parameters[0].device
+        self.way = way
+        self.in_buckets = in_buckets
+        self._norms = norms
+        self._switch = switch
+        self._reader = reader
+        self._is_counted, self._is_alone = counts != "unused", counts == "alone"
+        self._exchange = exchange
+        self._stopwatch = stopwatch
+        self._pace = pace
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
+        self._views = [
+            view.view_as(parameter)
+            for parameter, view in zip(parameters, torch.split(self.flat, [p.numel() for p in parameters]), strict=True)
+        ]
+        self._buckets = Buckets(parameters, self._send)
+        self._computed: Mark | None = None
+        self._counted: Tensor | None = None
+        self._part: MicroBatch | None = None
+        self._runs = self.proven = 0
+
+    @property
+    def residual(self) -> Resumable:
+        """The residual state of the exchange."""
+        in_use = self._exchange if self.in_buckets is None or self._switch is not None else self.in_buckets
+        return in_use or NoResidual()
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
+
+        Raises:
+            DoesNotFit: memory ran out.
+        """
+        self._take_gradients()
+        restore = remembered(self._module.model, self._device)
+        self._accumulated([part], 1.0, restore)
+        restore()
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute the gradient of a step's micro-batches, and exchange it.
+
+        Args:
+            parts: what to compute.
+            global_batch_size: B, samples of all workers.
+            loss_scale: of fp16; None: there is none.
+            look_at: ratios to tell the kept energy at.
+
+        Raises:
+            DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
+                micro-batch larger than ``proven``.
+        """
+        if self._switch is not None:
+            self.in_buckets, self.way = self._switch(bool(look_at))
+        begun = self._stopwatch.mark()
+        samples = sum(map(len, parts))
+        global_batch_size = max(1, samples) if self._is_alone else global_batch_size
+        self._pace.begin(samples)
+        self.flat.zero_()
+        self._take_gradients()
+        self._computed = None
+        factor = (loss_scale or 1.0) / global_batch_size
+        loss_sum = self._compute(parts, factor)
+        if self._computed is None:
+            self._pace.reach(1.0)
+            self._computed = self._stopwatch.mark()
+        if self._counted is not None:  # and so nothing is on its way yet
+            by_samples = global_batch_size / self._count_all(self._counted)
+            self.flat.mul_(by_samples)
+            loss_sum = loss_sum * by_samples
+        finite, square = True, None
+        stats: ExchangeStats | None = None
+        if self.in_buckets is not None:
+            self._finish_buckets()
+            stats = self.in_buckets.wait()
+            if loss_scale is not None:
+                # An overflow anywhere is in the sum, which is the same everywhere.
+                finite = bool(torch.isfinite(self.flat).all())
+                self.flat.mul_(1 / loss_scale)
+        else:
+            if loss_scale is not None:
+                # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
+                # workers agree before they exchange.
+                self.flat.mul_(1 / loss_scale)
+                finite = all_finite(self.flat)
+            square = energy(self.flat) if self._norms and finite else None
+            if finite:
+                alone = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+                stats = alone if self._exchange is None else self._exchange.run(self.flat, look_at)
+        return StepTrace(
+            loss_sum=loss_sum,
+            start=begun,
+            backward_end=self._computed,
+            reduce_end=self._stopwatch.mark(),
+            finite=finite,
+            way=self.way if finite else "",
+            exchange=stats,
+            under_backward=self.in_buckets is not None,
+            gradient_energy=square,
+        )
+
+    def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
+        """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
+        largest = max(map(len, parts), default=0)
+        fits = largest <= self.proven
+        if self.in_buckets is not None and fits and not self._module.is_counted:
+            self._buckets.arm(len(parts))
+        try:
+            loss_sum = self._accumulated(parts, factor, None if fits else remembered(self._module.model, self._device))
+        except DoesNotFit as error:
+            if self._buckets.told:
+                raise RunFailed(
+                    f"worker {dist.get_rank()} ran out of memory over {error.samples} samples that fitted before, "
+                    "while their gradient was being sent.",
+                    hint="set a smaller max_local_batch_size for this worker",
+                ) from None
+            self._buckets.is_armed = False
+            raise
+        self._runs += 1
+        if self._runs > _RUNS_WITH_LESS:
+            self.proven = max(self.proven, largest)
+        return loss_sum
+
+    def _accumulated(self, parts: Sequence[MicroBatch], factor: float, restore: Callable[[], None] | None) -> Tensor:
+        """Add ``factor * samples * mean gradient`` of every micro-batch; return the sum of their losses over samples.
+
+        Where the loss counts something else, that stands for samples. Where memory runs out, everything is put back.
+        """
+        try:
+            loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+            counts = self._is_counted and self._module.is_counted
+            self._counted = torch.zeros_like(loss_sum) if counts else None
+            for part in parts:
+                self._part = part
+                loss_sum = loss_sum + self._added(part, factor)
+            return loss_sum
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or self._part is None:
+                raise
+        # Out here, where the error is gone: its traceback holds on to what filled the memory.
+        if restore is not None:
+            restore()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise DoesNotFit(self._part)
+
+    def _added(self, part: MicroBatch, factor: float) -> Tensor:
+        """Add the gradient of a micro-batch; return the sum of its loss, a double on the device."""
+        loss: Tensor = self._module(self._reader.read(part))
+        summed = loss.detach().double() * len(part)
+        # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
+        weight = torch.tensor(len(part) * factor, device=self._device)
+        if self._counted is not None:
+            count = self._module.count
+            assert count is not None
+            weight = (count * factor).to(loss.dtype)
+            self._counted = self._counted + count
+            # A mean over nothing is no number.
+            summed = torch.where(count > 0, loss.detach().double() * count, 0.0)
+        torch.autograd.backward(loss, weight)
+        return summed
+
+    def _send(self, part: Part) -> None:
+        if self._computed is None:  # backward goes on
+            is_last = part.start == 0
+            if is_last or self._pace.waits:
+                self._pace.reach(1.0 if is_last else FORWARD + (1 - FORWARD) * part.done)
+            if is_last:
+                self._computed = self._stopwatch.mark()
+        buffer = self.flat[part.start : part.stop]
+        assert self.in_buckets is not None
+        members = self._parameters[part.members.start : part.members.stop]
+        self.in_buckets.begin(members, buffer, last=part.start == 0)
+
+    def _finish_buckets(self) -> None:
+        self._buckets.finish()
+        if self._buckets.is_repeated:
+            raise RunFailed(
+                "a layer's gradient was made twice in one backward pass, the second time when it was sent already.",
+                hint="pass use_reentrant=False to torch.utils.checkpoint",
+            )
+
+    def _take_gradients(self) -> None:
+        """Gradients go into the buffer from here on; another step may have led them elsewhere."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is not view:
+                parameter.grad = view
+
+    def _count_all(self, counted: Tensor) -> float:
+        """What the losses of the step are means over, of all workers; never 0."""
+        total = counted.to("cpu")
+        if not self._is_alone and dist.is_initialized():
+            dist.all_reduce(total)
+        return float(total) or 1.0
+
+
+def all_finite(flat: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether no worker's part of a gradient is NaN or infinite; the same on all of them.
+
+    Args:
+        flat: this worker's part.
+        group: of the workers; None: all.
+    """
+    finite = torch.isfinite(flat).all().to("cpu", torch.float32)
+    if dist.is_initialized():
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN, group=group)
+    return bool(finite)

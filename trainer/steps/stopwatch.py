@@ -2,14 +2,26 @@
 
 A mark is set now and read later: on a GPU the work is still queued when the mark is set, and waiting for it at every
 step would undo the overlap that is being measured.
+
+Makes a worker as slow as the machine it stands for: it computes for real, then waits until that machine would be.
+
+Inequality becomes real without renting anything. A machine is described by how much slower it is than this one
+(`Stretched`), or by the time it takes, whatever this one needs (`Declared`).
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import time
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
+
+from hetopt.core.run_folder import ConditionsReader
+from hetopt.core.run_spec import WorkerSpec
+from hetopt.core.scaled_emulation import DeclaredTime
 
 
 class CpuMark(NamedTuple):
@@ -22,66 +34,204 @@ class CpuMark(NamedTuple):
 Mark: TypeAlias = "CpuMark | torch.cuda.Event"
 
 
-class Stopwatch(Protocol):
-    """Sets marks and tells the time between them, and how much of it the device computed."""
+class Stopwatch:
+    """Sets marks on a device, and tells the time between them and how much of it the device computed.
 
-    def mark(self) -> Mark:
-        """A mark at this point of the device's work."""
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        """Time from one mark to a later one; waits for the device to reach it."""
-
-    def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the seconds between two marks in which the device worked for this process, of a GPU all of them."""
-
-
-class CpuStopwatch:
-    """Marks are readings of the monotonic clock and of the thread's processor time.
-
-    The thread that drives forward and backward computes all the while, whatever number of threads help it.
+    Marks of a CPU are readings of two clocks: the thread that drives forward and backward computes all the while,
+    whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
     """
 
-    def mark(self) -> Mark:
-        """A reading of both clocks."""
-        return CpuMark(time.perf_counter(), time.thread_time())
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        """Seconds between two marks."""
-        assert isinstance(first, CpuMark)
-        assert isinstance(last, CpuMark)
-        return last.wall_s - first.wall_s
-
-    def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the processor time between two marks of one thread, in seconds."""
-        assert isinstance(first, CpuMark)
-        assert isinstance(last, CpuMark)
-        return max(0.0, last.processor_s - first.processor_s)
-
-
-class CudaStopwatch:
-    """Marks are events in the current stream."""
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008  # it has no state
         self._device = device
 
     def mark(self) -> Mark:
-        """Record a CUDA event on the current stream."""
+        """Set a mark at this point of the device's work."""
+        if self._device.type != "cuda":
+            return CpuMark(time.perf_counter(), time.thread_time())
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's gap
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """The time between two events."""
-        assert isinstance(first, torch.cuda.Event)
-        assert isinstance(last, torch.cuda.Event)
-        last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3
+        """Return the seconds from one mark to a later one; waits for the device to reach it."""
+        return _between(first, last).wall_s
 
     def processor_s(self, first: Mark, last: Mark) -> float:
-        """Return the time between two events: nobody else computes on the device."""
-        return self.seconds(first, last)
+        """Return the seconds between two marks in which the device worked for this process, of a GPU all of them."""
+        return max(0.0, _between(first, last).processor_s)
 
 
-def make_stopwatch(device: torch.device) -> Stopwatch:
-    """The stopwatch for a device."""
-    return CudaStopwatch(device) if device.type == "cuda" else CpuStopwatch()
+def _between(first: Mark, last: Mark) -> CpuMark:
+    if isinstance(first, CpuMark) and isinstance(last, CpuMark):
+        return CpuMark(last.wall_s - first.wall_s, last.processor_s - first.processor_s)
+    assert isinstance(first, torch.cuda.Event)
+    assert isinstance(last, torch.cuda.Event)
+    last.synchronize()
+    elapsed_s = float(first.elapsed_time(last)) / 1e3
+    return CpuMark(elapsed_s, elapsed_s)
+
+
+FORWARD = 1 / 3
+"""Part of a step's computation that is over when backward begins, which computes two products for each one forwards."""
+
+_FEWEST_USES = 3
+"""Of fewer steps the median may be a hiccup, and the whole miniature is slowed down where computation does not fit."""
+
+_YIELDING_S = 0.0002
+"""The end of a wait that is not slept through. A sleeper wakes 0.1 to 0.2 ms late on a core that is free (Linux 6.18,
+two cores, four and eight waiting processes), which would be half a percent of a step of 30 ms."""
+
+
+class Slowdown:
+    """How far the computation of a step may have come: by itself, as far as the device can."""
+
+    waits: ClassVar[bool] = False
+    """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
+
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
+        """The computation of so many samples starts, or did so long ago as reading them took."""
+
+    def reach(self, done: float) -> None:
+        """Computation has come this far (1 = all of it): wait until the machine it stands for would have, too."""
+
+    def use(self) -> float:
+        """Real over declared time: the median of the steps since it was last told; 0: not known, or none declared."""
+        return 0.0
+
+
+class Stretched(Slowdown):
+    """Waits ``(factor - 1)`` times the time that was used since the last wait.
+
+    Args:
+        factor: how many times longer computing takes, at least 1.
+        used_s: a clock of the time used; only differences count.
+        sleep: waits for so many seconds: `time.sleep`, or `busy` where the worker has a core to itself.
+    """
+
+    waits = True
+
+    def __init__(self, factor: float, used_s: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
+        if factor < 1:
+            raise ValueError(f"a slowdown factor must be at least 1, got {factor}")
+        self._factor = factor
+        self._used_s = used_s
+        self._sleep = sleep
+        self._begun_s = 0.0
+
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
+        """Remember how much time was used so far."""
+        self._begun_s = self._used_s()
+
+    def reach(self, done: float) -> None:
+        """Wait in proportion to what this part of the computation used."""
+        self._sleep((self._factor - 1) * max(0.0, self._used_s() - self._begun_s))
+        self._begun_s = self._used_s()  # a busy wait uses time, too
+
+
+class Declared(Slowdown):
+    """Waits until the declared time is over; one step takes
+
+        (fixed_s + per_sample_s * samples) * slowdown / speed_factor
+
+    with slowdown and speed factor as the conditions of the miniature are when the step begins.
+
+    Args:
+        declared: the time of the machine that the worker stands for.
+        host: the worker's, as the conditions know it.
+        conditions: of the miniature.
+        clock: seconds by which the real computation is over, too (a GPU's clock waits for the GPU).
+        sleep: waits for so many seconds, to a small part of a millisecond.
+    """
+
+    waits = True
+
+    def __init__(
+        self,
+        declared: DeclaredTime,
+        host: str,
+        conditions: ConditionsReader,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        self._declared = declared
+        self._host = host
+        self._conditions = conditions
+        self._clock = clock
+        self._sleep = precisely if sleep is None else sleep
+        self._begun_s = 0.0
+        self._declared_s = 0.0
+        self._waited_s = 0.0
+        self._uses: list[float] = []
+
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
+        """Decide how long this step takes."""
+        now = self._conditions.now()
+        plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
+        self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
+        self._waited_s = 0.0
+        self._begun_s = self._clock() - read_s
+
+    def reach(self, done: float) -> None:
+        """Wait until this part of the declared time is over."""
+        arrived_s = self._clock()
+        if done >= 1:
+            self._uses.append((arrived_s - self._begun_s - self._waited_s) / self._declared_s)
+        left_s = self._begun_s + done * self._declared_s - arrived_s
+        if left_s > 0:
+            self._sleep(left_s)
+            self._waited_s += self._clock() - arrived_s
+
+    def use(self) -> float:
+        """How much of the declared time the real computation takes: above 1 it does not fit.
+
+        0 until there are a few steps to take the median of, which then count for the next time.
+        """
+        if len(self._uses) < _FEWEST_USES:
+            return 0.0
+        uses, self._uses = self._uses, []
+        return statistics.median(uses)
+
+
+def busy(seconds: float) -> None:
+    """Wait without letting go of the core.
+
+    A weaker machine computes all the while. Where a paced worker sleeps instead, its core falls idle and its caches
+    cool, and waking up for the exchange costs milliseconds that no weaker machine would have paid.
+    """
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def precisely(seconds: float) -> None:
+    """Sleep, but for the last moment, in which the core is only offered to whoever else has work."""
+    until = time.perf_counter() + seconds
+    if seconds > _YIELDING_S:
+        time.sleep(seconds - _YIELDING_S)
+    while time.perf_counter() < until:
+        os.sched_yield()
+
+
+def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
+    """The pace of a worker on a device. A declared time goes before a factor.
+
+    On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever
+    number of threads help it). Elapsed time would not do: paced workers often share the cores of one machine, and a
+    stretch would multiply the time that a worker merely waited for a core. Where they do share (``own_core`` is false),
+    a worker sleeps through its stretch, so that it takes nothing from the others.
+    """
+
+    def elapsed_s() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    is_cpu = device.type == "cpu"
+    if worker.declared is not None:
+        clock = time.perf_counter if is_cpu else elapsed_s
+        return Declared(worker.declared, worker.host, conditions, clock=clock)
+    if worker.slowdown == 1:
+        return Slowdown()
+    if is_cpu:
+        return Stretched(worker.slowdown, time.thread_time, busy if own_core else time.sleep)
+    return Stretched(worker.slowdown, elapsed_s)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.core.scaled_emulation import SHAPES, STAND_IN
-from hetopt.trainer.data.fetch import Batch, TensorPairs
+from hetopt.trainer.data.fetch import Batch, TensorPairs, inputs_and_targets
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.recipes import sgd
 
@@ -44,9 +44,7 @@ def _data(folder: Path | None) -> TaskData:
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    assert isinstance(batch, tuple)
-    numbers = batch[0]
-    assert isinstance(numbers, Tensor)
+    numbers, _ = inputs_and_targets(batch)
     output: Tensor = model(numbers)
     return output.mean()
 

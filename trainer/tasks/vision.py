@@ -5,19 +5,204 @@ after 164 epochs (table 6). It is meant for the full training set; a part of it 
 
 BatchNorm follows the paper, so the gradient of a batch depends on how it is split over workers (each normalises by its
 own share), as in any data-parallel training of these networks.
+
+The binary form of CIFAR-10 on disk, and its images in memory.
+
+A record is a label byte and 3,072 bytes of pixels: the red, green and blue planes of 32x32, row by row (Krizhevsky
+2009, https://www.cs.toronto.edu/~kriz/cifar.html).
+
+Random crops and flips whose randomness is a function of (seed, epoch, sample), not of who draws first.
+
+Stateful generators give each worker its own stream, so an image would look different when the shares of the workers
+change. Here the random bits of a sample are a hash of its coordinates, as in counter-based generators (Salmon et al.
+2011); the hash is the finaliser of SplitMix64 (Steele, Lea & Flood 2014), chained once a coordinate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hetopt.trainer.task import Target, Task
-from hetopt.trainer.tasks.cifar import CLASSES, load_cifar
+from hetopt.core.errors import BadInput
+from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
+
+
+def random_bits(seed: int, epoch: int, indices: Sequence[int]) -> NDArray[np.uint64]:
+    """Return 64 random bits for each sample, the same whichever samples are asked for together."""
+    key = np.array([seed & _MASK], dtype=np.uint64)
+    key = _mix(_mix(key) ^ np.uint64(epoch & _MASK))
+    return _mix(key ^ np.asarray(indices, dtype=np.int64).astype(np.uint64))
+
+
+def cropped_and_flipped(images: Tensor, bits: NDArray[np.uint64], padding: int) -> Tensor:
+    """Return images augmented as by He et al. 2016, section 4.2.
+
+    Each is padded with black, cut to its size at a random place, and mirrored in half of the cases.
+
+    Args:
+        images: [n, channels, height, width].
+        bits: random, one number an image.
+        padding: pixels at every edge.
+    """
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (padding, padding, padding, padding))
+    # A 16-bit field scaled down to 0..2*padding: each offset is hit equally often to within 2^-16.
+    top = _field(bits, 16) * (2 * padding + 1) >> 16
+    left = _field(bits, 32) * (2 * padding + 1) >> 16
+    mirrored = (_field(bits, 48) & 1).bool()
+    rows = top[:, None] + torch.arange(height)
+    columns = torch.arange(width).expand(count, width)
+    columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
+    sample = torch.arange(count)[:, None, None]
+    # Indexing around the channel dimension puts it last.
+    return padded[sample, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
+
+
+def _field(bits: NDArray[np.uint64], shift: int) -> Tensor:
+    """Return 16 of the 64 bits, as non-negative integers."""
+    return torch.from_numpy(((bits >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64))
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+CLASSES = 10
+IMAGE_SHAPE = (3, 32, 32)
+RECORD_BYTES = 1 + 3 * 32 * 32
+FOLDER = "cifar-10-batches-bin"
+"""That the archive unpacks to."""
+
+TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+EVALUATION_FILE = "test_batch.bin"
+PICKLES = ("data_batch_1", "cifar-10-batches-py")
+"""Files of the Python version, which is not read."""
+
+MEAN, STANDARD_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""Of each colour over the 50,000 training images, in units of the full range 0..1."""
+
+_WHERE = (
+    "Get the binary version of CIFAR-10 from https://www.cs.toronto.edu/~kriz/cifar.html; it holds "
+    f"{', '.join((*TRAIN_FILES, EVALUATION_FILE))} in {FOLDER}/."
+)
+
+
+class ImageDataset:
+    """Images kept as bytes, augmented and normalised when they are fetched.
+
+    What a sample looks like depends on (seed, epoch, index) alone, so fetching [i, j] together equals fetching them
+    apart.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, *, padding: int = 0) -> None:
+        """Take uint8 ``images`` [n, channels, height, width] and int64 ``labels`` [n]."""
+        self._images = images
+        self._labels = labels
+        self._mean = torch.tensor(MEAN).view(-1, 1, 1) * 255
+        self._scale = 1 / (torch.tensor(STANDARD_DEVIATION).view(-1, 1, 1) * 255)
+        self._padding = padding
+        self._epoch = 0
+        self._seed = 0
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+        images, labels = self.gather([index])
+        return images[0], labels[0]
+
+    def set_epoch(self, epoch: int, seed: int = 0, /) -> None:
+        """From now on augment as in ``epoch`` of the run seeded with ``seed``."""
+        self._epoch, self._seed = epoch, seed
+
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+        """Return float32 images of about zero mean and unit variance, and their labels."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        images = self._images[rows]
+        if self._padding:
+            images = cropped_and_flipped(images, random_bits(self._seed, self._epoch, indices), self._padding)
+        return (images.float() - self._mean) * self._scale, self._labels[rows]
+
+
+def load_cifar(folder: Path | None) -> TaskData:
+    """Open CIFAR-10 in ``folder`` or in its archive's subfolder. All training files that are there are used.
+
+    Raises:
+        BadInput: files are missing, truncated, or hold impossible labels.
+    """
+    if folder is None:
+        raise BadInput("CIFAR-10 needs a data folder.", hint=f"give `data`. {_WHERE}")
+    if not folder.is_dir():
+        raise BadInput(f"The data folder {folder} does not exist.", hint=_WHERE)
+    folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    train_files = [folder / name for name in TRAIN_FILES if (folder / name).is_file()]
+    if not train_files or not (folder / EVALUATION_FILE).is_file():
+        raise _missing(folder, train_found=bool(train_files))
+    train = _read(train_files, padding=4)
+    evaluation = _read([folder / EVALUATION_FILE])
+    return TaskData(
+        train=train,
+        evaluation=evaluation,
+        description=(
+            f"CIFAR-10 in {folder}: {len(train):,} training images from {len(train_files)} of "
+            f"{len(TRAIN_FILES)} files, {len(evaluation):,} evaluation images"
+        ),
+    )
+
+
+def _read(paths: Sequence[Path], *, padding: int = 0) -> ImageDataset:
+    records = np.concatenate([_read_records(path) for path in paths])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, *IMAGE_SHAPE).copy())
+    return ImageDataset(images, torch.from_numpy(records[:, 0].astype(np.int64)), padding=padding)
+
+
+def _read_records(path: Path) -> NDArray[np.uint8]:
+    try:
+        data = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+    if data.size == 0 or data.size % RECORD_BYTES:
+        raise BadInput(
+            f"{path} is truncated or not CIFAR-10: its {data.size:,} bytes are not a whole number of "
+            f"{RECORD_BYTES:,}-byte records.",
+            hint=f"Unpack the archive again. {_WHERE}",
+        )
+    records = data.reshape(-1, RECORD_BYTES)
+    highest = int(records[:, 0].max())
+    if highest >= CLASSES:
+        raise BadInput(
+            f"{path} is damaged or not CIFAR-10: it has a label {highest}, and labels end at {CLASSES - 1}.",
+            hint=_WHERE,
+        )
+    return records
+
+
+def _missing(folder: Path, *, train_found: bool) -> BadInput:
+    if any((folder / name).exists() for name in PICKLES):
+        return BadInput(
+            f"{folder} holds the Python version of CIFAR-10, which is a pickle: loading one can run any code, so "
+            "hetopt does not.",
+            hint=f"Use the binary version. {_WHERE}",
+        )
+    lacking = [] if train_found else [f"any of {TRAIN_FILES[0]} to {TRAIN_FILES[-1]}"]
+    if not (folder / EVALUATION_FILE).is_file():
+        lacking.append(EVALUATION_FILE)
+    return BadInput(f"CIFAR-10 is not complete in {folder}: missing {' and '.join(lacking)}.", hint=_WHERE)
 
 
 class ZeroPadShortcut(nn.Module):

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hetopt.core.comm import cost
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.script.audit import ROUNDING, AuditRecord, Found
+from hetopt.trainer.script.batches import ROUNDING, AuditRecord, Found
 from hetopt.trainer.session import session
 
 from . import meetings, memories, scripts, strangers

@@ -19,8 +19,8 @@ from hetopt.trainer.elastic.rendezvous import (
     Abandoned,
     Generation,
     Member,
-    NothingKnown,
     Patience,
+    Presence,
     Version,
     entitled,
     is_hopeless,
@@ -78,7 +78,7 @@ def test_who_has_just_started_does_not_count(there: dict[int, Member], may_go_on
     assert entitled(there) is may_go_on
 
 
-class Known(NothingKnown):
+class Known(Presence):
     """Of these places, that their workers are dead and their hosts away."""
 
     def __init__(self, dead: set[int]) -> None:
@@ -119,18 +119,18 @@ LEFT = alive([2], range(3))
 @pytest.mark.parametrize(
     ("there", "workers", "waited_s", "known", "closes"),
     [
-        (TWO, 2, 0.0, NothingKnown(), True),
-        (TWO, 3, 99.0, NothingKnown(), False),  # a run starts with everyone,
+        (TWO, 2, 0.0, Presence(), True),
+        (TWO, 3, 99.0, Presence(), False),  # a run starts with everyone,
         ({0: TWO[0], 2: Member(place=2, life="a")}, 3, 0.0, Known({1}), True),  # or with those that have a host,
-        (survivors([0, 1], range(3)), 3, 2.9, NothingKnown(), False),
-        (survivors([0, 1], range(3)), 3, 3.0, NothingKnown(), True),  # and goes on with those that are left.
-        (LEFT, 3, 99.0, NothingKnown(), False),
+        (survivors([0, 1], range(3)), 3, 2.9, Presence(), False),
+        (survivors([0, 1], range(3)), 3, 3.0, Presence(), True),  # and goes on with those that are left.
+        (LEFT, 3, 99.0, Presence(), False),
         (LEFT, 3, 0.0, Known({0, 1}), True),  # Nobody waits for the dead,
-        ({**LEFT, **{place: Member(place=place, life="b") for place in (0, 1)}}, 3, 0.0, NothingKnown(), True),
+        ({**LEFT, **{place: Member(place=place, life="b") for place in (0, 1)}}, 3, 0.0, Presence(), True),
     ],
 )
 def test_who_is_waited_for(
-    there: dict[int, Member], workers: int, waited_s: float, known: NothingKnown, closes: bool
+    there: dict[int, Member], workers: int, waited_s: float, known: Presence, closes: bool
 ) -> None:
     assert may_close(there, range(workers), waited_s, PATIENCE, known) is closes
 

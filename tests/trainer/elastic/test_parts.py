@@ -18,21 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
-from hetopt.core.run_folder import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
-from hetopt.trainer.elastic.stores import (
+from hetopt.core.run_folder import PRESENCE_FILE, HostThere, write_presence
+from hetopt.trainer.checkpoints.folder import pack, unpack
+from hetopt.trainer.elastic.worker_group import (
     DEAF_S,
+    EVERY_S,
     TcpRendezvousStore,
+    Watch,
     break_all_but,
     connect,
     open_sockets,
     reachable,
     where_to_meet,
 )
-from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import gate
 from hetopt.trainer.host.gate import listening_socket
-from hetopt.trainer.packing import pack, unpack
-from hetopt.trainer.worker import KnownPresence, life_of
+from hetopt.trainer.worker import KnownPresence
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -172,7 +173,6 @@ def test_presence_tells_who_is_dead_and_nothing_without_a_file(tmp_path: Path) -
     write_presence(tmp_path, {})
     assert presence.is_away(0)
     assert not presence.all_leave, "nobody is left to write a checkpoint"
-    assert life_of({INCARNATION_VARIABLE: "2"}, 17) == "2.17"
 
 
 WARDEN = """

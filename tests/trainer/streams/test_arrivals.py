@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
-from hetopt.trainer.data.replay import Replay, every_nth_of_all, first_kept, held
+from hetopt.trainer.data.cursor import Replay, every_nth_of_all, first_kept, held
 from tests.trainer.virtual_time import VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
@@ -47,8 +47,8 @@ def test_waits_and_buffer_follow_the_published_recurrence(rate: float, step_s: f
         clock.sleep(step_s)
         buffered += rate * step_s
     flow = replay.flow()
-    assert flow.wait_s == pytest.approx(waited_s, abs=1e-6 * steps)
-    assert flow.dropped == 0
+    assert flow["stream_wait_s"] == pytest.approx(waited_s, abs=1e-6 * steps)
+    assert flow["stream_dropped"] == 0
 
 
 @given(
@@ -89,14 +89,14 @@ def test_every_sample_that_arrived_is_taken_or_dropped_or_waits(
         taken += len(replay.take(7)[0])
         clock.sleep(step_s)
         flow = replay.flow()
-        dropped += flow.dropped
+        dropped += flow["stream_dropped"]
         arrived = math.floor(clock.now_s * rate + 1e-9)
         if policy == "persistence":
-            assert arrived - taken <= flow.buffered
+            assert arrived - taken <= flow["stream_buffered"]
         if policy == "truncation":
-            assert flow.buffered <= 7
+            assert flow["stream_buffered"] <= 7
         if policy == "bounded_age":
-            assert flow.buffered <= max(7, 0.7 * rate + 1)
+            assert flow["stream_buffered"] <= max(7, 0.7 * rate + 1)
     assert replay.place()["taken_by_0"] == taken + dropped
 
 
@@ -127,7 +127,7 @@ def test_a_resumed_replay_goes_on_behind_its_last_sample() -> None:
     second.begin()
     found += [second.take(9)[0].tolist() for _ in range(3)]
     assert found == expected
-    assert second.flow().buffered == 0
+    assert second.flow()["stream_buffered"] == 0
 
 
 def test_a_place_of_other_workers_is_shared_out_by_rate() -> None:

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from hetopt.api.changes import on_stream, parse_stream
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, Stream
-from hetopt.trainer.policies.choose import RateShares, stream_learning_rate_scale
-from hetopt.trainer.policies.policy import BatchObservation
+from hetopt.trainer.policies.policy import BatchObservation, RateShares, stream_learning_rate_scale
 from tests.trainer_pieces.runs import run_of
 
 

@@ -328,13 +328,10 @@ class Outlook:
     @property
     def coefficient(self) -> float:
         """Of the law of slowdown, as it stands after trials."""
-        match self.state.verdict and self.state.verdict.says:
-            case "harmless":
-                return 0.0
-            case "harmful":
-                return max(self.policy.coefficient, CAUTIOUS_COEFFICIENT)
-            case _:
-                return self.policy.coefficient
+        known, verdict = self.policy.coefficient, self.state.verdict
+        if verdict is None or verdict.says == "undecided":
+            return known
+        return 0.0 if verdict.says == "harmless" else max(known, CAUTIOUS_COEFFICIENT)
 
     def usable(self) -> list[Judged]:
         """The options that keep enough, as far as is known; dense training is always one of them."""
