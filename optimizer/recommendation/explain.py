@@ -11,6 +11,7 @@ from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
+from hetopt.optimizer.convergence.convergence import FixedSteps, equal_steps
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
@@ -38,6 +39,7 @@ def explain(
     seen: Sensitivity,
     *,
     to_target: bool,
+    equal_progress: bool,
 ) -> tuple[str, ...]:
     """The sentences of a plan, most important first.
 
@@ -49,13 +51,14 @@ def explain(
         limits: budget and deadline.
         seen: how sure the choice is, and what it depends on.
         to_target: whether the run ends at a target.
+        equal_progress: whether the batch size was searched at equal progress.
     """
     return (
         _why(found, chosen, limits, seen),
         f"{proved(found).capitalize()}.",
         _time(chosen),
         *_precision(model),
-        *_batch(model, chosen),
+        *_batch(model, chosen, priced=to_target or equal_progress),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
         *_evidence(model, host, chosen),
@@ -127,10 +130,16 @@ def _precision(model: FittedModel) -> Iterator[str]:
         )
 
 
-def _batch(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    own, size = model.profile.job.batch_size, chosen.global_batch_size
-    if size != own:
-        yield f"The batch size is {size}, not the job's own {own}: what that costs in steps is in their number."
+def _batch(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
+    own, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
+    if size == own:
+        return
+    counted = "what that costs in steps is in their number"
+    if not priced:
+        equal = equal_steps(model.convergence, FixedSteps(count=round(steps * size / own)), own)
+        needed = float(equal.steps(size, 1.0))
+        counted = f"for the progress of as many samples at {own} it would take {needed:.0f} steps, not {steps:.0f}"
+    yield f"The batch size is {size}, not the job's own {own}: {counted}."
 
 
 def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:

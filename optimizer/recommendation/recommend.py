@@ -167,6 +167,7 @@ def recommend(
                 limits,
                 seen,
                 to_target=goal.ends == "target",
+                equal_progress=options.batch_size == AUTO_BATCH,
             ),
             *([unpriced.in_words] if unpriced.missing and not unpriced.is_most else []),
             *(() if memory else (NOT_COUNTED,)),
@@ -206,7 +207,7 @@ def _other_batch(request: PlanRequest, problem: SearchProblem, found: Found) -> 
     size = other.space.batch_sizes[best.cluster(best.chosen).batch]
     time, sd = float(new.total_s[0] / own.total_s[0]), float(other.job.steps.log_sd(size, 1.0))
     shorter, least, most = (f"{100 * (1 - time * math.exp(sign * Z90 * sd)):.0f} %" for sign in (0, 1, -1))
-    if time < 1:
+    if time < 1 and size != request.profile.job.batch_size:
         yield (
             f"Batches of {size} would take {shorter} less time ({least} to {most}) for the same progress, at "
             f"{usd(float(new.cost_usd[0]))}: {setting('batch_size', AUTO_BATCH)}."

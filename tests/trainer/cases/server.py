@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetopt.core.comm import cost
 from hetopt.core.errors import HetoptError
+from hetopt.core.events.log import EventLog
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.script.batches import ROUNDING, AuditRecord, Found
 from hetopt.trainer.session import session
@@ -113,13 +114,13 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
 
     said, audits = "", list[Found]()
     register_optimizer_step_post_hook(keep)
-    add = AuditRecord.add
+    tell = AuditRecord.tell
 
-    def note(self: AuditRecord, found: Found, step: int) -> str | None:
+    def note(self: AuditRecord, found: Found, step: int, events: EventLog) -> None:
         audits.append(found)
-        return add(self, found, step)
+        tell(self, found, step, events)
 
-    AuditRecord.add = note  # type: ignore[method-assign]
+    AuditRecord.tell = note  # type: ignore[method-assign]
     try:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(workers))
         if workers > 1:
