@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, catalog_in_use, catalogs_home
 from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
 from hetopt.optimizer.market.public_prices import PublicFeeds
@@ -74,7 +74,7 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
 
         feeds = PublicFeeds(today=now.date(), told=read, note=reporter.note)
         versions, everywhere = feeds.versions(), feeds.everywhere()
-        if region == ALL:
+        if region in (ALL, ANY_REGION):
             regions = [name for name in load_catalog().regions if name in versions]
         for name in regions:
             made.append(_written(name, feeds.of(name, versions, everywhere), now))

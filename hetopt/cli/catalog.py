@@ -11,7 +11,7 @@ import hetopt
 from hetopt.api.options import REGION, Gpus, Listed
 from hetopt.cli import render
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
-from hetopt.cli.options import CatalogFolder, Json, Region, every_region, with_options
+from hetopt.cli.options import CatalogFolder, Json, Region, with_options
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
@@ -97,7 +97,7 @@ def show(
 def refresh(
     region: Annotated[
         str,
-        typer.Option("--region", "-r", callback=every_region("all"), help="AWS region; all: every one."),
+        typer.Option("--region", "-r", help="AWS region; all: every one."),
     ] = REGION,
     as_json: Json = False,
 ) -> None:
@@ -116,7 +116,7 @@ def refresh(
         own = catalog_refreshing.refresh(region, reporter=reporter)
     if as_json:
         facts = [_facts(one) for one in own]
-        render.print_json(facts if region == catalog_refreshing.ALL else facts[0])
+        render.print_json(facts if len(facts) > 1 else facts[0])
         return
     for one in own:
         made = one.made
@@ -132,7 +132,6 @@ def refresh(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A cloud's vms.csv of SkyPilot's public catalogues.")],
     cloud: Annotated[str, typer.Option("--cloud", metavar="NAME", help="What the cloud is to be called here.")],
-    as_json: Json = False,
 ) -> None:
     """Keep the machines and prices of another cloud, so that `--cloud NAME` plans for them.
 
@@ -146,9 +145,6 @@ def import_(
     from hetopt.api.catalogs import import_cloud
 
     facts = import_cloud(file, cloud)
-    if as_json:
-        render.print_json(facts)
-        return
     left_out = "; left out, as no rates are known: " * bool(facts["unknown_gpus"]) + ", ".join(facts["unknown_gpus"])
     render.note(f"{cloud}: {facts['types']:,} types in {facts['regions']:,} regions{left_out}")
 

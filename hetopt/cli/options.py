@@ -38,11 +38,6 @@ def runs(incomplete: str) -> list[str]:
         return []  # a shell that completes has no place for a sentence
 
 
-def every_region(word: str) -> Callable[[str], str]:
-    """Read a region; 'any' and 'all' are both the command's own word for every one of them."""
-    return lambda region: word if region in ("any", "all") else region
-
-
 NewestRun = Annotated[
     str | None,
     typer.Argument(autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."),

@@ -61,11 +61,7 @@ def compare(
     """
     from hetopt.reports.comparison_document import comparison
 
-    if len(plans) < 2:
+    if len(set(plans)) < 2:
         raise BadInput("compare takes two plans or more.", hint="hetopt compare a.json b.json")
-    names = [path.stem for path in plans]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in plans]
-    if len(set(names)) < len(names):
-        raise BadInput("a plan was named twice.", hint="name each plan once")
-    render.show(comparison({name: hetopt.Plan.load(path) for name, path in zip(names, plans, strict=True)}))
+    alike = len({path.stem for path in plans}) < len(plans)
+    render.show(comparison({str(path) if alike else path.stem: hetopt.Plan.load(path) for path in plans}))
