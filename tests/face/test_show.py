@@ -52,7 +52,7 @@ def test_plans_are_held_side_by_side(hetopt: Callable[..., Any], plans: dict[str
     ("names", "says"),
     [
         (("spot",), "two plans or more"),
-        (("spot", "spot"), "was named twice"),
+        (("spot", "spot"), "two plans or more"),
         (("spot", RECORDED / "digits.json"), "holds a profile, not a plan"),
         (("spot", "missing.json"), "missing.json"),
     ],
