@@ -15,9 +15,9 @@ SMOKED := balance chaos decisions exchange search spot_rehearsal time_to_target
 JOBS ?= 3
 
 DEMO ?= demo-run
-# Of a transformer with 110 million parameters, as large as BERT: five spot machines, of which one is slowed down and one
+# Of a transformer with 110 million parameters, as large as BERT: three spot machines, of which one is slowed down and one
 # is taken.
-LARGE ?= --params 1.1e8 --samples 3e6 --tokens 128 --budget 20 --market spot --gpus A10G --quota spot:g=40 \
+LARGE ?= --params 1.1e8 --samples 3e6 --tokens 512 --budget 50 --market spot --gpus A10G --quota spot:g=40 \
     --objective fastest
 BUDGET ?= 2
 SLOWDOWN ?= 1,2
@@ -79,7 +79,7 @@ demo: $(READY)
 	run hetopt estimate $(LARGE) -o $(DEMO)/large.json; \
 	run hetopt launch $(DEMO)/large.json --on rehearsal --steps 100 --max-restarts 1 --schedule examples/preemption.txt --yes; \
 	run hetopt report; \
-	else echo; echo "As root, make demo also rehearses a cluster of five machines with GPUs."; fi
+	else echo; echo "As root, make demo also rehearses a cluster of three machines with GPUs."; fi
 	@echo; echo "The profile, the plan and the run are in $(DEMO)/. Look again with:" \
 	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"
 
