@@ -106,5 +106,4 @@ def test_an_unknown_cloud_gets_the_nearest(nothing_imported: Path) -> None:
 
 def test_all_clouds_are_compared(nothing_imported: Path) -> None:
     answer = hetopt.estimate(**JOB, cloud="any")
-    assert answer.plan.regions
     assert any(":" in offer.region for offer in answer.plan.regions)
