@@ -69,12 +69,13 @@ def read_rows(
             else "names a column twice"
         )
         raise BadInput(f"{path} {problem}.", hint=HINT)
+    read, needed = set(columns), set(filled)
     for number, cells in lines[1:]:
         where = f"{path} line {number}"
         if len(cells) != len(header):
             raise BadInput(f"{where}: has {len(cells)} cells where the header has {len(header)}.", hint=HINT)
-        told = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in columns}
-        if not told.keys() >= set(filled):
+        told = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in read}
+        if not told.keys() >= needed:
             continue
         try:
             made = make(told)

@@ -112,28 +112,29 @@ def obtainable_gpus(found: Iterable[Catalog]) -> Mapping[Bucket, int]:
 
 
 def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
-    source = _source(cloud, path)
-    machines: dict[str, InstanceType] = {}
+    source, coremark_of_a_cpu = _source(cloud, path), coremark_of(base, 1)
+    machines: dict[str, InstanceType | None] = {}
     listings: dict[str, dict[str, Listing]] = {}
     unknown_gpus: dict[str, None] = {}
     make = CloudRow.model_validate
     filled = {"InstanceType", "AcceleratorName"}  # other lines are CPUs, and GPUs that are added to any machine
     for _, row in read_rows(path, make, columns=COLUMNS, required=_REQUIRED, others=True, filled=filled):
         if row.name not in machines:
-            machine = _machine(base, row, cloud)
-            if machine is None:
-                unknown_gpus[row.gpu] = None
-                continue
-            machines[row.name] = machine
+            machines[row.name] = _machine(base, row, cloud, coremark_of_a_cpu)
+        machine = machines[row.name]
+        if machine is None:
+            unknown_gpus[row.gpu] = None
+            continue
         here = listings.setdefault(row.region, {})
-        here[row.name] = _cheaper(here.get(row.name), machines[row.name], row, f"{cloud}:{row.region}", source)
-    if not machines:
+        here[row.name] = _cheaper(here.get(row.name), machine, row, f"{cloud}:{row.region}", source)
+    if not listings:
         names = f" ({', '.join(unknown_gpus)})" if unknown_gpus else ""
         raise BadInput(
             f"{path} has no machine with a GPU that hetopt knows{names}.",
             hint="`hetopt gpus` lists those that it knows",
         )
-    types = MappingProxyType({**base.instance_types, **machines})
+    known_machines = {name: machine for name, machine in machines.items() if machine is not None}
+    types = MappingProxyType({**base.instance_types, **known_machines})
     regions = tuple(f"{cloud}:{region}" for region in sorted(listings))
     sources = base.sources.model_copy(update={"by_name": {**base.sources.by_name, cloud: source}})
     found = (
@@ -158,7 +159,7 @@ def _source(cloud: str, path: Path) -> Source:
     return Source(title=f"your file of {cloud}", date=day.isoformat(), licence="your own")
 
 
-def _machine(base: Catalog, row: CloudRow, cloud: str) -> InstanceType | None:
+def _machine(base: Catalog, row: CloudRow, cloud: str, coremark_of_a_cpu: float | None) -> InstanceType | None:
     """Return the machine of a line; None where nobody knows its GPU."""
     told = _MEMORY.search(row.gpu_facts)
     try:
@@ -172,7 +173,7 @@ def _machine(base: Catalog, row: CloudRow, cloud: str) -> InstanceType | None:
         memory_gib=row.memory_gib,
         network_baseline_gbps=NETWORK_GBPS,
         accelerator=replace(gpu, count=int(row.gpus)),
-        coremark_iterations_per_s=coremark_of(base, vcpus),
+        coremark_iterations_per_s=None if coremark_of_a_cpu is None else vcpus * coremark_of_a_cpu,
         architecture="arm64" if gpu.name.startswith(_WITH_GRACE) else "x86_64",
         cloud=cloud,
         source=cloud,

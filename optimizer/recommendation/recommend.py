@@ -21,7 +21,6 @@ from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     EpochSteps,
-    EqualSteps,
     FixedSteps,
     StepsModel,
     batch_range,
@@ -196,18 +195,22 @@ def _other_batch(request: PlanRequest, problem: SearchProblem, found: Found) -> 
     """Yield what the best batch size at equal progress would save, where the job's own is kept unasked."""
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
-    other = search_problem(replace(request, options=replace(request.options, batch_size=AUTO_BATCH)))
-    best = search(other.space, other.job, request.limits, effort=Effort(types=1))
-    if found.chosen is None or best.chosen is None or not isinstance(other.job.steps, EqualSteps):
+    job, length = request.profile.job, problem.job.steps
+    if found.chosen is None or not isinstance(length, EpochSteps | FixedSteps):
+        return
+    steps = equal_steps(problem.model.convergence, length, job.batch_size)
+    space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))
+    best = search(space, replace(problem.job, steps=steps), request.limits, effort=Effort(types=1))
+    if best.chosen is None:
         return
     own, new = (one.forecast.take(np.array([one.chosen])) for one in (found, best))
     saved = 1 - float(request.limits.expected_score(new)[0] / request.limits.expected_score(own)[0])
     if saved < WORTH_ANOTHER_BATCH:
         return
-    size = other.space.batch_sizes[best.cluster(best.chosen).batch]
-    time, sd = float(new.total_s[0] / own.total_s[0]), float(other.job.steps.log_sd(size, 1.0))
+    size = space.batch_sizes[best.cluster(best.chosen).batch]
+    time, sd = float(new.total_s[0] / own.total_s[0]), float(steps.log_sd(size, 1.0))
     shorter, least, most = (f"{100 * (1 - time * math.exp(sign * Z90 * sd)):.0f} %" for sign in (0, 1, -1))
-    if time < 1 and size != request.profile.job.batch_size:
+    if time < 1 and size != job.batch_size:
         yield (
             f"Batches of {size} would take {shorter} less time ({least} to {most}) for the same progress, at "
             f"{usd(float(new.cost_usd[0]))}: {setting('batch_size', AUTO_BATCH)}."
@@ -311,14 +314,24 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)
-    if options.batch_size is None or options.batch_size == AUTO_BATCH:
-        own = profile.job.batch_size
-        enough = [size for size in space.batch_sizes if size <= own or job.steps.steps(size, 1.0) >= FEWEST_UPDATES]
-        space = replace(space, batch_sizes=tuple(enough) or space.batch_sizes[:1])
+    if options.batch_size == AUTO_BATCH or (options.batch_size is None and goal.ends == "target"):
+        sizes = _batch_sizes(model, job.steps, to_target=goal.ends == "target")
+        space = replace(space, batch_sizes=sizes)
     if request.open_hours is not None:
         space = replace(space, open_hours=request.open_hours)
         job = replace(job, slots_s=request.open_hours.slots_s)
     return SearchProblem(goal=goal, model=model, space=space, job=job, host=host, evaluate_every_epochs=every)
+
+
+def _batch_sizes(model: FittedModel, steps: StepsModel, *, to_target: bool) -> tuple[int, ...]:
+    """Return the batch sizes whose steps are priced, but for those that leave a run too few updates."""
+    job = model.profile.job
+    low, high = (
+        min(size, job.dataset_size) for size in batch_range(model.convergence, job.batch_size, to_target=to_target)
+    )
+    sizes = batch_ladder(low, high, job.batch_size)
+    enough = [size for size in sizes if size <= job.batch_size or steps.steps(size, 1.0) >= FEWEST_UPDATES]
+    return tuple(enough) or sizes[:1]
 
 
 def steps_model(
@@ -482,16 +495,9 @@ def space_of(
             f"`batch_size` must be at most {job.dataset_size:,}, the samples of the training data, got {fixed:,}.",
             hint="with all of them, an epoch is one step",
         )
-    if fixed is not None:
-        batches: tuple[int, ...] = (fixed,)
-    elif not to_target and options.batch_size is None:  # whoever does not ask keeps the batch size
-        batches = (min(job.batch_size, job.dataset_size),)
-    else:
-        smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
-        batches = batch_ladder(min(smallest, job.dataset_size), min(largest, job.dataset_size), job.batch_size)
     return SearchSpace(
         options=drop_dominated(usable, options.quotas),
-        batch_sizes=batches,
+        batch_sizes=(fixed or min(job.batch_size, job.dataset_size),),  # whoever does not ask keeps the batch size
         exchanges=menu.options,
         max_machines=min(options.max_machines or options.max_workers, options.max_workers),
         max_workers=options.max_workers,
