@@ -72,7 +72,8 @@ def parse(arguments: list[str]) -> None:
 
 
 def test_the_readme_is_read_in_minutes() -> None:
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) < 900
+    tokens = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()
+    assert sum(any(map(str.isalnum, token)) for token in tokens) < 900  # lines of tables are no words
 
 
 SKYPILOT_GRADE = 8.06
