@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks._step_traces import traces
 from hetopt.core.memory import non_negative
-from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision
+from hetopt.optimizer.step_time.gpu_transfer import PRECISIONS, Gpu, Measured, Place
 from hetopt.optimizer.training_recipe import CONTRIBUTION
 
 CAPABILITY = {
@@ -30,7 +30,6 @@ CAPABILITY = {
     "blackwell": 10.0,
     "blackwell-gb20x": 12.0,
 }
-PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "tf32_conv": "tf32", "amp_fp16": "fp16", "fp16": "fp16"}
 ITEMS_A_SAMPLE = {
     "fastpitch": 558.0,
     "hifigan": 80.0,
@@ -171,7 +170,7 @@ def _cell(job: dict[str, str], gpu: Gpu, batch: float, rows: list[dict[str, str]
     named = Counter(row["precision"] for row in rows).most_common(1)[0][0]
     forward = job["forward_gflop_per_sample"]
     told = Measured(
-        place=Place(gpu=gpu, precision=PRECISIONS.get(named, "fp32"), batch_size=batch),
+        place=Place(gpu=gpu, precision=PRECISIONS[named], batch_size=batch),
         step_time_s=batch / statistics.median(map(_samples_per_s, rows)),
         kind=model_kind(job["kind"]),
         flops_per_sample=CONTRIBUTION * 1e9 * float(forward) * _items(job["job"]) if forward else None,

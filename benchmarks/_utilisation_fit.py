@@ -159,6 +159,37 @@ def _large(data: Path) -> Iterator[Row]:
         )
 
 
+RECOMPUTED = 4 / 3
+"""Of a step that keeps no activations: one forward more of three."""
+
+
+def large_columns(data: Path) -> tuple[Column, ...]:
+    """Large models as columns of GPUs, each in a whole machine, with as many tokens a sample; steps keep activations.
+
+    Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens.
+    """
+    if not (data.parent / "llm-throughput").is_dir():
+        return ()
+    jobs: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in _large(data):
+        jobs[row.job, row.model.sample][row.gpu.key].append(row)
+    found = []
+    for (job, sample), gpus in jobs.items():
+        fastest = [max(rows, key=lambda row: row.batch_size / row.step_time_s) for rows in gpus.values()]
+        cells = tuple(
+            Measured(
+                place=Place(gpu=row.gpu, precision=row.precision, batch_size=row.batch_size),
+                step_time_s=row.step_time_s / (RECOMPUTED if row.recomputes else 1),
+                kind="transformer",
+                flops_per_sample=CONTRIBUTION * row.model.forward_flops,
+            )
+            for row in fastest
+        )
+        column = Column(job=f"{job}, {sample}", kind=job, model_kind="transformer", suite="large", cells=cells)
+        found += [column] if len(cells) > 1 else []
+    return tuple(found)
+
+
 def published(data: Path) -> Iterator[Row]:
     """Whole trainings of transformers on one machine whose hours were published: each is a source of its own.
 

@@ -166,7 +166,7 @@ def build(raw: Path, *, kept: Path = HERE) -> dict[str, str]:
 
     types = read(raw / "instances.csv")
     known = {row["instance_type"] for row in types}
-    accelerators = canonical_accelerators(read(kept / "accelerators.csv"))
+    accelerators = canonical_accelerators(read(kept.parent / "accelerators.csv"))
     spot: dict[str, dict[str, str]] = defaultdict(dict)
     for path in sorted(raw.glob("spot_prices_*_*_*.csv")):
         spot[path.stem.split("_")[3]] |= spot_prices(read(path), known)

@@ -76,8 +76,9 @@ class Configuration(_Line):
     local_batch_size: PositiveInt | tuple[PositiveInt, ...]
     compression: Compression | None = None
     sync: str | None = Field(default=None, description="such as 'local-sgd(8)'; absent: gradients in every step")
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "amp_fp16"] | None = Field(
-        default=None, description="what matrices are multiplied in; absent: torch's default"
+    precision: Literal["fp32", "tf32", "tf32_conv", "bf16", "amp_bf16", "fp16", "amp_fp16"] | None = Field(
+        default=None,
+        description="what matrices are multiplied in; `tf32_conv`, torch's default: TF32 in convolutions alone",
     )
 
     @model_validator(mode="after")

@@ -117,7 +117,7 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
         )
     kept = {
         f"regions/{path.name}": read_text(path) for path in (bundled / "regions").glob("*.csv") if path.stem != region
-    } | {name: read_text(bundled / name) for name in ("accelerators.csv", "caveats.csv", "billing.json")}
+    } | {name: read_text(bundled / name) for name in ("caveats.csv", "billing.json")}
     files = {
         **kept,
         "instance_types.csv": as_csv([{column: row[column] for column in TYPE_COLUMNS} for row in types.values()]),

@@ -239,7 +239,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     Raises:
         BadInput: a file is missing, or a line cannot be used.
     """
-    models = _read_models(directory / "accelerators.csv")
+    models = _known_models(directory / REGISTRY)
 
     def typed(cells: Mapping[str, str]) -> InstanceType:
         own: dict[str, Any] = {name: cell for name, cell in cells.items() if not name.startswith("accelerator")}
@@ -274,10 +274,24 @@ def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
     return models
 
 
+REGISTRY = "accelerators.csv"
+"""Every accelerator that is known, rented or owned; a catalogue's folder may have a file of this name with others."""
+
+
 @cache
-def owned_gpus() -> tuple[Accelerator, ...]:
-    """Return one GPU of each model that people own and few rent, with its published rates."""
-    models = _read_models(Path(next(iter(catalogs.__path__))) / "owned_gpus.csv")
+def _registered() -> Mapping[str, list[AcceleratorModel]]:
+    return _read_models(Path(next(iter(catalogs.__path__))) / REGISTRY)
+
+
+def _known_models(path: Path) -> Mapping[str, list[AcceleratorModel]]:
+    """Return the registered models and those of a catalogue's own file, which stand before the registered ones."""
+    own = _read_models(path) if path.exists() else {}
+    return {name: [*own.get(name, []), *_registered().get(name, [])] for name in {**_registered(), **own}}
+
+
+@cache
+def known_gpus() -> tuple[Accelerator, ...]:
+    """Return one whole device of each registered model, with its published rates."""
     return tuple(
         Accelerator(
             name=model.name,
@@ -287,7 +301,7 @@ def owned_gpus() -> tuple[Accelerator, ...]:
             memory_gib=model.memory_gib,
             model=model,
         )
-        for same_name in models.values()
+        for same_name in _registered().values()
         for model in same_name
     )
 

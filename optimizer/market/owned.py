@@ -17,7 +17,7 @@ from hetopt.core.hosts import CPU, Host, alike
 from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, Listing, Price
 from hetopt.optimizer.market.catalog_filter import is_called
-from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, owned_gpus
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, known_gpus
 from hetopt.optimizer.market.quota import Quotas, own_bucket
 from hetopt.optimizer.plan import OWN
 
@@ -111,7 +111,7 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
         BadInput: nobody knows it; the hint says what it may have been.
     """
     rented = [one.accelerator for one in catalog.instance_types.values()]
-    known = [*(one for one in rented if one is not None and one.fraction == 1), *owned_gpus()]
+    known = [*(one for one in rented if one is not None and one.fraction == 1), *known_gpus()]
     alike = [one for one in known if is_called(one, name)]
     if not alike:
         raise unknown(name, sorted({one.name for one in known}), "GPU")

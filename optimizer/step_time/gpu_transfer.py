@@ -46,7 +46,16 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "default"]
 elsewhere."""
 
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
-    {"": "default", "fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16", "amp_fp16": "fp16"}
+    {
+        "": "default",
+        "fp32": "fp32",
+        "tf32": "tf32",
+        "tf32_conv": "default",
+        "bf16": "bf16",
+        "amp_bf16": "bf16",
+        "fp16": "fp16",
+        "amp_fp16": "fp16",
+    }
 )
 """By the names that step samples have."""
 

@@ -28,7 +28,8 @@ def small(tmp_path: Path) -> Path:
     """A complete catalogue of a few instance types in two regions."""
     folder = tmp_path / "small"
     (folder / "regions").mkdir(parents=True)
-    for name in ("accelerators.csv", "caveats.csv", "sources.json", "billing.json"):
+    shutil.copy(BUNDLED.parent / "accelerators.csv", folder)
+    for name in ("caveats.csv", "sources.json", "billing.json"):
         shutil.copy(BUNDLED / name, folder / name)
     for name in ("instance_types.csv", "regions/us-east-1.csv", "regions/eu-west-2.csv"):
         header, *rows = (BUNDLED / name).read_text(encoding="utf-8").splitlines(keepends=True)

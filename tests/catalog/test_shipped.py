@@ -85,7 +85,7 @@ def test_spot_at_the_price_of_on_demand_is_not_offered(everywhere: dict[str, Cat
 
 def test_every_column_of_every_file_has_a_described_source(catalog: Catalog) -> None:
     files = [path.relative_to(BUNDLED).as_posix() for path in BUNDLED.rglob("*.csv")]
-    assert len(files) == 33 + 3
+    assert len(files) == 33 + 2
     for file in files:
         with (BUNDLED / file).open(encoding="utf-8", newline="") as stream:
             columns = next(csv.reader(stream))
@@ -248,7 +248,7 @@ def test_a_mistake_in_the_billing_terms_is_one_sentence(edited: Edited, old: str
     assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize("file", [TYPES, "accelerators.csv", "sources.json", "caveats.csv", REGION])
+@pytest.mark.parametrize("file", [TYPES, "sources.json", "caveats.csv", REGION])
 def test_a_missing_file_is_named(small: Path, file: str) -> None:
     (small / file).unlink()
     with pytest.raises(BadInput, match=file.rpartition("/")[2] if file != REGION else "no region called 'us-east-1'"):

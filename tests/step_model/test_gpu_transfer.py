@@ -88,6 +88,18 @@ def test_samples_say_what_is_trained() -> None:
         observe([sample(model_kind="convolution"), sample(model_kind="transformer")])
 
 
+def test_an_h100_takes_half_of_an_a100s_time_for_large_models() -> None:
+    """Public rows of 1 to 7 B parameters: 2.2 times as fast (llm-foundry, 8 GPUs, bf16)."""
+    asked = [
+        Configuration(nodes=(Node(type=name, workers=1),), local_batch_size=16, precision="amp_bf16")
+        for name in ("p4de.24xlarge", "p5.48xlarge")
+    ]
+    facts = {"model_kind": "transformer", "flops_per_sample": 9e13, "step_time_s": 7.0}
+    fitted = StepTimeModel.fit(observe([StepSample.model_validate({**asked[0].model_dump(), **facts})]), TYPES)
+    slow, fast = fitted.predict(asked)
+    assert slow.step_time_s / fast.step_time_s == pytest.approx(2.2, rel=0.1)
+
+
 def test_samples_and_queries_say_their_precision() -> None:
     def of(type_: str, precision: str | None) -> Configuration:
         return Configuration.model_validate(
