@@ -151,21 +151,23 @@ CLAIMS = (
     Claim(
         benchmark="transfer",
         title="Throughput on a GPU where the job never ran",
-        sentence="The throughput of a job on a GPU where it was never run, from one other GPU, is "
-        "{one_measured_median:.0%} off in the median and {one_measured_p90:.0%} in one of ten cases, jobs left out; by "
-        "the median ratio of other jobs {median_by_median_ratio_of_other_jobs:.0%} and "
-        "{p90_by_median_ratio_of_other_jobs:.0%}, by memory bandwidth {median_by_bandwidth:.0%} and "
-        "{p90_by_bandwidth:.0%}. On AWS's GPUs the median ratio is better: {one_measured_aws_median:.1%} and "
-        "{aws_median_by_median_ratio_of_other_jobs:.1%} in the median. 90 % intervals held "
-        "{one_measured_coverage:.0%}.",
-        front="Throughput on a GPU where a job never ran is {one_measured_median:.0%} off in the median and "
-        "{one_measured_p90:.0%} in one of ten cases (by the median ratio of other jobs "
+        sentence="The throughput of a job on a GPU where it was never run, from one other GPU and the operations that a "
+        "profile counts, is {one_measured_model_told_median:.0%} off in the median and "
+        "{one_measured_model_told_p90:.0%} in one of ten cases, jobs left out; from steps alone "
+        "{one_measured_median:.0%} and {one_measured_p90:.0%}, by the median ratio of other jobs "
+        "{median_by_median_ratio_of_other_jobs:.0%} and {p90_by_median_ratio_of_other_jobs:.0%}, by memory bandwidth "
+        "{median_by_bandwidth:.0%} and {p90_by_bandwidth:.0%}. On AWS's GPUs {one_measured_model_told_aws_median:.1%} "
+        "in the median, from steps alone {one_measured_aws_median:.1%}, by the median ratio "
+        "{aws_median_by_median_ratio_of_other_jobs:.1%}. 90 % intervals held {one_measured_coverage:.0%}.",
+        front="Throughput on a GPU where a job never ran is {one_measured_model_told_median:.0%} off in the median and "
+        "{one_measured_model_told_p90:.0%} in one of ten cases (by the median ratio of other jobs "
         "{median_by_median_ratio_of_other_jobs:.0%} and {p90_by_median_ratio_of_other_jobs:.0%})",
         plot=Plot(
             title="Error of the throughput on a GPU where a job never ran",
             groups=("median", "one of ten is worse"),
             series={
-                "hetopt": ("one_measured_median", "one_measured_p90"),
+                "hetopt": ("one_measured_model_told_median", "one_measured_model_told_p90"),
+                "hetopt, from steps alone": ("one_measured_median", "one_measured_p90"),
                 "median ratio of other jobs": (
                     "median_by_median_ratio_of_other_jobs",
                     "p90_by_median_ratio_of_other_jobs",
