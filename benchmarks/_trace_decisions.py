@@ -132,7 +132,7 @@ def adaptdl(tables: Sequence[Table], protocol: str) -> list[Belief] | None:
 
 def fitted_whole(tables: Sequence[Table]) -> dict[str, Posterior]:
     """What all rows of each table say by themselves, under flat priors."""
-    return {t.folder: fit(observe(t.rows), priors=FLAT) for t in tables}
+    return {t.folder: fit(observe(t.rows), priors=FLAT, classes=()) for t in tables}
 
 
 def priors_of_others(fits: Mapping[str, Posterior], same: Callable[[str, str], bool]) -> list[dict[str, Normal]]:

@@ -151,8 +151,8 @@ CLAIMS = (
     Claim(
         benchmark="transfer",
         title="Throughput on a GPU where the job never ran",
-        sentence="The throughput of a job on a GPU where it was never run, from one other GPU and the operations that a "
-        "profile counts, is {one_measured_model_told_median:.0%} off in the median and "
+        sentence="The throughput of a job on a GPU where it was never run, from one other GPU and the operations that "
+        "a profile counts, is {one_measured_model_told_median:.0%} off in the median and "
         "{one_measured_model_told_p90:.0%} in one of ten cases, jobs left out; from steps alone "
         "{one_measured_median:.0%} and {one_measured_p90:.0%}, by the median ratio of other jobs "
         "{median_by_median_ratio_of_other_jobs:.0%} and {p90_by_median_ratio_of_other_jobs:.0%}, by memory bandwidth "

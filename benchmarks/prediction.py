@@ -99,7 +99,7 @@ def score_adaptdl(asked: Sequence[Task]) -> Scores | None:
 def fitted_whole(root: Path) -> dict[str, Posterior]:
     """What all rows of each folder say by themselves, under flat priors."""
     return {
-        folder: fit(observe(read(root, folder, "profile") + read(root, folder, "answers")), priors=FLAT)
+        folder: fit(observe(read(root, folder, "profile") + read(root, folder, "answers")), priors=FLAT, classes=())
         for folder in EVERY
     }
 

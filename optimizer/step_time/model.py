@@ -15,7 +15,7 @@ from hetopt.optimizer.step_time.links import is_switched
 from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.prediction import Linearised, predict
-from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED, Normal
+from hetopt.optimizer.step_time.priors import OWN_LINKS, PRIORS, SWITCHED, Normal
 from hetopt.optimizer.step_time.probes import Probe, suggest
 from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
@@ -60,7 +60,7 @@ class StepTimeModel:
     ) -> StepTimeModel:
         """Fit to measurements. Seconds at most, for the samples that `observe` lets through."""
         if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
-            priors = {**priors, **SWITCHED}
+            return cls(posterior=fit(observed, priors={**priors, **SWITCHED}, classes=(OWN_LINKS,)), catalog=catalog)
         return cls(posterior=fit(observed, priors=priors), catalog=catalog)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:

@@ -143,7 +143,7 @@ def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) ->
     observed = observe_samples(profile)
     if observed is not None:
         return Shape.of(fit(observed), profile.job.gradient_bytes)
-    posterior = fit(observe_profile(profile), priors=profile_priors(model.reference))
+    posterior = fit(observe_profile(profile), priors=profile_priors(model.reference), classes=())
     shape = Shape.of(posterior, profile.job.gradient_bytes)
     if all(device.kind == "cpu" for device in profile.devices):
         prior = PRIORS["contention"]

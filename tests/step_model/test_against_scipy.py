@@ -88,7 +88,7 @@ def test_the_normal_distribution_is_scipys() -> None:
 
 def is_a_peak(observed: Observed) -> bool:
     """Whether scipy, which starts from our parameters and needs no derivatives, finds none that are likelier."""
-    found = posterior.fit(observed)
+    found = posterior.fit(observed, classes=())
     latents = Latents.at(observed.rows.points, observed.rows.layouts, found.latents.spread)
     mean, sd = posterior._priors(observed, found.where, posterior.PRIORS)
     problem = posterior._Problem(observed=observed, where=found.where, mean=mean, sd=sd)
