@@ -47,14 +47,14 @@ def gc(
     """
 
     if on == "ec2":
-        found = search(
+        searched = search(
             more_regions=region,
             run_id=run,
             everything=everything,
             everybody=everybody,
             remove=remove_ and not dry_run,
         )
-        show(found, as_json=json_)
+        show(searched, as_json=json_)
         return
     if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
