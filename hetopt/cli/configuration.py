@@ -56,7 +56,7 @@ _MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """An option that has another value than its default.
+    """An option that a file or the environment sets, with its value and source.
 
     Attributes:
         command: such as ``launch`` or ``catalog list``.

@@ -25,13 +25,13 @@ MOST_MESSAGE_CHARACTERS = 2_000
 
 
 class OutputLost(HetoptError):
-    """The output cannot be written: its reader has gone, or the disk is full."""
+    """The error of output that cannot be written: its reader has gone, or the disk is full."""
 
     exit_code = BadInput.exit_code
 
 
 class ReaderGone(OutputLost):
-    """The reader of the output has closed the pipe: nothing is wrong, and nothing is said."""
+    """The error of output whose reader has closed the pipe: nothing is wrong, and nothing is said."""
 
     exit_code = BROKEN_PIPE
 
@@ -86,7 +86,7 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def losses_told() -> Iterator[None]:
-    """Turn operating-system errors of a stream inside into one sentence."""
+    """Raise `OutputLost` or `ReaderGone` for an operating-system error of a stream inside."""
     try:
         yield
     except OSError as error:
@@ -95,7 +95,7 @@ def losses_told() -> Iterator[None]:
 
 
 def finish(code: int) -> int:
-    """Flush the standard streams and return the exit code, which a failed flush of a successful command changes.
+    """Flush the standard streams; return the exit code, or that of lost output where the command succeeded.
 
     Args:
         code: that the command ends with.

@@ -66,7 +66,7 @@ LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 
 @dataclass(kw_only=True, eq=False)
 class Side:
-    """One optimizer of a session.
+    """An optimizer of a session, with the state of its gradients.
 
     Attributes:
         optimizer: of the script.

@@ -119,7 +119,7 @@ class SessionLoader:
 
     @property
     def drawn(self) -> Place:
-        """The epoch and number of the next batch that this worker has not drawn; streams hide it."""
+        """The next batch to draw, as epoch and number; of a stream with reader processes, the next epoch's start."""
         is_hidden = self._is_stream and self._loader.num_workers > 0
         return self._drawn_epoch + is_hidden, 0 if is_hidden else self._drawn
 
@@ -180,7 +180,7 @@ class SessionLoader:
         return nullcontext() if self._is_alone and not self._skip else self._common.drawn(keep=keep)
 
     def _cut_of(self, size: int) -> Callable[..., Part]:
-        """Return the function that cuts an epoch's batches into parts; ``size`` stands in for an undeclared one."""
+        """Return the function that cuts an epoch's batches into parts; ``size`` is used if the loader declares none."""
         flow, loader = self._flow, self._loader
         if self.table is None:
             declared: Any = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
