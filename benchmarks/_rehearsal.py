@@ -161,7 +161,9 @@ def share_changes(log: Log) -> list[Event]:
 def _times(workers: Sequence[WorkerSpec]) -> list[WorkerTime]:
     declared = [worker.declared for worker in workers if worker.declared is not None]
     assert len(declared) == len(workers)
-    return [WorkerTime(fixed_s=time_.fixed_s, per_sample_s=time_.per_sample_s, min_samples=1) for time_ in declared]
+    return [
+        WorkerTime(fixed_s=duration.fixed_s, per_sample_s=duration.per_sample_s, min_samples=1) for duration in declared
+    ]
 
 
 def _turned(sides: Sequence[Side], round_: int) -> list[Side]:

@@ -52,9 +52,9 @@ class Trials:
         possible, table = tabulate_rows(self.columns, ClusterRows.of([cluster]), self.question.job)
         if not len(possible):
             return None
-        forecast_, limits = forecast(table, self.question.job), self.question.limits
-        score = float(limits.expected_score(forecast_)[0])
-        risk = float(limits.risk(forecast_)[0])
+        predicted, limits = forecast(table, self.question.job), self.question.limits
+        score = float(limits.expected_score(predicted)[0])
+        risk = float(limits.risk(predicted)[0])
         if risk <= 1:
             self.best = min(self.best, score)
         return score, risk

@@ -69,11 +69,11 @@ def small(count: int, *, seed: int) -> Iterator[Question]:
             space, options=tuple(space.options[option] for option in drawn), batch_sizes=tuple(batches),
             max_machines=MACHINES, max_workers=64,
         )  # fmt: skip
-        _, forecast_ = everything(part, job, MAX_TYPES)
+        _, predicted = everything(part, job, MAX_TYPES)
         kind = ("budget", "deadline", "both")[int(random.integers(3))]
         share = float(random.uniform(0.02, 0.6))
-        budget = float(np.quantile(forecast_.cost_high_usd, share))
-        deadline = float(np.quantile(forecast_.total_high_s, float(random.uniform(0.02, 0.6))))
+        budget = float(np.quantile(predicted.cost_high_usd, share))
+        deadline = float(np.quantile(predicted.total_high_s, float(random.uniform(0.02, 0.6))))
         limits = Limits(
             budget_usd=budget if kind != "deadline" else None,
             deadline_s=deadline if kind != "budget" else None,
@@ -96,7 +96,7 @@ def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRo
     return rows, forecast(table, job)
 
 
-def best_score(forecast_: Forecast, limits: Limits) -> float:
+def best_score(predicted: Forecast, limits: Limits) -> float:
     """Return the least score that keeps the limits at the upper end; infinite where nothing does."""
-    safe = limits.risk(forecast_) <= 1
-    return float(np.min(limits.expected_score(forecast_)[safe], initial=math.inf))
+    safe = limits.risk(predicted) <= 1
+    return float(np.min(limits.expected_score(predicted)[safe], initial=math.inf))

@@ -117,7 +117,7 @@ def held_out_scores(
 
 
 def mean(scores: Sequence[Score], field: str) -> float:
-    return statistics.fmean(getattr(score_, field) for score_ in scores)
+    return statistics.fmean(getattr(entry, field) for entry in scores)
 
 
 def show(contenders: dict[str, Scores], azure: Scores, foreign: Scores) -> None:
@@ -195,7 +195,7 @@ def errors(scores: Scores, suffix: str) -> dict[str, float]:
 
 def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
     """Return errors and the fractions of measured times inside intervals, by folder and by protocol, as figures."""
-    table = [[score_.coverage for score_ in scores[protocol] if score_.coverage is not None] for protocol in PROTOCOLS]
+    table = [[entry.coverage for entry in scores[protocol] if entry.coverage is not None] for protocol in PROTOCOLS]
     folders = [statistics.fmean(column) for column in zip(*table, strict=True)]
     single = [coverage for row in table for coverage in row]
     return {

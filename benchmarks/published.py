@@ -75,12 +75,12 @@ def answers(path: Path) -> Iterator[Answer]:
 
 
 def _told(run: dict[str, Any], written: Path) -> Described:
-    described_ = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
+    known = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
     if run["params"] is not None:
-        return Described(params=run["params"], **described_)
+        return Described(params=run["params"], **known)
     config = written / "config.json"
     config.write_text(json.dumps(run["config"]), encoding="utf-8")
-    return Described(config=config, **described_)
+    return Described(config=config, **known)
 
 
 def measure(results: Results) -> None:
