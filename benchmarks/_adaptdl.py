@@ -18,7 +18,7 @@ PYTHON = "HETOPT_ADAPTDL_PYTHON"
 
 
 def predict(jobs: Sequence[dict[str, dict[str, list[float]]]]) -> list[list[float]] | None:
-    """Predicted seconds of each job's ``asked`` columns after fitting to its ``shown``; absent where it is missing."""
+    """Return predicted seconds of each job's ``asked`` steps, fitted to its ``shown`` ones; None without adaptdl."""
     python = os.environ.get(PYTHON, sys.executable)
     done = subprocess.run(
         [python, str(Path(__file__).resolve())],

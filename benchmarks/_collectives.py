@@ -34,7 +34,7 @@ QUICK_S = 1.0
 
 
 class Request(Record):
-    """What to time on one network.
+    """The gradients and exchange methods to time on one network.
 
     Attributes:
         gradients: numbers of elements; the network is calibrated anew for each, as for a job of that size.
@@ -50,7 +50,7 @@ class Request(Record):
 
 
 class Cell(Record):
-    """One gradient exchanged in one way. ``sync_s`` is that of the workers that waited least; absent: left out."""
+    """The time of exchanging a gradient by a method; ``sync_s`` is that of the workers that waited least, if any."""
 
     numel: int
     way: Compression
@@ -59,14 +59,14 @@ class Cell(Record):
 
 
 class Answer(Record):
-    """All of it, and what the calibrations took."""
+    """The timed exchanges of a request, and the seconds of its calibrations."""
 
     cells: tuple[Cell, ...]
     calibration_s: tuple[float, ...]
 
 
 def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
-    """Carry out the request in ``run_dir``; the first worker writes the answer."""
+    """Time the exchanges of the request in ``run_dir``; the first worker writes the answer."""
     request = Request.model_validate_json((run_dir / REQUEST_FILE).read_text(encoding="utf-8"))
     cells: list[Cell] = []
     calibrations_s: list[float] = []
@@ -84,11 +84,11 @@ def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
 
 
 class _TogetherChannel(Channel):
-    """All workers begin each collective at the same moment, and agree on how long it took, as calibration does."""
+    """A channel whose collectives begin on all workers at once, and that agrees on their time, as calibration does."""
 
     @contextmanager
     def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[list[float]]:
-        """Count and time what happens inside as one operation, once everyone is there."""
+        """Count and time the collective inside as one operation, once every worker is there."""
         dist.barrier(self._group)
         with super().operation(primitive, payload_bytes) as own_work_s:
             yield own_work_s
@@ -99,7 +99,7 @@ class _TogetherChannel(Channel):
 
 
 def _timed(way: Compression, gradient: torch.Tensor, network: Network, request: Request, workers: int) -> Cell:
-    """Time one way of exchanging one gradient."""
+    """Return the time of exchanging one gradient by one method, as the median of repeats."""
     numel = gradient.numel()
     # The same on all workers, as the calibration is.
     expected_s = network.expected_s(operations_of(way, numel, workers=workers))

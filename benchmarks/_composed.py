@@ -23,7 +23,7 @@ SMOOTHED_OVER = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job that is trained until it is good.
+    """A training task with its data, batch and quality metric.
 
     Attributes:
         task, batch, epochs: what is trained, with which global batch, for how long.
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How gradients travelled in a step: by whom, and how compressed."""
+    """The method by which gradients travelled in a step: trainer and compression."""
 
     by: By
     compression: Compression
@@ -54,7 +54,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Steps in a row whose gradients travelled in one way; ``sent_bytes`` of one worker in one step."""
+    """Consecutive steps whose gradients travelled by one method; ``sent_bytes`` of one worker in one step."""
 
     steps: int
     way: Way
@@ -63,7 +63,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """What a run learned and sent, whatever time that took.
+    """The evaluations and sent bytes of a run by step, whatever time its steps took.
 
     Attributes:
         stretches: in order.
@@ -77,7 +77,7 @@ class Trajectory:
 
     @property
     def ways(self) -> dict[Way, float]:
-        """The ways, each with what a worker sent in a step (mean)."""
+        """The mean bytes that a worker sent in a step, by method."""
         steps: dict[Way, int] = {}
         sent: dict[Way, float] = {}
         for stretch in self.stretches:
@@ -87,34 +87,34 @@ class Trajectory:
 
     @property
     def sent_bytes(self) -> float:
-        """By one worker, from begin to end."""
+        """The bytes that one worker sent in the whole run."""
         return sum(stretch.steps * stretch.sent_bytes for stretch in self.stretches)
 
     @property
     def steps(self) -> int:
-        """From begin to end."""
+        """The number of steps of the run."""
         return sum(stretch.steps for stretch in self.stretches)
 
     @property
     def sent_share(self) -> float:
-        """Bytes sent over those of dense steps."""
+        """The bytes sent, as a fraction of those of dense steps."""
         return self.sent_bytes / (self.steps * self.dense_bytes)
 
     def over(self, step_time_s: Mapping[Way, float]) -> list[tuple[float, float]]:
-        """Seconds until each evaluation, and the quality then, where a step of each way takes so long."""
-        found: list[tuple[float, float]] = []
+        """Return the seconds until each evaluation, with its quality, for a given step time of each method."""
+        points: list[tuple[float, float]] = []
         done, done_s = 0, 0.0
         left = list(self.evaluations)
         for stretch in self.stretches:
             while left and left[0][0] <= done + stretch.steps:
                 step, quality = left.pop(0)
-                found.append((done_s + (step - done) * step_time_s[stretch.way], quality))
+                points.append((done_s + (step - done) * step_time_s[stretch.way], quality))
             done, done_s = done + stretch.steps, done_s + stretch.steps * step_time_s[stretch.way]
-        return found
+        return points
 
 
 def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Trajectory:
-    """What a run's log says of it.
+    """Return the trajectory that a run's log records.
 
     Args:
         log: of a run of ``job``.
@@ -148,7 +148,7 @@ def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Traje
 
 
 def _in_use(compression: Compression, exchange: Mapping[str, str | float]) -> Compression:
-    """The compression of a step: a way of its own, where a controller has left the one that was asked for."""
+    """Return the compression of a step, where a controller has left the one that the run was asked for."""
     name, collective = str(exchange["compressor"]), str(exchange["collective"])
     memory = combine(compression.name, memory=compression.memory, collective=compression.collective).memory
     if name != compression.name:
@@ -159,7 +159,7 @@ def _in_use(compression: Compression, exchange: Mapping[str, str | float]) -> Co
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Of several runs that differ in their seeds, evaluation by evaluation; as long as the shortest."""
+    """Return the mean curve of runs with different seeds, evaluation by evaluation; as long as the shortest."""
     return [
         (statistics.fmean(at for at, _ in points), statistics.fmean(quality for _, quality in points))
         for points in zip(*curves, strict=False)
@@ -167,7 +167,7 @@ def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[fl
 
 
 def smoothed(measured: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each quality replaced by the mean of the last few; the first ones by the mean of those there are."""
+    """Return a curve whose qualities are means of the last `SMOOTHED_OVER` evaluations; fewer at the beginning."""
     qualities = [quality for _, quality in measured]
     return [
         (at_s, sum(few) / len(few))
@@ -177,33 +177,33 @@ def smoothed(measured: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def reached_s(measured: Sequence[tuple[float, float]], quality: float) -> float | None:
-    """Seconds until the smoothed quality was reached; None: it never was."""
+    """Return the seconds until the smoothed quality was reached; None if it never was."""
     usual = smoothed(measured)
-    return time_to(usual, quality) if any(found >= quality for _, found in usual) else None
+    return time_to(usual, quality) if any(smooth >= quality for _, smooth in usual) else None
 
 
 def final(measured: Sequence[tuple[float, float]]) -> float:
-    """The smoothed quality at the end."""
+    """Return the smoothed quality at the end."""
     return smoothed(measured)[-1][1]
 
 
 def qualities(log: Log, job: Job) -> list[tuple[float, float]]:
-    """Seconds trained until each evaluation, without the evaluations before, and the metric; larger is better.
+    """Return the seconds trained until each evaluation, evaluations left out, with the metric; larger is better.
 
     Evaluations are what the benchmark looks with: they take equally long on every side, and no pace is kept in them.
     """
     sign = 1 if job.higher_is_better else -1
-    trained_s, found = 0.0, []
+    trained_s, points = 0.0, []
     for event in log:
         if event["event"] == "step":
             trained_s += event["steps"] * (event["step_time_s"] + event.get("control_s", 0.0))
         elif event["event"] == "evaluated":
-            found.append((trained_s, sign * event["metrics"][job.metric]))
-    return found
+            points.append((trained_s, sign * event["metrics"][job.metric]))
+    return points
 
 
 def time_to(measured: Sequence[tuple[float, float]], quality: float) -> float:
-    """Seconds until a quality was first reached, on the line between the evaluations before and after."""
+    """Return the seconds until a quality was first reached, interpolated between evaluations."""
     before_s, before = measured[0][0], measured[0][1]
     for at_s, reached in measured:
         if reached >= quality:
@@ -214,7 +214,7 @@ def time_to(measured: Sequence[tuple[float, float]], quality: float) -> float:
 
 
 def data_folder(job: Job) -> Path | None:
-    """Where the job's data is, if it is here."""
+    """Return the folder of the job's data; None if it is not on this machine."""
     if job.data is None:
         return None
     base = Path(os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -31,7 +31,7 @@ PLAIN, STATIC, AUTO = "plain DDP", "Top-k 10x", "hetopt auto"
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A side of the comparison.
+    """A side of the comparison: a trainer with its compression and synchronization.
 
     Attributes:
         by: who trains.
@@ -50,8 +50,8 @@ class Contender:
 
     @property
     def depends_on_links(self) -> bool:
-        """Whether it trains at every rate from begin to end: it decides by the links, or most of its steps exchange
-        nothing, so that no step stands for all."""
+        """Return whether the contender must train at every link rate: it decides by the links, or most of its steps
+        exchange nothing, so that no step stands for all."""
         return self.decides_by_links or self.sync.is_local
 
 
@@ -93,7 +93,7 @@ its averages as that does."""
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One model's job.
+    """A model of the benchmark, with its job and target.
 
     Attributes:
         job: task, data and length.
@@ -112,7 +112,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """What runs of a model have in common.
+    """The settings that all runs of a model have in common.
 
     Attributes:
         model: that is trained.
@@ -130,21 +130,21 @@ class Runs:
 
     @property
     def epochs(self) -> float:
-        """Of a whole run."""
+        """The epochs of a whole run."""
         return self.model.quick_epochs if self.quick else self.model.job.epochs
 
     @property
     def others(self) -> dict[str, Contender]:
-        """That take part."""
+        """The contenders that take part, besides hetopt's own choice, by name."""
         taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
         return {name: taking_part[name] for name in self.only or taking_part}
 
     def side(self, name: str, contender: Contender, *, steps: int | None = None, seed: int = 0) -> Side:
-        """A whole run, or so many steps to be timed."""
+        """Return the side of a contender for a whole run, or for ``steps`` steps to be timed."""
         return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps, seed=seed))
 
     def spec(self, contender: Contender, *, steps: int | None = None, seed: int = 0) -> RunSpec:
-        """The same."""
+        """Return the run spec of a contender for a whole run, or for ``steps`` steps to be timed."""
         job, folder = self.model.job, data_folder(self.model.job)
         shares = equal_shares(WORKERS, job.batch)
         return RunSpec(
@@ -178,12 +178,12 @@ class Runs:
 
 
 def hosts(rate_bits_per_s: float | None) -> list[EmulatedHost]:
-    """Equal hosts, a worker each."""
+    """Return emulated hosts of equal speed, a worker each."""
     return [EmulatedHost(name=f"h{place}", rate_bits_per_s=rate_bits_per_s) for place in range(WORKERS)]
 
 
 def sibling(attribute: str) -> str:
-    """The reference of a task in `benchmarks._siblings`."""
+    """Return the reference of a task in `benchmarks._siblings`."""
     return f"{Path(__file__).with_name('_siblings.py')}:{attribute}"
 
 

@@ -37,7 +37,7 @@ DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-tuned": "tuned", "ddp-fp16
 
 
 def main(folder: Path) -> int:
-    """Start the workers and wait for all; the exit code is that of the first that failed."""
+    """Start the workers and wait for all; return the exit code of the first that failed."""
     runs = json.loads((folder / RUNS_FILE).read_text(encoding="utf-8"))
     if any(run["side"] == EXCHANGES for run in runs["runs"]):
         # On hosts of their own workers would not wait for a core, and here those that a message wakes up should not
@@ -64,7 +64,7 @@ def main(folder: Path) -> int:
 
 
 def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) -> int:
-    """Do all runs as one worker; the exit code is that of the first that failed."""
+    """Do all runs as one worker; return the exit code of the first that failed."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as hetopt's workers do, on every side: what is compared is not the allocator
     dist.init_process_group("gloo", store=group_store(os.environ, rank), rank=rank, world_size=world_size)
@@ -99,7 +99,7 @@ def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Go on in this network namespace (`os.setns` is younger than the oldest Python that hetopt supports)."""
+    """Enter a network namespace (`os.setns` is younger than the oldest Python that hetopt supports)."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}", "rb") as handle:
         if libc.setns(handle.fileno(), 0) != 0:
@@ -107,7 +107,7 @@ def _enter(namespace: str) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End without tearing the interpreter down.
+    """Exit without tearing the interpreter down.
 
     Threads of the process group outlive it and abort the interpreter's end every now and then (torch 2.13, gloo).
     """

@@ -34,7 +34,7 @@ ASKED = (0.5, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
-    """What there is to choose from.
+    """The configurations to choose from, by measured seconds and price.
 
     Attributes:
         seconds: of a sample, as measured.
@@ -46,19 +46,19 @@ class Menu:
 
     @property
     def usd(self) -> Array:
-        """Price of a sample, as measured."""
+        """The price of a sample, as measured."""
         return np.asarray(self.seconds * self.usd_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """Seconds of a sample as somebody predicts them: medians, and the standard deviations of their logs."""
+    """Predicted seconds of a sample: medians, and the standard deviations of their logs."""
 
     seconds: Array
     log_sd: Array
 
     def forecast(self, menu: Menu) -> Forecast:
-        """The same as the planner has it; what only whole runs have is nothing."""
+        """Return the belief as the planner's forecast; fields that only whole runs have are zero."""
         nothing = np.zeros(len(self.seconds))
         reach = np.exp(Z90 * self.log_sd)
         of_time = {"total_s": self.seconds, "total_low_s": self.seconds / reach, "total_high_s": self.seconds * reach}
@@ -68,7 +68,7 @@ class Belief:
         return Forecast(**{field.name: nothing for field in fields(Forecast)} | of_time | of_cost)
 
     def chances(self, menu: Menu, limits: Limits) -> Array:
-        """Probability of each configuration to keep the limits."""
+        """Return the probability that each configuration keeps the limits."""
         most_s = np.minimum(
             math.inf if limits.deadline_s is None else limits.deadline_s,
             math.inf if limits.budget_usd is None else limits.budget_usd / menu.usd_per_s,
@@ -77,7 +77,7 @@ class Belief:
         sure = np.where(away >= 0, math.inf, -math.inf)
         with np.errstate(over="ignore"):  # as sure as can be
             z = np.divide(away, self.log_sd, out=sure, where=self.log_sd > 0)
-        return np.array([NormalDist().cdf(one) for one in z.tolist()])
+        return np.array([NormalDist().cdf(score) for score in z.tolist()])
 
 
 Chooser = Callable[[Limits], int]
@@ -85,49 +85,51 @@ Chooser = Callable[[Limits], int]
 
 
 def as_recommended(menu: Menu, belief: Belief) -> Chooser:
-    """As `recommend` chooses where no confidence is asked for."""
+    """Return the chooser of `recommend` where no confidence is asked for."""
     return by_chance(menu, belief, SURE)
 
 
 def by_median(menu: Menu, belief: Belief) -> Chooser:
-    """The same, but of those that are sure enough the best by its median: what doubt costs is left out."""
-    told = belief.forecast(menu)
+    """Return a chooser of the best median among configurations that are sure enough: without the cost of doubt."""
+    forecast = belief.forecast(menu)
     usual = as_recommended(menu, belief)
 
     def chosen(limits: Limits) -> int:
         safe = np.flatnonzero(belief.chances(menu, limits) >= SURE)
-        return int(safe[limits.score(told.total_s, told.cost_usd)[safe].argmin()]) if len(safe) else usual(limits)
+        return (
+            int(safe[limits.score(forecast.total_s, forecast.cost_usd)[safe].argmin()]) if len(safe) else usual(limits)
+        )
 
     return chosen
 
 
 def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
-    """As `recommend` chooses where this confidence is asked for: the best of those that keep the limits so probably."""
-    told = belief.forecast(menu)
+    """Return the chooser of `recommend` for a confidence: the best configuration that keeps the limits so probably."""
+    forecast = belief.forecast(menu)
 
     def chosen(limits: Limits) -> int:
-        overrun = limits.overrun(told)
+        overrun = limits.overrun(forecast)
         fits = np.flatnonzero(overrun <= 1)
         if not len(fits):
             return int(overrun.argmin())
-        best_first = fits[np.argsort(limits.expected_score(told)[fits], kind="stable")]
+        best_first = fits[np.argsort(limits.expected_score(forecast)[fits], kind="stable")]
         return int(best_first[first_likely(belief.chances(menu, limits)[best_first], asked)])
 
     return chosen
 
 
 def as_believed(menu: Menu, belief: Belief) -> Chooser:
-    """The best of those that keep the limits as they are predicted, however uncertain that is."""
+    """Return a chooser of the best configuration by point predictions, however uncertain these are."""
     return by_chance(menu, replace(belief, log_sd=np.zeros_like(belief.log_sd)), 0.5)
 
 
 def throughputs(menu: Menu) -> list[Limits]:
-    """Limits of time within which the cheapest is wanted."""
+    """Return limits of time within which the cheapest configuration is wanted."""
     return [Limits(deadline_s=most, time_weight=0.0) for most in _between(menu.seconds)]
 
 
 def _between(values: Array) -> list[float]:
-    """Limits in equal ratios; none that by rounding nothing keeps, where all values are alike."""
+    """Return limits in equal ratios; where all values are alike, none that rounding makes impossible to keep."""
     between = np.geomspace(values.min(), values.max(), TARGETS + 2)[1:-1]
     limits: list[float] = np.maximum(between, values.min() * (1 + ROUNDING)).tolist()
     return limits
@@ -135,7 +137,7 @@ def _between(values: Array) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One choice, judged by what was measured.
+    """A choice of a configuration, judged by measured times.
 
     Attributes:
         extra: cost of the choice (time, under a budget) over that of the best that keeps the limits, less 1; nothing
@@ -148,22 +150,22 @@ class Decision:
 
 
 def judged(menu: Menu, limits: Limits, row: int) -> Decision:
-    """The choice beside the best by the measured times."""
+    """Return the decision for a configuration, compared with the best by measured times."""
     total = menu.seconds if limits.time_weight else menu.usd
     keeps = limits.ratio(menu.usd, menu.seconds) <= 1 + ROUNDING
     return Decision(extra=max(0.0, float(total[row] / total[keeps].min()) - 1), kept=bool(keeps[row]))
 
 
 def decide(menu: Menu, wanted: Sequence[Limits], chooser: Chooser) -> list[Decision]:
-    """A decision for each of the limits."""
+    """Return a chooser's decision for each of the limits."""
     return [judged(menu, limits, chooser(limits)) for limits in wanted]
 
 
 def mean_extra(decisions: Sequence[Decision]) -> float:
-    """Mean extra cost."""
-    return float(np.mean([one.extra for one in decisions]))
+    """Return the mean extra cost of decisions, relative."""
+    return float(np.mean([decision.extra for decision in decisions]))
 
 
 def missed(decisions: Sequence[Decision]) -> float:
-    """Share of decisions whose limits are not kept."""
-    return float(np.mean([not one.kept for one in decisions]))
+    """Return the fraction of decisions whose limits are not kept."""
+    return float(np.mean([not decision.kept for decision in decisions]))

@@ -42,7 +42,7 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that happens to a run.
+    """A fault that is injected into a run at a step.
 
     Attributes:
         at_step: when the log has come to this step.
@@ -62,7 +62,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a run.
+    """The end of a faulty run, with its duration and the times of its faults.
 
     Attributes:
         ended: by which event; empty: not in time.
@@ -76,7 +76,7 @@ class Outcome:
 
 
 class FaultyRun:
-    """One run, its faults, and its processes.
+    """A run with its faults and processes.
 
     Args:
         run_dir: of the run; it exists.
@@ -104,7 +104,7 @@ class FaultyRun:
         self._failures = 0
 
     def run(self, within_s: float) -> Outcome:
-        """Start it, let its faults happen, and wait for its end."""
+        """Start the run, inject its faults, and wait for its end."""
         write_spec(self._run_dir, self._spec)
         # What is due at a step happens once this start has come to it: who leaves before all have begun ends the run.
         self._look()
@@ -149,7 +149,7 @@ class FaultyRun:
         self._wardens[place] = child
 
     def _collect(self, meeting: str) -> bool:
-        """Whether all workers have ended; those that the run is to go on with are started again."""
+        """Reap workers that have ended, and return whether the run is over; raise `_Again` where it is to go on."""
         for place, warden in list(self._wardens.items()):
             pid, status = os.waitpid(warden, os.WNOHANG)
             if pid:
@@ -177,7 +177,7 @@ class FaultyRun:
                 self._last = event
 
     def _may_do_without(self, place: int) -> bool:
-        """Whether the others would go on; else they wait for a minute and end, as they should."""
+        """Return whether the run goes on without a worker; else the others wait a minute and end, as they should."""
         left = len(self._wardens) - 1
         return 2 * left > len(self._wardens) or (2 * left == len(self._wardens) and place != min(self._wardens))
 
@@ -228,23 +228,23 @@ class FaultyRun:
         self._away.clear()
 
     def _wait_for_two_checkpoints(self) -> None:
-        """A disk may be slow; the run goes on meanwhile."""
+        """Wait until two checkpoints are whole, as a disk may be slow; the run goes on meanwhile."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while len(complete(self._run_dir / CHECKPOINT_FOLDER)) < 2 and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
 
 
 class _Again(Exception):
-    """All workers are gone, and the run is to be started again."""
+    """The signal that all workers are gone, and the run is to be started again."""
 
 
 def complete(folder: Path) -> list[Path]:
-    """Checkpoints of which all is there, and that have their names: the manifest is written before that."""
+    """Return the whole checkpoints: a manifest is written before a checkpoint gets its name."""
     return [path for path in folder.glob("step-*[0-9]") if (path / MANIFEST_FILE).exists()]
 
 
 def tear(folder: Path, byte: float) -> None:
-    """Cut the largest file of the newest checkpoint short."""
+    """Truncate the largest file of the newest checkpoint."""
     steps = complete(folder)
     if len(steps) < 2:
         return  # without another one the run would be refused, as it should be
@@ -254,24 +254,24 @@ def tear(folder: Path, byte: float) -> None:
 
 
 def run_all(folder: Path) -> None:
-    """Do all runs that ``FOLDER/runs.json`` tells of."""
+    """Do all runs of ``FOLDER/runs.json``."""
     for entry in json.loads((folder / RUNS_FILE).read_text(encoding="utf-8")):
         run_dir = folder / entry["name"]
         run_dir.mkdir(exist_ok=True)
         spec = RunSpec.model_validate(entry["spec"])
         faults = [Fault(**fault) for fault in entry["faults"]]
-        one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}))
+        run = FaultyRun(run_dir, spec, faults, entry.get("environment", {}))
         with (
             _small_disk(run_dir / CHECKPOINT_FOLDER) if any(fault.kind == "full" for fault in faults) else nullcontext()
         ):
-            outcome = _until_the_end(one, float(entry.get("within_s", 120.0)))
+            outcome = _until_the_end(run, float(entry.get("within_s", 120.0)))
         write_atomically(run_dir / OUTCOME_FILE, json.dumps(asdict(outcome)))
         print(f"  {entry['name']}: {outcome.ended or 'not in time'} after {outcome.took_s:.1f} s", file=sys.stderr)
 
 
 @contextmanager
 def _small_disk(folder: Path) -> Iterator[None]:
-    """A disk of its own for a folder. Only root may do that."""
+    """Mount a small disk at a folder inside, which only root may do."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)], check=True)
     try:
@@ -281,17 +281,17 @@ def _small_disk(folder: Path) -> Iterator[None]:
 
 
 def _fill(file: Path) -> None:
-    """Write until there is no room left."""
+    """Write to a file until there is no room left."""
     with file.open("wb", buffering=0) as stream, suppress(OSError):
         while True:
             stream.write(bytes(1 << 16))
 
 
-def _until_the_end(one: FaultyRun, within_s: float) -> Outcome:
+def _until_the_end(run: FaultyRun, within_s: float) -> Outcome:
     began_s, faults_s = time.monotonic(), []
     while True:
         try:
-            outcome = one.run(within_s - (time.monotonic() - began_s))
+            outcome = run.run(within_s - (time.monotonic() - began_s))
         except _Again:
             faults_s.append(time.time())
             continue
@@ -301,7 +301,7 @@ def _until_the_end(one: FaultyRun, within_s: float) -> Outcome:
 
 
 def _start_store() -> tuple[str, int]:
-    """A process that holds the store in which workers meet; where it is."""
+    """Start a process that holds the rendezvous store; return the store's address and the process."""
     here, there = get_context("fork").Pipe()
     child = os.fork()
     if child == 0:
@@ -321,7 +321,7 @@ def _hold_store(tell: Connection) -> NoReturn:
 
 
 def _child_of(warden: int | None) -> int | None:
-    """The worker under a warden."""
+    """Return the process of the worker under a supervisor."""
     if warden is None:
         return None
     try:

@@ -28,7 +28,7 @@ def has_history() -> bool:
 
 
 def why_stale(result: Mapping[str, Any]) -> str | None:
-    """Return why the figures of a result may not be quoted; None: they may.
+    """Return why the figures of a result may not be quoted; None if they may.
 
     Args:
         result: as its file has it.
@@ -64,7 +64,7 @@ def runs(benchmark: str) -> frozenset[Path]:
 
 @functools.cache
 def imported(module: str) -> tuple[str, ...]:
-    """Return the names that a module imports of this repository, wherever in it: modules, and what may be one."""
+    """Return the names that a module of this repository imports anywhere: modules, and what may be modules."""
     file = _file(module)
     assert file is not None
     return tuple(_named(ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))))
@@ -81,7 +81,7 @@ def _named(tree: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def _file(module: str) -> Path | None:
-    """Return the file of a module, without links; None: it is not of this repository, or no module."""
+    """Return the file of a module without links; None for a module of another repository."""
     if module.partition(".")[0] not in ("hetopt", "benchmarks"):
         return None
     path = REPOSITORY.joinpath(*module.split("."))
@@ -92,6 +92,6 @@ def _file(module: str) -> Path | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git prints; None: it refuses."""
+    """Return the output of a git command; None where git refuses."""
     done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -39,7 +39,7 @@ noise."""
 
 
 def fit(columns: Sequence[Column], calibration: float = 1.0) -> dict[Told, GpuModel]:
-    """Fit to columns, for each of what may be told of a job. A minute for a thousand cells."""
+    """Return the GPU model fitted to columns, by what is known of a job. Takes a minute for a thousand cells."""
     each = [
         Cells.of(
             [cell.place for cell in column.cells],
@@ -50,9 +50,11 @@ def fit(columns: Sequence[Column], calibration: float = 1.0) -> dict[Told, GpuMo
         )
         for index, column in enumerate(columns)
     ]
-    cells = Cells(**{one.name: np.concatenate([getattr(own, one.name) for own in each]) for one in fields(Cells)})
+    cells = Cells(
+        **{field.name: np.concatenate([getattr(cells_, field.name) for cells_ in each]) for field in fields(Cells)}
+    )
     throughput = np.concatenate([_about_the_middle(column) for column in columns])
-    return {told: _fit(cells.when(told), throughput, calibration) for told in get_args(Told)}
+    return {known: _fit(cells.when(known), throughput, calibration) for known in get_args(Told)}
 
 
 def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:
@@ -76,7 +78,7 @@ def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:
     )
 
     def loss(logs: Array) -> tuple[float, Array]:
-        """Negative log of the posterior of the standard deviations, and its gradient by their logs."""
+        """Return the negative log posterior of the standard deviations, and its gradient with respect to their logs."""
         variances = np.exp(2 * logs)
         among = LEVEL_SD**2 * column
         for by_feature, mask in zip(variances[:count].reshape(-1, FEATURES), of_slopes, strict=True):
@@ -92,14 +94,14 @@ def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:
         value = 0.5 * float(throughput @ weights) + float(np.log(np.diag(factor[0])).sum()) + 0.5 * float(away @ away)
         return value, variances * np.concatenate(gradient) + away
 
-    found = np.exp(minimize(loss, STARTS, jac=True, method="L-BFGS-B", options={"maxiter": ROUNDS}).x)
+    deviations = np.exp(minimize(loss, STARTS, jac=True, method="L-BFGS-B", options={"maxiter": ROUNDS}).x)
     return GpuModel.of(
         cells,
         throughput,
         Spread(
-            slopes=found[:count].reshape(-1, FEATURES),
-            parts=found[count : count + len(PARTS)],
-            noise=float(found[-1]),
+            slopes=deviations[:count].reshape(-1, FEATURES),
+            parts=deviations[count : count + len(PARTS)],
+            noise=float(deviations[-1]),
             calibration=calibration,
         ),
     )

@@ -47,21 +47,21 @@ class _Seen:
 
 
 def learned_priors(fits: Mapping[str, Posterior]) -> dict[str, Normal]:
-    """Priors from fits under `FLAT`, by the name of their folder: job and cluster."""
-    found = dict(PRIORS)
+    """Return priors from fits under `FLAT`, which are given by the name of their folder: job and cluster."""
+    priors = dict(PRIORS)
     clusters = len({folder.split("-")[1] for folder in fits})
     for index, name in enumerate(SHARED):
         if name in SCALES:
             continue
         flat = FLAT[name]
         assert flat.mean is not None
-        seen = [one for fit in fits.values() if (one := _alone(fit, index, flat.mean, flat.sd)) is not None]
-        found[name] = _pooled(seen, flat, clusters) if seen else flat
-    return found
+        seen = [estimate for fit in fits.values() if (estimate := _alone(fit, index, flat.mean, flat.sd)) is not None]
+        priors[name] = _pooled(seen, flat, clusters) if seen else flat
+    return priors
 
 
 def _alone(fit: Posterior, index: int, mean: float, sd: float) -> _Seen | None:
-    """What the samples of one folder say by themselves: its posterior with the flat prior taken out again."""
+    """Return the mean and variance that one folder's samples imply: its posterior without the flat prior."""
     variance = float(fit.covariance[index, index])
     information = 1 / variance - 1 / sd**2
     if information < 1e-3:
@@ -70,7 +70,10 @@ def _alone(fit: Posterior, index: int, mean: float, sd: float) -> _Seen | None:
 
 
 def _pooled(seen: Sequence[_Seen], flat: Normal, clusters: int) -> Normal:
-    means, variances = np.array([one.mean for one in seen]), np.array([one.variance for one in seen])
+    means, variances = (
+        np.array([estimate.mean for estimate in seen]),
+        np.array([estimate.variance for estimate in seen]),
+    )
     assert flat.mean is not None
     between, middle, weights = flat.sd**2, flat.mean, np.ones(len(seen))
     for _ in range(50):

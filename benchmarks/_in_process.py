@@ -21,7 +21,7 @@ def train_here(
     world_size: int = 1,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> list[Event]:
-    """Train, on the CPU; the events of the run, where this is the worker that writes them.
+    """Train on the CPU in this process; return the events of the run, where this is the worker that writes them.
 
     Args:
         spec: of the run.

@@ -26,7 +26,7 @@ Bound = Literal["at_least", "at_most"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a benchmark was asked to run.
+    """The options of a benchmark's command line.
 
     Attributes:
         quick: from fewer rounds; also where as little is asked for as shows that it still runs.
@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Figures with units in their names, what they should be, and what they are compared with.
+    """The figures of a benchmark with units in their names, their goals, and baselines.
 
     Attributes:
         asked: options that say what was measured, as they were given: "--model lstm".
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def met(self) -> bool:
-        """Whether every goal is met; a benchmark that misses one has still run."""
+        """Return whether every goal is met; a benchmark that misses one has still run."""
         return all(
             self.figures[name] >= bound if kind == "at_least" else self.figures[name] <= bound
             for name, goal in self.goals.items()
@@ -70,20 +70,20 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Results:
-    """What goes into the last line of a benchmark of several parts, gathered part by part."""
+    """The figures, goals and baselines of a benchmark of several parts, gathered part by part."""
 
     figures: dict[str, float] = field(default_factory=dict)
     goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
     baselines: dict[str, float] = field(default_factory=dict)
 
     def goal(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
-        """Record a figure that is to be reached."""
+        """Record a figure with the bound that it should keep."""
         self.figures[name] = round(value, 4)
         bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
         self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
 
     def outcome(self, benchmark: str, *, quick: bool, seeds: str = "0") -> Outcome:
-        """Return what was gathered, as the last line has it."""
+        """Return the gathered figures as the outcome of a benchmark."""
         return Outcome(
             benchmark=benchmark,
             quick=quick,
@@ -95,7 +95,7 @@ class Results:
 
 
 def run_benchmark(main: Callable[[], None]) -> None:
-    """Run a benchmark; what it has made (networks, folders, processes) goes by whatever signal it is ended."""
+    """Run a benchmark, and clean up (networks, folders, processes) by whatever signal it is ended."""
     try:
         with ends_by_signals():
             main()
@@ -104,7 +104,7 @@ def run_benchmark(main: Callable[[], None]) -> None:
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:
-    """The command line that all benchmarks share; ``docstring`` says what this one measures."""
+    """Return the argument parser that all benchmarks share; ``docstring`` says what this one measures."""
     shared = argparse.ArgumentParser(description=(docstring or "").splitlines()[0])
     shared.add_argument("--quick", action="store_true", help="the same table from fewer rounds")
     shared.add_argument("--smoke", action="store_true", help="as little as shows that it still runs; no figure counts")
@@ -113,7 +113,7 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
 
 
 def options(docstring: str | None, parts: Sequence[str] = ()) -> Options:
-    """Read a command line that has nothing else, but for the parts of which one may be asked for alone."""
+    """Return the options of a benchmark's command line, which may choose one of several parts."""
     command_line = parser(docstring)
     if parts:
         command_line.add_argument("--part", choices=parts, help="only this")
@@ -123,13 +123,13 @@ def options(docstring: str | None, parts: Sequence[str] = ()) -> Options:
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile of at least two samples."""
+    """Return the lower quartile, median and upper quartile of at least two samples."""
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     return low, middle, high
 
 
 def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None) -> None:
-    """Print the object as the last line, and write it where asked.
+    """Print the outcome as a JSON object on the last line, and write it to a file where asked.
 
     Args:
         outcome: what was measured.
@@ -170,7 +170,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Return what this machine is: cores that may be used, their model, and memory in GiB."""
+    """Return a description of this machine: usable cores, their model, and memory in GiB."""
     models = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{len(os.sched_getaffinity(0))} cores of {(models or [platform.machine()])[0]}, {memory_gib:.0f} GiB"

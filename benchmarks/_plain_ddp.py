@@ -45,15 +45,15 @@ class CommunicationHook(Protocol):
 
     @property
     def dense_steps(self) -> int:
-        """So many first steps are like DistributedDataParallel's own."""
+        """The number of first steps that send the whole gradient, as DistributedDataParallel does by itself."""
         ...
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """The parallel model."""
+        """Return the model in DistributedDataParallel, with the hook."""
         ...
 
     def sent_bytes(self, steps: int) -> int:
-        """That a worker has contributed in so many steps, all that there were."""
+        """Return the bytes that a worker has sent in all ``steps`` steps."""
         ...
 
 
@@ -65,43 +65,43 @@ class NoHook:
     dense_steps: int = 0
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """The parallel model."""
+        """Return the model in DistributedDataParallel."""
         return DistributedDataParallel(model)
 
     def sent_bytes(self, steps: int) -> int:
-        """The whole gradient in every step."""
+        """Return the bytes of the whole gradient in every step."""
         return steps * self.gradient_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned(NoHook):
-    """DistributedDataParallel as who knows it has it: gradients are views of its buckets, and the graph is static."""
+    """DistributedDataParallel tuned by an expert: gradients are views of its buckets, and the graph is static."""
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """The parallel model."""
+        """Return the model in DistributedDataParallel with tuned options."""
         return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16Hook:
-    """Gradients are cast to fp16 on their way."""
+    """The hook of DistributedDataParallel that casts gradients to fp16 for the all-reduce."""
 
     gradient_bytes: int
     dense_steps: int = 0
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """The parallel model."""
+        """Return the model in DistributedDataParallel, with the hook."""
         parallel = DistributedDataParallel(model, forward_sync_buffers=False)
         parallel.register_comm_hook(None, fp16_compress_hook)
         return parallel
 
     def sent_bytes(self, steps: int) -> int:
-        """Half of the gradient in every step."""
+        """Return the bytes of half the gradient in every step."""
         return steps * self.gradient_bytes * FP16_BYTES // FP32_BYTES
 
 
 class PowerSgdHook:
-    """Gradients travel as factors of low rank; what that leaves out is added to the next gradient.
+    """The PowerSGD hook of DistributedDataParallel: low-rank factors of gradients, with error feedback.
 
     The gradient is one bucket: the hook waits inside its callbacks, and a bucket each would block gloo's threads.
 
@@ -122,20 +122,20 @@ class PowerSgdHook:
         )
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """The parallel model."""
+        """Return the model in DistributedDataParallel, with the hook."""
         whole_mb = self._gradient_bytes / 2**20 + 1
         parallel = DistributedDataParallel(model, forward_sync_buffers=False, bucket_cap_mb=whole_mb)
         parallel.register_comm_hook(self._state, powerSGD_hook)
         return parallel
 
     def sent_bytes(self, steps: int) -> int:
-        """As the hook counts, after the dense steps."""
+        """Return the bytes that the hook has counted, and those of the dense steps."""
         compressed = FP32_BYTES * int(self._state.total_numel_after_compression)
         return min(steps, DENSE_STEPS) * self._gradient_bytes + compressed
 
 
 def make_hook(name: HookName, gradient_bytes: int) -> CommunicationHook:
-    """The hook of that name for a gradient of so many bytes."""
+    """Return the hook of a name for a gradient of ``gradient_bytes`` bytes."""
     match name:
         case "none":
             return NoHook(gradient_bytes=gradient_bytes)
@@ -148,7 +148,7 @@ def make_hook(name: HookName, gradient_bytes: int) -> CommunicationHook:
 
 
 class StretchedBackward:
-    """Waits out the pace when the last parameter's gradient is there, before it is accumulated and sent."""
+    """The emulated computation time of a slower host, waited out when the last gradient is there, before it is sent."""
 
     def __init__(self, task: Task, model: nn.Module, batch: Batch, pace: Slowdown) -> None:
         order: list[nn.Parameter] = []
@@ -178,7 +178,7 @@ class StretchedBackward:
 
 
 def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, hook_name: HookName = "none") -> None:
-    """Train to the stop rule with equal shares; writes ``step`` and ``evaluated`` events like hetopt's own.
+    """Train to the stop rule with equal local batches; write ``step`` and ``evaluated`` events like hetopt's own.
 
     A ``step`` event's ``exchange`` says what a worker contributed to one exchange, and whether the hook was at work.
     """
@@ -204,7 +204,7 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, ho
     evaluated = sent_bytes = 0
 
     def taken() -> tuple[float, Batch]:
-        """How far the epochs are, and this worker's part of the next batch."""
+        """Return the epochs done, and this worker's part of the next batch."""
         epoch = cursor.position / cursor.dataset_size
         set_epoch(data.train, cursor.epoch, spec.seed)
         return epoch, fetch(data.train, cursor.take([local] * world_size).slice(rank).copy())

@@ -28,12 +28,12 @@ class Gathered(Dataset[Batch]):
         return len(self._data)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """What a DataLoader asks for where there is such a method: the whole batch at once."""
+        """Return the samples of a whole batch at once, as DataLoader asks where this method exists."""
         return fetch(self._data, indices)
 
 
 def train_in_session(spec: RunSpec, folder: Path) -> None:
-    """Train to the stop rule; the session writes the events.
+    """Train to the stop rule in a session, which writes the events.
 
     Args:
         spec: of the run.

@@ -12,7 +12,7 @@ import sys
 
 
 def own_port() -> tuple[str, int]:
-    """An address of this process alone, and a port there that is free."""
+    """Return an address of this process alone, and a free port there."""
     number = os.getpid()
     address = "127.0.0.1"
     if sys.platform == "linux":

@@ -19,7 +19,7 @@ PUBLISHED_TREE = Algorithms(all_reduce=TREE_ALL_REDUCE, all_gather=DOUBLING_ALL_
 
 
 def shared_index(index_bytes: float, value_bytes: float, members: int, *, vote: bool = False) -> tuple[Operation, ...]:
-    """AR-Topk (arXiv 2312.02493): one member's indices go to all, then everyone's values at them are summed.
+    """Return the operations of AR-Topk (arXiv 2312.02493): one member's indices go to all, values at them are summed.
 
     ``vote``: the member is elected in every step by the energy of what it would send (VAR), which takes a gather of one
     scalar; otherwise members take turns (STAR).

@@ -17,7 +17,7 @@ SCAVENGER = (1.0, 1.5)
 
 
 def two_powers(runs: Sequence[PriorRun], exponents: tuple[float, float]) -> Callable[[float], float]:
-    """Return steps by batch size: non-negative least squares on the relative error, so that slow runs weigh no more."""
+    """Return a function from batch size to steps: non-negative least squares on the relative error."""
     batch = np.array([run.global_batch_size for run in runs])
     steps = np.array([run.steps_to_target for run in runs])
     # Scaled so that both columns are about one: steps and samples differ by many orders of magnitude.

@@ -38,7 +38,7 @@ By = Literal["hetopt", "session", "ddp", "ddp-tuned", "ddp-fp16", "ddp-powersgd"
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One way of doing the job: hetopt's trainer under a spec, a script with a session that is given the spec, or
+    """A way of doing the job: hetopt's trainer under a spec, a script with a session that is given the spec, or
     DistributedDataParallel, plain or with a hook."""
 
     name: str
@@ -48,7 +48,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio over several rounds."""
+    """The quartiles of a ratio over several rounds."""
 
     low: float
     median: float
@@ -62,19 +62,19 @@ Log = list[Event]
 
 
 def need_namespaces(*, or_skip: bool = False) -> None:
-    """End with one sentence where no cluster can be built; where it may be skipped, as if all was well."""
+    """Exit with a sentence where no cluster can be emulated; with code 0 where the benchmark may be skipped."""
     reason = why_not()
     if reason is None:
         return
-    told = f"this benchmark rehearses clusters, which cannot be done here: {reason}"
+    sentence = f"this benchmark rehearses clusters, which cannot be done here: {reason}"
     if or_skip:
-        print(f"skipped: {told}")
+        print(f"skipped: {sentence}")
         sys.exit(0)
-    sys.exit(told)
+    sys.exit(sentence)
 
 
 def rehearse(hosts: Sequence[EmulatedHost], sides: Sequence[Side], *, rounds: int) -> dict[str, list[Log]]:
-    """The event logs of every side, one a round.
+    """Run every side in an emulated cluster, in turn, and return their event logs, one a round.
 
     Raises:
         RunFailed: a run failed; the sentence is its own.
@@ -92,7 +92,7 @@ def rehearse(hosts: Sequence[EmulatedHost], sides: Sequence[Side], *, rounds: in
 
 
 def time_exchanges(hosts: Sequence[EmulatedHost], request: Request) -> Answer:
-    """What exchanges take between these hosts.
+    """Return the times of gradient exchanges between emulated hosts.
 
     Raises:
         RunFailed: a worker failed; the sentence is its own.
@@ -105,7 +105,7 @@ def time_exchanges(hosts: Sequence[EmulatedHost], request: Request) -> Answer:
 
 
 def launch(spec: RunSpec) -> Log:
-    """The event log of one run under the product's own launcher, scheduled changes of its miniature included.
+    """Run a spec under the product's own launcher, scheduled changes included, and return its event log.
 
     Raises:
         RunFailed: it did not finish.
@@ -124,8 +124,8 @@ def launch(spec: RunSpec) -> Log:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Quartiles of ``over / under``, round by round."""
-    ratios = [one / other for one, other in zip(over, under, strict=True)]
+    """Return the quartiles of ``over / under``, round by round."""
+    ratios = [numerator / denominator for numerator, denominator in zip(over, under, strict=True)]
     if len(ratios) == 1:
         return Ratio(low=ratios[0], median=ratios[0], high=ratios[0])
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -133,35 +133,37 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
 
 
 def step_time_s(log: Log, *, from_step: int) -> float:
-    """Median over control periods of the mean step time, from a step on."""
+    """Return the median over control periods of the mean step time in seconds, after ``from_step``."""
     periods = [float(event["step_time_s"]) for event in log if event["event"] == "step" and event["step"] > from_step]
     return statistics.median(periods)
 
 
 def equal_shares(workers: int, total: int) -> tuple[int, ...]:
-    """What a split that knows nothing of speeds gives."""
+    """Return local batch sizes of ``total`` samples that ignore the workers' speeds."""
     return tuple(total // workers + (rank < total % workers) for rank in range(workers))
 
 
 def best_compute_s(workers: Sequence[WorkerSpec], total: int) -> float:
-    """The physical limit: the slowest worker's computation under the exact shares for the declared times."""
+    """Return the least seconds of a step's computation: the slowest worker's under optimal local batch sizes."""
     return solve_shares(_times(workers), total).compute_s
 
 
 def compute_s(workers: Sequence[WorkerSpec], shares: Sequence[int]) -> float:
-    """The slowest worker's computation under these shares, as declared."""
+    """Return the seconds of the slowest worker's computation under these local batch sizes, as declared."""
     return max(time.time_s(share) for time, share in zip(_times(workers), shares, strict=True))
 
 
 def share_changes(log: Log) -> list[Event]:
-    """Every change of the shares."""
+    """Return the events that changed local batch sizes."""
     return [event for event in log if event["event"] == "shares_changed"]
 
 
 def _times(workers: Sequence[WorkerSpec]) -> list[WorkerTime]:
     declared = [worker.declared for worker in workers if worker.declared is not None]
     assert len(declared) == len(workers)
-    return [WorkerTime(fixed_s=one.fixed_s, per_sample_s=one.per_sample_s, min_samples=1) for one in declared]
+    return [
+        WorkerTime(fixed_s=duration.fixed_s, per_sample_s=duration.per_sample_s, min_samples=1) for duration in declared
+    ]
 
 
 def _turned(sides: Sequence[Side], round_: int) -> list[Side]:
@@ -176,7 +178,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _work(folder: Path, hosts: Sequence[EmulatedHost], runs: Sequence[Mapping[str, str]]) -> None:
-    """Start the crew, a worker for each of the hosts' workers, and wait for it."""
+    """Start the workers on their hosts, and wait for them."""
     with EmulatedNetwork.create(hosts, owner=str(folder)) as network:
         namespaces = [network.namespace(place) for place, host in enumerate(hosts) for _ in range(host.workers)]
         (folder / RUNS_FILE).write_text(json.dumps({"namespaces": namespaces, "runs": list(runs)}), encoding="utf-8")

@@ -32,7 +32,7 @@ MOST_POINTS = 250
 
 @dataclass(kw_only=True)
 class Trials:
-    """Prices clusters until the time is up, and keeps the best score that keeps the limits."""
+    """A budget of processor time in which clusters are priced, and the best score that keeps the limits."""
 
     question: Question
     columns: Columns
@@ -43,50 +43,50 @@ class Trials:
 
     @property
     def open(self) -> bool:
-        """Whether there is time left."""
+        """Return whether there is time left."""
         return time.process_time() - self.started < self.seconds
 
     def price(self, cluster: Cluster) -> tuple[float, float] | None:
-        """Score and risk; absent where the cluster is impossible."""
+        """Return the score and risk of a cluster; None where it is impossible."""
         self.count += 1
         possible, table = tabulate_rows(self.columns, ClusterRows.of([cluster]), self.question.job)
         if not len(possible):
             return None
-        found, limits = forecast(table, self.question.job), self.question.limits
-        score = float(limits.expected_score(found)[0])
-        risk = float(limits.risk(found)[0])
+        predicted, limits = forecast(table, self.question.job), self.question.limits
+        score = float(limits.expected_score(predicted)[0])
+        risk = float(limits.risk(predicted)[0])
         if risk <= 1:
             self.best = min(self.best, score)
         return score, risk
 
     def sizes(self) -> list[int]:
-        """Of each dimension: types and counts of each group, batch."""
+        """Return the number of values of each dimension: types and counts of each group, batch."""
         space = self.question.space
         groups = [len(space.options), space.max_machines + 1] * MAX_TYPES
         return [*groups, len(space.batch_sizes)]
 
     def cluster(self, point: Sequence[int]) -> Cluster:
-        """The cluster at a point."""
+        """Return the cluster at a point of the search space."""
         groups = [(int(point[2 * k]), int(point[2 * k + 1])) for k in range(MAX_TYPES)]
         return Cluster.of(groups, batch=int(point[-1]), exchange=0)
 
 
 def run(contender: Contender, question: Question, seconds: float, seed: int) -> Trials:
-    """Let one contender search for so many seconds of processor time."""
+    """Let a contender search for ``seconds`` seconds of processor time, and return its trials."""
     trials = Trials(question=question, columns=Columns(question.space), seconds=seconds)
     contender(trials, seed)
     return trials
 
 
 def random_search(trials: Trials, seed: int) -> None:
-    """Uniform over the dimensions."""
+    """Price clusters drawn uniformly over the dimensions."""
     random, sizes = np.random.default_rng(seed), trials.sizes()
     while trials.open:
         trials.price(trials.cluster(random.integers(0, sizes).tolist()))
 
 
 def tpe(trials: Trials, seed: int) -> None:
-    """Optuna's tree-structured Parzen estimator, with its own constraints."""
+    """Price clusters chosen by Optuna's tree-structured Parzen estimator, with its own constraints."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     sizes = trials.sizes()
@@ -99,7 +99,7 @@ def tpe(trials: Trials, seed: int) -> None:
 
 
 def gaussian_process(trials: Trials, seed: int) -> None:
-    """Expected improvement of the log score, times the probability of keeping the limits."""
+    """Price clusters of the largest expected improvement of the log score times the probability of the limits."""
     random, sizes = np.random.default_rng(seed), trials.sizes()
     scale = np.maximum(np.array(sizes) - 1, 1)
     seen: list[NDArray[np.float64]] = []
@@ -128,11 +128,11 @@ def gaussian_process(trials: Trials, seed: int) -> None:
             z = (aim - mean) / np.maximum(sd, 1e-9)
             improvement = sd * (z * _cdf(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
             place = int(np.argmax(improvement * _cdf(-over / np.maximum(over_sd, 1e-9))))
-        told = trials.price(trials.cluster(candidates[place].tolist()))
-        if told is not None:
+        priced = trials.price(trials.cluster(candidates[place].tolist()))
+        if priced is not None:
             seen.append(candidates[place] / scale)
-            scores.append(math.log(told[0]))
-            risks.append(math.log(told[1]))
+            scores.append(math.log(priced[0]))
+            risks.append(math.log(priced[1]))
 
 
 def _cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from hetopt.optimizer.search.search import Effort, search
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Of one search; ``*_cpu_s`` is processor time, without the import of libraries.
+    """The time and memory of one search; ``*_cpu_s`` is processor time, without the import of libraries.
 
     Attributes:
         options: that were left to choose from.
@@ -34,7 +34,7 @@ class Growth:
 
 
 def measure(name: str, *, every: int, workers: int, types: int, loose: float) -> Growth:
-    """Search every ``every``-th option of the catalogue, in another process."""
+    """Return the growth of a search over every ``every``-th option of the catalogue, run in another process."""
     arguments = [name, str(every), str(workers), str(types), str(loose)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks._search_growth", *arguments], capture_output=True, text=True, check=True
@@ -56,7 +56,7 @@ def _search(name: str, every: int, workers: int, types: int, loose: float) -> Gr
     def tell(text: str) -> None:
         heard.append((time.perf_counter(), time.process_time()))
 
-    found = search(space, job, limits, effort=Effort(types=types), tell=tell)
+    result = search(space, job, limits, effort=Effort(types=types), tell=tell)
     end = (time.perf_counter(), time.process_time())
     first = heard[1] if len(heard) > 1 else end
     return Growth(
@@ -66,7 +66,7 @@ def _search(name: str, every: int, workers: int, types: int, loose: float) -> Gr
         first_cpu_s=first[1] - begun_cpu,
         final_cpu_s=end[1] - begun_cpu,
         peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        gap=1.0 if found.proof is None or found.proof.gap is None else found.proof.gap,
+        gap=1.0 if result.proof is None or result.proof.gap is None else result.proof.gap,
     )
 
 

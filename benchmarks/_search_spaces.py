@@ -34,7 +34,7 @@ TYPES, MACHINES, BATCHES = 5, 8, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a search is asked."""
+    """A search problem: space, job and limits."""
 
     name: str
     space: SearchSpace
@@ -44,7 +44,7 @@ class Question:
 
 @cache
 def whole(name: str, workers: int = 64, market: str = "spot") -> tuple[SearchSpace, JobModel]:
-    """The whole catalogue for a recorded profile."""
+    """Return the search space of the whole catalogue for a recorded profile, and its job model."""
     profile = Profile.load(RECORDED / f"{name}.json")
     catalog = load_catalog()
     model = fit(profile)
@@ -58,7 +58,7 @@ def whole(name: str, workers: int = 64, market: str = "spot") -> tuple[SearchSpa
 
 
 def small(count: int, *, seed: int) -> Iterator[Question]:
-    """Random parts of the catalogue with random limits, which some of their clusters keep."""
+    """Yield random parts of the catalogue with random limits that some of their clusters keep."""
     random = np.random.default_rng(seed)
     for number in range(count):
         name = sorted(EPOCHS)[number % len(EPOCHS)]
@@ -69,11 +69,11 @@ def small(count: int, *, seed: int) -> Iterator[Question]:
             space, options=tuple(space.options[option] for option in drawn), batch_sizes=tuple(batches),
             max_machines=MACHINES, max_workers=64,
         )  # fmt: skip
-        _, found = everything(part, job, MAX_TYPES)
+        _, predicted = everything(part, job, MAX_TYPES)
         kind = ("budget", "deadline", "both")[int(random.integers(3))]
         share = float(random.uniform(0.02, 0.6))
-        budget = float(np.quantile(found.cost_high_usd, share))
-        deadline = float(np.quantile(found.total_high_s, float(random.uniform(0.02, 0.6))))
+        budget = float(np.quantile(predicted.cost_high_usd, share))
+        deadline = float(np.quantile(predicted.total_high_s, float(random.uniform(0.02, 0.6))))
         limits = Limits(
             budget_usd=budget if kind != "deadline" else None,
             deadline_s=deadline if kind != "budget" else None,
@@ -83,7 +83,7 @@ def small(count: int, *, seed: int) -> Iterator[Question]:
 
 
 def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRows, Forecast]:
-    """Every cluster of at most so many types, priced one by one."""
+    """Return the forecast of every cluster of at most ``types`` types, priced one by one."""
     clusters = [
         Cluster.of(zip(chosen, counts, strict=True), batch, 0)
         for kinds in range(1, types + 1)
@@ -96,7 +96,7 @@ def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRo
     return rows, forecast(table, job)
 
 
-def best_score(found: Forecast, limits: Limits) -> float:
-    """The least score that keeps the limits at the upper end; infinite where nothing does."""
-    safe = limits.risk(found) <= 1
-    return float(np.min(limits.expected_score(found)[safe], initial=math.inf))
+def best_score(predicted: Forecast, limits: Limits) -> float:
+    """Return the least score that keeps the limits at the upper end; infinite where nothing does."""
+    safe = limits.risk(predicted) <= 1
+    return float(np.min(limits.expected_score(predicted)[safe], initial=math.inf))

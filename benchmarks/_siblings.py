@@ -36,7 +36,7 @@ CHARACTERS, CHARACTER_WINDOW, EVALUATED_WINDOWS = 96, 32, 800
 
 
 def convnet() -> Task:
-    """Three convolutions on a fifth of CIFAR-10 at 16x16 pixels, and its mirror: 0.1 MB of gradient.
+    """Return the task of three convolutions on a fifth of CIFAR-10 at 16x16 pixels, and its mirror: 0.1 MB of gradient.
 
     Trained until its accuracy no longer rises.
     """
@@ -46,7 +46,7 @@ def convnet() -> Task:
 
 @functools.cache
 def load_mirrored(folder: Path | None) -> TaskData:
-    """Images at 16 pixels, and those to train on mirrored as well; read once for all runs of a process."""
+    """Return images of 16x16 pixels, mirrored as well for training; read once for all runs of a process."""
     whole = resnet20_cifar10().data(folder)
     train, evaluation = (_at_16_pixels(each) for each in (whole.train, whole.evaluation))
     mirrored = TensorPairs(torch.cat((train.inputs, train.inputs.flip(3))), train.targets.repeat(2))
@@ -54,12 +54,12 @@ def load_mirrored(folder: Path | None) -> TaskData:
 
 
 def short_convnet() -> Task:
-    """The same for a run of `SHORT_CONVNET_EPOCHS`."""
+    """Return the `convnet` task with the schedule of `SHORT_CONVNET_EPOCHS`."""
     return replace(convnet(), schedule=_late(SHORT_CONVNET_EPOCHS))
 
 
 def characters(epochs: float = CHARACTER_EPOCHS) -> Task:
-    """An LSTM of one layer on the characters of WikiText-2's validation text: 0.4 MB of gradient.
+    """Return the task of a one-layer LSTM on the characters of WikiText-2's validation text: 0.4 MB of gradient.
 
     Where words are so few that counting them does as well, letters are enough: it beats counts of four in a row.
     """
@@ -77,13 +77,13 @@ def characters(epochs: float = CHARACTER_EPOCHS) -> Task:
 
 
 def short_characters() -> Task:
-    """The same for a run of `SHORT_CHARACTER_EPOCHS`."""
+    """Return the `characters` task with the schedule of `SHORT_CHARACTER_EPOCHS`."""
     return characters(SHORT_CHARACTER_EPOCHS)
 
 
 @functools.cache
 def load_characters(folder: Path | None) -> TaskData:
-    """Windows of `CHARACTER_WINDOW` characters: of the validation text to train on, of the test text to evaluate.
+    """Return windows of `CHARACTER_WINDOW` characters: validation text to train on, test text to evaluate on.
 
     Read once for all runs of a process.
     """
@@ -98,12 +98,12 @@ def load_characters(folder: Path | None) -> TaskData:
 
 
 def digits() -> Task:
-    """The bundled digits, for machines without the data of the others: 0.4 MB of gradient."""
+    """Return the task of the bundled digits, for machines without other data: 0.4 MB of gradient."""
     return replace(bundled_digits(), schedule=_late(DIGITS_EPOCHS))
 
 
 def plain_convnet(classes: int, width: int = 16) -> nn.Module:
-    """[n, 3, height, width] -> [n, classes]: three convolutions with batch norm, each of twice the channels."""
+    """Return three convolutions with batch norm, each of twice the channels: [n, 3, height, width] -> [n, classes]."""
     layers: list[nn.Module] = []
     channels = 3
     for outputs in (width, 2 * width, 4 * width):
@@ -127,17 +127,17 @@ class Halved:
         return images[0], labels[0]
 
     def set_epoch(self, epoch: int, seed: int, /) -> None:
-        """The whole images'."""
+        """Set the epoch of the whole images."""
         set_epoch(self._whole, epoch, seed)
 
     def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
-        """Each pixel the mean of four."""
+        """Return the images of these indices, each pixel the mean of four, and their labels."""
         images, labels = inputs_and_targets(fetch(self._whole, indices))
         return functional.avg_pool2d(images, 2), labels
 
 
 def _at_16_pixels(images: MapDataset | None) -> TensorPairs:
-    """All of them, once and for all, as they are evaluated: neither moved nor mirrored."""
+    """Return all images at half size, without the random moves and mirroring of training."""
     assert images is not None
     set_epoch(images, 0, 0)
     return TensorPairs(*Halved(images).gather(range(len(images))))

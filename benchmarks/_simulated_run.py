@@ -38,20 +38,20 @@ BATCH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What training has come to."""
+    """The state of training: steps done, samples taken, and a hash over them."""
 
     step: int = 0
     position: int = 0
     chain: str = ""
 
     def after(self, samples: Sequence[int]) -> State:
-        """With one more step."""
+        """Return the state after one more step over these samples."""
         chain = hashlib.sha256(f"{self.chain} {list(samples)}".encode()).hexdigest()
         return State(step=self.step + 1, position=self.position + len(samples), chain=chain)
 
 
 def undisturbed(steps: int) -> State:
-    """What training comes to when nothing happens."""
+    """Return the state after ``steps`` steps without faults."""
     state = State()
     for _ in range(steps):
         state = state.after(range(state.position, state.position + BATCH))
@@ -64,7 +64,7 @@ KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that happens at a moment, to a worker where it is about one, for some time where it passes."""
+    """A simulated fault at a moment, of one worker or of all, with its duration."""
 
     at_s: float
     kind: FaultKind
@@ -74,7 +74,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A run to simulate."""
+    """A run to simulate: workers, steps and faults."""
 
     workers: int
     steps: int
@@ -82,7 +82,7 @@ class Schedule:
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
-        """The schedule of a seed."""
+        """Return the random schedule of a seed."""
         draw = random.Random(seed)
         workers = draw.randint(2, 6)
         faults = [
@@ -94,7 +94,9 @@ class Schedule:
             )
             for _ in range(draw.randint(1, 6))
         ]
-        return cls(workers=workers, steps=draw.randint(20, 60), faults=tuple(sorted(faults, key=lambda one: one.at_s)))
+        return cls(
+            workers=workers, steps=draw.randint(20, 60), faults=tuple(sorted(faults, key=lambda fault: fault.at_s))
+        )
 
 
 _WATCH_S = 0.1
@@ -105,7 +107,7 @@ _PATIENCE = Patience(start_s=120.0, regroup_s=3.0, give_up_s=30.0)
 
 @dataclass(kw_only=True)
 class Result:
-    """What came of a simulated run.
+    """The outcome of a simulated run.
 
     Attributes:
         final: state of every worker that finished.
@@ -125,7 +127,7 @@ class Result:
 
 
 class Broken(Exception):
-    """A group has fallen apart."""
+    """The error of members whose worker group has fallen apart."""
 
 
 @dataclass(kw_only=True)
@@ -140,18 +142,18 @@ class _Process:
 
 @dataclass(kw_only=True)
 class _Operation:
-    """A collective: what each member brought, and until when each waits at most."""
+    """A collective operation: what each member brought, and until when each waits at most."""
 
     brought: dict[int, object] = field(default_factory=dict)
     complete_s: float | None = None
 
 
 class _StoreLost(Exception):
-    """The host of the store is gone; there is another, which is empty."""
+    """The error of a store whose host is gone; there is another store, which is empty."""
 
 
 class _Store:
-    """In memory; whoever is cut off waits."""
+    """A rendezvous store in memory; whoever is cut off waits."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -176,7 +178,7 @@ class _Store:
 
 
 class _Known(Presence):
-    """What whoever ends machines tells of them, in half of the runs: those that left are dead, and away for a time."""
+    """The presence that a provider reports, in half of the runs: workers that left are dead, and away for a time."""
 
     def __init__(self, is_told: bool) -> None:
         self._is_told = is_told
@@ -191,7 +193,7 @@ class _Known(Presence):
 
 
 class Simulation:
-    """One run from its launch to its end, however often it has to be launched.
+    """The simulation of a run from its launch to its end, however often it has to be launched.
 
     Args:
         schedule: of its faults.
@@ -225,7 +227,7 @@ class Simulation:
         )
 
     def run(self, within_s: float = 3000.0) -> Result:
-        """Simulate; raises AssertionError where a worker sees samples lost or repeated."""
+        """Simulate the run and return its outcome; raise AssertionError where samples are lost or repeated."""
         for fault in self._schedule.faults:
             self._push(fault.at_s, fault)
         self._launch()
@@ -359,16 +361,16 @@ class Simulation:
             return
 
     def _shares(self, generation: Generation) -> dict[int, int]:
-        known = {one.place: one.share for one in generation.members if one.share}
+        known = {member.place: member.share for member in generation.members if member.share}
         workers = spec_of_living(self._spec, generation.places, known).workers
-        return {place: one.local_batch_size for place, one in zip(generation.places, workers, strict=True)}
+        return {place: worker.local_batch_size for place, worker in zip(generation.places, workers, strict=True)}
 
     def _hand_over(
         self, store: _Store, generation: Generation, me: Member, held: tuple[Version, State]
     ) -> Generator[float, None, tuple[Version, State]]:
         brought = yield from self._collective(store, generation, me, "hand-over", held)
         states = cast("Mapping[int, tuple[Version, State]]", brought)
-        newest = max(states.values(), key=lambda one: one[0])
+        newest = max(states.values(), key=lambda entry: entry[0])
         if newest[0].is_held:
             state = newest[1]
         else:
@@ -385,8 +387,8 @@ class Simulation:
         state, shares = held[1], self._shares(generation)
         yield 0.02 * self._draw.uniform(0.5, 1.5) * self._slow.get(me.place, 1.0) * shares[me.place]
         first = state.position + sum(shares[place] for place in generation.places if place < me.place)
-        own = list(range(first, first + shares[me.place]))
-        brought = yield from self._collective(store, generation, me, f"step {state.step}", own)
+        indices = list(range(first, first + shares[me.place]))
+        brought = yield from self._collective(store, generation, me, f"step {state.step}", indices)
         samples = [sample for place in sorted(brought) for sample in brought[place]]  # type: ignore[attr-defined]  # lists here
         assert samples == list(range(state.position, state.position + BATCH)), "samples were lost or repeated"
         state = state.after(samples)
@@ -402,7 +404,7 @@ class Simulation:
     def _collective(
         self, store: _Store, generation: Generation, me: Member, name: str, value: object
     ) -> Generator[float, None, Mapping[int, object]]:
-        """What all members brought, once they all have; each learns of it a little later than the next.
+        """Return what all members brought, once they all have; each member learns of it a little later than the next.
 
         Raises:
             Broken: a member is gone, another generation is wanted, or time is up. Others may have seen it complete.
@@ -424,11 +426,13 @@ class Simulation:
         if store.lost or wanted(store) > generation.number:
             return True
         present = {(process.place, process.life) for process in self._processes.values()}
-        return any((one.place, one.life) not in present for one in generation.members if one.place != me.place)
+        return any(
+            (member.place, member.life) not in present for member in generation.members if member.place != me.place
+        )
 
 
 def check(seed: int) -> Result:
-    """Simulate the schedule of a seed and see that the run kept what is promised.
+    """Simulate the schedule of a seed, and check that the run kept what is promised.
 
     Raises:
         AssertionError: it did not.

@@ -23,7 +23,7 @@ NOTICE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTrace:
-    """One recording.
+    """A recording of the number of running nodes of a spot cluster.
 
     Attributes:
         nodes: of the cluster.
@@ -37,13 +37,13 @@ class NodeTrace:
     gap_s: float
 
     def grouped(self, hosts: int) -> NodeTrace:
-        """The same as a cluster of no more than so many hosts."""
+        """Return the trace of a cluster of at most ``hosts`` hosts, each of which stands for a group of nodes."""
         group = -(-self.nodes // hosts)
         running = self.running // group
         return NodeTrace(name=self.name, nodes=self.nodes // group, running=running, gap_s=self.gap_s)
 
     def busiest(self, samples: int, *, without_any: float = 0.1) -> NodeTrace:
-        """The part of so many samples in which most nodes come and go, of those that begin with all of them.
+        """Return the part of ``samples`` samples in which most nodes come and go, of those that begin with all nodes.
 
         Args:
             samples: its length.
@@ -65,13 +65,13 @@ class NodeTrace:
         return NodeTrace(name=self.name, nodes=self.nodes, running=running, gap_s=self.gap_s)
 
     def paid_node_s(self) -> float:
-        """Over all nodes, the time that they were running."""
+        """Return the seconds that nodes were running, summed over all nodes."""
         return float(self.running.sum() * self.gap_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """What happens to a host at a moment of the rehearsal."""
+    """A change of a host (death, return or notice) at a moment of the rehearsal."""
 
     at_s: float
     host: int
@@ -79,7 +79,7 @@ class Move:
 
 
 def read_node_traces(folder: Path, *, least: int = 2) -> list[NodeTrace]:
-    """The recordings under the folder of so many nodes or more; none where it does not exist."""
+    """Return the recordings under a folder of at least ``least`` nodes; none where it does not exist."""
     traces = []
     for path in sorted(folder.glob("*/*-node/*/*.json")):
         nodes = int(path.parts[-3].removesuffix("-node"))
@@ -98,7 +98,7 @@ def read_node_traces(folder: Path, *, least: int = 2) -> list[NodeTrace]:
 
 
 def moves_of(trace: NodeTrace, *, compression: float, seed: int, notice: bool) -> list[Move]:
-    """What happens to the hosts, all of which are there at the beginning.
+    """Return the moves of the hosts over a trace; all hosts are there at the beginning.
 
     Args:
         trace: with a host for each of its nodes.
@@ -127,7 +127,7 @@ def moves_of(trace: NodeTrace, *, compression: float, seed: int, notice: bool) -
 def best_samples(
     moves: Sequence[Move], hosts: int, lasts_s: float, samples_per_s: Mapping[int, float], *, start_s: float = 0.0
 ) -> float:
-    """What would be trained if all hosts were always at work, and coming and going cost nothing else.
+    """Return the samples that hosts would train if they were always at work, and coming and going cost nothing else.
 
     Args:
         moves: of the hosts, all of which are at work at the beginning.

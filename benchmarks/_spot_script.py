@@ -31,7 +31,7 @@ SNAPSHOT = "snapshot.pt"
 
 
 def main(run_dir: Path, every_s: float) -> None:
-    """Train without end."""
+    """Train without end, and save a snapshot every ``every_s`` seconds."""
     spec = read_spec(run_dir)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=spec.exchange_timeout_s))
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -67,7 +67,7 @@ def main(run_dir: Path, every_s: float) -> None:
 
 
 def _load(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Steps done by the snapshot that was taken over; 0: there is none."""
+    """Load the snapshot, and return the steps it has done; 0 where there is none."""
     path = run_dir / SNAPSHOT
     if not path.exists():
         return 0

@@ -36,7 +36,7 @@ signal.pause()
 def run_under_torchrun(
     folder: Path, spec: RunSpec, moves: Sequence[Move], *, lasts_s: float, snapshot_every_s: float
 ) -> list[Event]:
-    """The event log of a run on the hosts of the spec's miniature, which meet their fates and are then all ended.
+    """Run a script under torchrun on hosts that come and go, end all, and return the event log.
 
     Args:
         folder: of the run; it exists.
@@ -72,7 +72,7 @@ def _when_training_begins(events: Path) -> float:
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(StopIteration):
-            return float(next(one["time_s"] for one in read_events(events) if one["event"] == "training_started"))
+            return float(next(event["time_s"] for event in read_events(events) if event["event"] == "training_started"))
         time.sleep(_LOOK_S)
     raise RuntimeError("the run under torchrun did not begin; its output is in the log files beside its events")
 

@@ -30,14 +30,14 @@ while data := os.read(0, {piece}):
 
 @dataclass(kw_only=True)
 class Servers:
-    """A folder with keys and the two sides' configurations."""
+    """The ssh servers of a test: a folder with keys, and both sides' configurations."""
 
     folder: Path
     names: list[str] = field(default_factory=list)
 
     @classmethod
     def made(cls, folder: Path) -> Servers:
-        """Keys and empty configurations."""
+        """Return servers with new keys and empty configurations."""
         if os.getuid() == 0:  # sshd wants the folder of its privilege separation
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         for key in ("host_key", "other_host_key", "user_key", "strangers_key"):
@@ -50,7 +50,7 @@ class Servers:
 
     @property
     def command(self) -> str:
-        """What takes the place of `ssh`."""
+        """The command that takes the place of `ssh`."""
         return f"ssh -F {self.folder / 'client'}"
 
     def host(
@@ -69,9 +69,9 @@ class Servers:
         most_bytes_per_s: int | None = None,
         **more: object,
     ) -> Host:
-        """A host that `ssh NAME` reaches; its record. With its own processes, it sees no others of this machine.
+        """Add a host that `ssh NAME` reaches, and return its record.
 
-        What it says can be held up, as on a slow line.
+        With its own processes it sees no others of this machine. What it says can be held up, as on a slow line.
         """
         server = self.folder / f"{name}.sshd"
         force = self.folder / f"{name}.shell"

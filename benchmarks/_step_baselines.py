@@ -21,7 +21,7 @@ from hetopt.optimizer.step_time.model import StepTime
 
 
 def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:
-    """Workers, nodes, and samples of the worker with most."""
+    """Return the workers, the nodes, and the largest local batch size of each configuration."""
     return (
         np.array([c.workers for c in configurations], dtype=np.float64),
         np.array([len(c.nodes) for c in configurations], dtype=np.float64),
@@ -31,7 +31,7 @@ def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Arra
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A step that is linear in what is computed of a row: ``min |diag(1/t) X c - 1|`` over ``c >= 0``.
+    """A linear model of step time, fitted by ``min |diag(1/t) X c - 1|`` over ``c >= 0``.
 
     Least squares on the relative error, as for every peer; Scavenger's are on the absolute one.
 
@@ -44,26 +44,31 @@ class Linear:
 
     @classmethod
     def fit(cls, features: Callable[[Array, Array], tuple[Array, ...]], samples: Sequence[StepSample]) -> Linear:
-        """The coefficients of these features."""
+        """Return the model with these features fitted to step-time samples."""
         from scipy.optimize import nnls
 
         workers, _, batch = columns(samples)
-        matrix = np.stack(features(workers, batch), axis=1) / np.array([one.step_time_s for one in samples])[:, None]
+        matrix = (
+            np.stack(features(workers, batch), axis=1) / np.array([sample.step_time_s for sample in samples])[:, None]
+        )
         return cls(features=features, coefficients=np.asarray(nnls(matrix, np.ones(len(samples)))[0]))
 
     def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
-        """Seconds of a step, by configuration."""
+        """Return the predicted seconds of a step, by configuration."""
         workers, _, batch = columns(configurations)
         return np.asarray(np.stack(self.features(workers, batch), axis=1) @ self.coefficients)
 
 
 def scavenger(samples: Sequence[StepSample]) -> Linear:
-    """``tau = c0 + c1 b + c2 K`` (Tyagi and Sharma, CCGrid 2023, eq. 8-10): computing by batch, waiting by workers."""
+    """Return Scavenger's fitted model, ``tau = c0 + c1 b + c2 K`` (Tyagi and Sharma, CCGrid 2023, eq. 8-10)."""
     return Linear.fit(lambda workers, batch: (np.ones_like(workers), batch, workers), samples)
 
 
 def ernest(samples: Sequence[StepSample]) -> Linear:
-    """``tau = c0 + c1 b + c2 log k + c3 k``, non-negative (Venkataraman et al., NSDI 2016, for a fixed local batch)."""
+    """Return Ernest's model fitted to samples: ``tau = c0 + c1 b + c2 log k + c3 k``, non-negative.
+
+    Venkataraman et al., NSDI 2016, for a fixed local batch.
+    """
     return Linear.fit(lambda workers, batch: (np.ones_like(workers), batch, np.log(workers), workers), samples)
 
 
@@ -91,7 +96,7 @@ class Goodput:
 
     @classmethod
     def fit(cls, samples: Sequence[StepSample]) -> Goodput:
-        """Least squares in logs of the parameters, from the authors' starting point."""
+        """Return the model fitted by least squares in logs of the parameters, from the authors' starting point."""
         from scipy.optimize import least_squares
 
         workers, nodes, batch = columns(samples)
@@ -134,8 +139,8 @@ class Goodput:
                 ]
             )
 
-        found = least_squares(residuals, start[seen], bounds=(np.log(LOWEST_S), np.log(MOST_S)))
-        fitted = cls._of(among_all(found.x))
+        solution = least_squares(residuals, start[seen], bounds=(np.log(LOWEST_S), np.log(MOST_S)))
+        fitted = cls._of(among_all(solution.x))
         if seen[4]:
             return fitted
         # Several nodes are never quicker than one.
@@ -152,7 +157,7 @@ class Goodput:
         return cls(compute=(a, b), host=(c, d), network=(e, f), power=min(1 + power, MOST_POWER))
 
     def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
-        """Seconds of a step, by configuration."""
+        """Return the predicted seconds of a step, by configuration."""
         return self._steps(*columns(configurations))
 
     def _steps(self, workers: Array, nodes: Array, batch: Array) -> Array:
@@ -195,16 +200,16 @@ class PeerModel:
 
     @classmethod
     def fit(cls, name: PeerName, samples: Sequence[StepSample]) -> PeerModel:
-        """Fit, and leave layouts out in turn to see how far off it is (grouped conformal prediction)."""
-        found = _left_out(PEERS[name], samples) if len({s.layout for s in samples}) > 2 else UNTESTED
+        """Return a peer fitted to samples; layouts left out give its interval (grouped conformal prediction)."""
+        half_width = _left_out(PEERS[name], samples) if len({s.layout for s in samples}) > 2 else UNTESTED
         return cls(
             peer=PEERS[name](samples),
-            half_width=found,
+            half_width=half_width,
             types=frozenset(sample.kind(node) for sample in samples for node in sample.nodes),
         )
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
-        """Predicted step time, in seconds with its interval, of each configuration."""
+        """Return the predicted step time in seconds, with its interval, of each configuration."""
         reach = math.exp(self.half_width)
         return [
             StepTime(

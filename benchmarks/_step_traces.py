@@ -34,7 +34,7 @@ Samples = tuple[StepSample, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One folder under one protocol."""
+    """A folder of step times under a protocol: samples to fit on, and samples to predict."""
 
     folder: str
     protocol: str
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Relative errors of one contender on one task; ``coverage`` of its 90 % intervals where it has any."""
+    """The relative errors of a contender on a task, and the coverage of its 90 % intervals where it has any."""
 
     median: float
     p90: float
@@ -54,21 +54,21 @@ class Score:
 
 
 def traces() -> Path | None:
-    """The folder of the data; absent where it is not there."""
+    """Return the folder of the step traces; None where it is not on this machine."""
     shared = os.environ.get("HETOPT_SHARED_DATA")
     folder = (Path(shared) if shared else Path(__file__).resolve().parents[2] / "shared" / "data") / "step-traces"
     return folder if folder.is_dir() else None
 
 
 def read(root: Path, folder: str, name: str) -> Samples:
-    """One file of one folder."""
+    """Return the step-time samples of one file of a folder."""
     path = root / folder / f"{name}.jsonl"
     with path.open(encoding="utf-8") as lines:
         return read_samples(lines, origin=str(path))
 
 
 def as_columns(samples: Samples) -> dict[str, list[float]]:
-    """The samples as `benchmarks._adaptdl` takes them."""
+    """Return the samples as the columns that `benchmarks._adaptdl` takes."""
     workers, nodes, batch = columns(samples)
     return {
         "workers": workers.tolist(),
@@ -80,14 +80,14 @@ def as_columns(samples: Samples) -> dict[str, list[float]]:
 
 
 def tasks(root: Path, folder: str, priors: dict[str, Normal] | None = None) -> list[Task]:
-    """All protocols of a folder; probes are those that hetopt names, without seeing a time of theirs."""
+    """Return the tasks of all protocols of a folder; hetopt suggests the probes without seeing a time of theirs."""
     profile, answers = read(root, folder, "profile"), read(root, folder, "answers")
     model = StepTimeModel.fit(observe(profile), {}, priors or PRIORS)
     probes = model.suggest(answers, max(PROBES.values()), [None] * len(answers))
-    found = [Task(folder=folder, protocol="no probe", shown=profile, asked=answers)]
+    by_protocol = [Task(folder=folder, protocol="no probe", shown=profile, asked=answers)]
     for protocol, count in PROBES.items():
         layouts = {answers[probe.row].layout for probe in probes[:count]}
-        found.append(
+        by_protocol.append(
             Task(
                 folder=folder,
                 protocol=protocol,
@@ -96,12 +96,12 @@ def tasks(root: Path, folder: str, priors: dict[str, Normal] | None = None) -> l
             )
         )
     shown, asked = read(root, folder, "profile-10pct"), read(root, folder, "answers-90pct")
-    found.append(Task(folder=folder, protocol="10 % of rows", shown=shown, asked=asked))
-    return found
+    by_protocol.append(Task(folder=folder, protocol="10 % of rows", shown=shown, asked=asked))
+    return by_protocol
 
 
 def score(predicted_s: Sequence[float] | Array, asked: Samples) -> Score:
-    """Errors of predictions; one that is missing or not positive is off by 100 %."""
+    """Return the relative errors of predictions; one that is missing or not positive is off by 100 %."""
     true = _times(asked)
     predicted = np.asarray(predicted_s, dtype=np.float64)
     usable = np.isfinite(predicted) & (predicted > 0)
@@ -114,11 +114,13 @@ def score(predicted_s: Sequence[float] | Array, asked: Samples) -> Score:
 
 
 def score_hetopt(task: Task, priors: dict[str, Normal] | None = None) -> Score:
-    """Hetopt's default model on a task, with its intervals."""
-    found = StepTimeModel.fit(observe(task.shown), {}, priors or PRIORS).predict(task.asked)
+    """Return the score of hetopt's default model on a task, with its intervals."""
+    predicted = StepTimeModel.fit(observe(task.shown), {}, priors or PRIORS).predict(task.asked)
     true = _times(task.asked)
-    low, high = (np.array([getattr(one, f"step_time_{end}_s") for one in found]) for end in ("low", "high"))
-    plain = score([one.step_time_s for one in found], task.asked)
+    low, high = (
+        np.array([getattr(step_time, f"step_time_{end}_s") for step_time in predicted]) for end in ("low", "high")
+    )
+    plain = score([step_time.step_time_s for step_time in predicted], task.asked)
     return Score(
         median=plain.median,
         p90=plain.p90,

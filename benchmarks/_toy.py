@@ -20,12 +20,12 @@ SAMPLES = 960
 
 
 def small_network() -> nn.Module:
-    """[n, 1, 8, 8] -> [n, 10]; 4,810 parameters, under a millisecond a step."""
+    """Return a network [n, 1, 8, 8] -> [n, 10] of 4,810 parameters; a step takes under a millisecond."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
 def few_digits(folder: Path | None) -> TaskData:
-    """The first 960 training images, and the evaluation images."""
+    """Return the first 960 training images, and the evaluation images."""
     whole = digits_data(folder)
     assert isinstance(whole.train, TensorPairs)
     return TaskData(
@@ -34,7 +34,7 @@ def few_digits(folder: Path | None) -> TaskData:
 
 
 def task() -> Task:
-    """Return the task."""
+    """Return the task of a small network on few digits."""
     return classification(
         name="few-digits",
         model=small_network,
@@ -46,7 +46,7 @@ def task() -> Task:
 
 
 def broad_digits() -> Task:
-    """A network of 320 thousand parameters (1.3 MB of gradient) that computes for a millisecond or two."""
+    """Return the task of a network of 320 thousand parameters (1.3 MB of gradient), one or two milliseconds a step."""
     return classification(
         name="broad-digits",
         model=lambda: nn.Sequential(
@@ -60,17 +60,17 @@ def broad_digits() -> Task:
 
 
 def noise() -> Task:
-    """The smallest network on random images: nothing is read, and nothing imported that reads."""
+    """Return the task of the smallest network on random images: nothing is read, and nothing imported that reads."""
     return _random_images("noise", small_network, shape=(1, 8, 8))
 
 
 def resnet() -> Task:
-    """ResNet-20 (1.1 MB of gradient) on images of CIFAR's shape."""
+    """Return the task of ResNet-20 (1.1 MB of gradient) on images of CIFAR's shape."""
     return _random_images("resnet20-random", lambda: ResNet20(CLASSES))
 
 
 def wide() -> Task:
-    """A network of 4 million parameters (17 MB of gradient) that computes for as long as it communicates."""
+    """Return the task of a network of 4 million parameters (17 MB of gradient) that computes and sends equally long."""
     return _random_images(
         "wide-random",
         lambda: nn.Sequential(

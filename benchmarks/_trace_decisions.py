@@ -34,7 +34,7 @@ ADAPTDL = "Pollux, AdaptDL's own code"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One folder.
+    """The configurations of a folder of step traces, with measured and shown times.
 
     Attributes:
         rows: all of them.
@@ -50,30 +50,30 @@ class Table:
     samples: Array = field(repr=False)
 
     def seconds(self, steps_s: Sequence[float] | Array) -> Array:
-        """Seconds of a sample."""
+        """Return the seconds of a sample, from those of a step."""
         return np.asarray(steps_s, dtype=np.float64) / self.samples
 
-    def belief(self, told: Sequence[StepTime]) -> Belief:
-        """Predicted steps with their intervals."""
+    def belief(self, predicted: Sequence[StepTime]) -> Belief:
+        """Return predicted step times with their intervals as a belief."""
         return Belief(
-            seconds=self.seconds([one.step_time_s for one in told]),
-            log_sd=np.log([one.step_time_high_s / one.step_time_s for one in told]) / Z90,
+            seconds=self.seconds([step_time.step_time_s for step_time in predicted]),
+            log_sd=np.log([step_time.step_time_high_s / step_time.step_time_s for step_time in predicted]) / Z90,
         )
 
     def certain(self, steps_s: Sequence[float] | Array) -> Belief:
-        """Predicted steps of who states no interval."""
+        """Return step times that are predicted without an interval as a belief."""
         return Belief(seconds=self.seconds(steps_s), log_sd=np.zeros(len(self.samples)))
 
     def hetopt(self, shown: Samples, priors: Mapping[str, Normal] = PRIORS) -> Belief:
-        """What hetopt's model believes that has seen these."""
+        """Return the belief of hetopt's model, fitted to shown samples."""
         return self.belief(StepTimeModel.fit(observe(shown), {}, priors).predict(self.configurations))
 
     def peer(self, name: PeerName, shown: Samples) -> Belief:
-        """What a published model believes, with the interval that its own held-out errors give it."""
+        """Return the belief of a published model, with the interval that its own held-out errors give it."""
         return self.belief(PeerModel.fit(name, shown).predict(self.configurations))
 
     def linear(self) -> Belief:
-        """Linear scaling: a step of many workers is one of a single worker, whose line over batch sizes is fitted."""
+        """Return the belief of linear scaling: a step of many workers takes as long as one of a single worker."""
         alone = [sample for sample in self.shown["no probe"] if sample.workers == 1]
         design = np.array([(1 / s.step_time_s, max(s.batch_sizes) / s.step_time_s) for s in alone])
         fixed_s, per_sample_s = non_negative(design)
@@ -81,13 +81,13 @@ class Table:
 
     @property
     def biggest(self) -> Chooser:
-        """The most workers, each with the most that fits."""
+        """The chooser of most workers, each with the largest batch that fits."""
         workers, _, batch = columns(self.configurations)
         return _always(np.lexsort((batch, workers))[-1])
 
     @property
     def cheapest_per_hour(self) -> Chooser:
-        """The fewest workers, with the most that fits."""
+        """The chooser of fewest workers, with the largest batch that fits."""
         workers, _, batch = columns(self.configurations)
         return _always(np.lexsort((-batch, workers))[0])
 
@@ -100,7 +100,7 @@ def _always(row: np.intp) -> Chooser:
 
 
 def table(root: Path, folder: str) -> Table:
-    """Read a folder; the probe is the one that `hetopt predict --suggest-probes 1` names."""
+    """Return the table of a folder; its probe is the one that `hetopt predict --suggest-probes 1` suggests."""
     profile, answers = read(root, folder, "profile"), read(root, folder, "answers")
     probe = StepTimeModel.fit(observe(profile), {}).suggest(answers, 1, [None] * len(answers))[0]
     layout = answers[probe.row].layout
@@ -108,7 +108,7 @@ def table(root: Path, folder: str) -> Table:
     for sample in profile + answers:
         cells.setdefault((sample.layout, sample.batch_sizes), []).append(sample)
     configurations = tuple(cell[0] for cell in cells.values())
-    samples = np.array([sum(one.batch_sizes) for one in configurations], dtype=np.float64)
+    samples = np.array([sum(configuration.batch_sizes) for configuration in configurations], dtype=np.float64)
     measured = np.array([statistics.median(sample.step_time_s for sample in cell) for cell in cells.values()])
     return Table(
         folder=folder,
@@ -124,17 +124,20 @@ def table(root: Path, folder: str) -> Table:
 
 
 def adaptdl(tables: Sequence[Table], protocol: str) -> list[Belief] | None:
-    """What AdaptDL's own code believes of each table; absent where it is not installed."""
+    """Return the beliefs of AdaptDL's own code for each table; None where it is not installed."""
     jobs = [{"shown": as_columns(t.shown[protocol]), "asked": as_columns(t.configurations)} for t in tables]
-    told = _adaptdl.predict(jobs)
-    return None if told is None else [t.certain(steps_s) for t, steps_s in zip(tables, told, strict=True)]
+    predicted = _adaptdl.predict(jobs)
+    return None if predicted is None else [t.certain(steps_s) for t, steps_s in zip(tables, predicted, strict=True)]
 
 
 def fitted_whole(tables: Sequence[Table]) -> dict[str, Posterior]:
-    """What all rows of each table say by themselves, under flat priors."""
+    """Return the posterior of each table's rows under flat priors, by folder."""
     return {t.folder: fit(observe(t.rows), priors=FLAT, classes=()) for t in tables}
 
 
 def priors_of_others(fits: Mapping[str, Posterior], same: Callable[[str, str], bool]) -> list[dict[str, Normal]]:
-    """Priors for each table, from those that ``same`` does not count as the one that is scored."""
-    return [learned_priors({other: one for other, one in fits.items() if not same(folder, other)}) for folder in fits]
+    """Return priors for each table, learned from the tables that ``same`` does not count as the one that is scored."""
+    return [
+        learned_priors({other: posterior for other, posterior in fits.items() if not same(folder, other)})
+        for folder in fits
+    ]

@@ -51,7 +51,7 @@ AS_SCRIPT = (6, 6, 4, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How long the benchmark may take."""
+    """The rounds, steps and durations of a form of the benchmark."""
 
     rounds: int
     best_step_s: float
@@ -68,7 +68,7 @@ FULL = Scale(rounds=3, best_step_s=0.08, steps=35, equal_rounds=7)
 def cluster(
     speeds: Sequence[float], *, best_step_s: float, batch: int = BATCH, fixed_s: float = FIXED_S
 ) -> tuple[list[EmulatedHost], tuple[WorkerSpec, ...]]:
-    """Hosts of these speeds on unlimited links, whose best split of the batch computes for ``best_step_s``."""
+    """Return hosts of these speeds on unlimited links, and workers whose best split computes for ``best_step_s``."""
     hosts = [EmulatedHost(name=f"h{place}", speed=speed) for place, speed in enumerate(speeds)]
     sample_s = (best_step_s - fixed_s) * sum(speeds) / batch
     workers = tuple(
@@ -87,7 +87,7 @@ def cluster(
 def spec(
     workers: tuple[WorkerSpec, ...], policy: BatchPolicy, *, steps: int, task: str = TOY, period: int = PERIOD
 ) -> RunSpec:
-    """A run of the toy job."""
+    """Return the spec of a run of the toy job."""
     return RunSpec(
         task=task,
         workers=workers,
@@ -106,7 +106,7 @@ def script_side(run: RunSpec) -> Side:
 
 
 def by_speed(workers: tuple[WorkerSpec, ...], batch: int) -> tuple[WorkerSpec, ...]:
-    """The workers with the exact shares for their declared speeds: what a perfect profile would have planned."""
+    """Return the workers with optimal local batch sizes for their declared speeds, as from a perfect profile."""
     times = [
         WorkerTime(fixed_s=worker.declared.fixed_s, per_sample_s=worker.declared.per_sample_s, min_samples=1)
         for worker in workers
@@ -119,7 +119,7 @@ def by_speed(workers: tuple[WorkerSpec, ...], batch: int) -> tuple[WorkerSpec, .
 
 
 def adjustments_to(log: Log, workers: Sequence[WorkerSpec], start: Sequence[int], part: float) -> int | None:
-    """Changes of the shares until the declared step is within ``part`` of the best possible; None: never."""
+    """Return the changes of local batch sizes until the step is within ``part`` of the best possible; None: never."""
     total = sum(start)
     best_s = best_compute_s(workers, total)
     tried = [list(start), *(change["after"] for change in share_changes(log))]
@@ -130,7 +130,7 @@ def adjustments_to(log: Log, workers: Sequence[WorkerSpec], start: Sequence[int]
 
 
 def speeds_part(scale: Scale, results: Results) -> None:
-    """Every policy from equal shares on the published clusters."""
+    """Measure every batch policy from equal local batches on the published clusters."""
     print(f"step-time speed-up over plain DDP (equal split), {scale.rounds} round(s), best step {scale.best_step_s} s")
     print(f"{'speeds':>14} {'ideal':>6}  " + "  ".join(f"{name:>12}" for name in POLICIES) + "   changes (model)")
     for speeds in scale.speeds:
@@ -188,7 +188,7 @@ EQUAL_JOBS = {
 
 
 def equal_part(scale: Scale, results: Results) -> None:
-    """Two equal workers at full speed on limited links: what the whole machinery costs where it has nothing to win."""
+    """Measure the overhead over plain DDP on two equal workers, where there is nothing to win."""
     print(f"\nequal workers: hetopt's step over plain DDP's, {scale.equal_rounds} interleaved rounds")
     hosts = [EmulatedHost(name=f"h{place}", rate_bits_per_s=1e9) for place in range(2)]
     for name, (task, batch, steps) in EQUAL_JOBS.items():

@@ -47,8 +47,8 @@ _SPREAD = 0.04
 
 
 def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
-    """A run whose steps take as long as they are declared to, whatever else this machine does."""
-    one = {
+    """Return the JSON spec of a run whose steps take their declared time, whatever else this machine does."""
+    worker = {
         "host": "here",
         "type": "local",
         "local_batch_size": 96 // workers,
@@ -56,7 +56,7 @@ def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
     }
     return {
         "task": TASK,
-        "workers": [one] * workers,
+        "workers": [worker] * workers,
         "batch_policy": "static",
         "stop": {"max_steps": steps},
         "max_restarts": 20,
@@ -68,7 +68,7 @@ def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
 
 
 def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, object]]]:
-    """The number of workers and the faults of a seed."""
+    """Return the number of workers and the faults of a seed."""
     draw = random.Random(seed)
     workers, faults = draw.randint(2, most_workers), []
     for _ in range(draw.randint(1, 3)):
@@ -81,7 +81,7 @@ def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, obje
 
 
 def simulated(results: Results, runs: int) -> None:
-    """Schedules in virtual time."""
+    """Simulate schedules of faults in virtual time, and record the figures."""
     began_s, failed, generations, from_disk, launches, worst = time.perf_counter(), 0, 0, 0, 0, 0
     for seed in range(runs):
         try:
@@ -106,7 +106,7 @@ def simulated(results: Results, runs: int) -> None:
 
 
 def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
-    """Do real runs in processes of one program, in a folder of their own, which is made."""
+    """Do real runs with faults in processes of one program, in a new folder."""
     folder.mkdir(parents=True)
     entries = [{"environment": _ENVIRONMENT, "within_s": 90.0, **run} for run in runs]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
@@ -114,7 +114,7 @@ def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
 
 
 def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> None:
-    """Seeded schedules on real runs."""
+    """Do real runs with seeded faults, and record the figures."""
     schedules = [schedule(seed, most_workers) for seed in range(runs)]
     sizes = sorted({workers for workers, _ in schedules})
     calm = [{"name": f"calm-{workers}", "spec": spec(workers, STEPS), "faults": []} for workers in sizes]
@@ -147,7 +147,7 @@ def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> No
 
 
 def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
-    """What a run did not keep of what is promised; None: it kept all."""
+    """Return how a faulty run differs from the calm one in what is promised; None if it kept all."""
     ended = json.loads((run_dir / OUTCOME_FILE).read_text())["ended"]
     if ended != "training_finished":
         return f"ended by {ended or 'nothing'}"
@@ -161,19 +161,19 @@ def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
 
 
 def steps_redone(events: list[Event]) -> int:
-    """The most steps that the run went back by, of those that its log had told of."""
-    most = told = 0
+    """Return the most steps that a restart of the run went back by, as its log tells."""
+    most = logged = 0
     for event in events:
         if event["event"] == "step":
-            told = max(told, event["step"])
+            logged = max(logged, event["step"])
         elif event["event"] == "run_started":
-            most = max(most, told - event["resumed_step"])
-            told = event["resumed_step"]
+            most = max(most, logged - event["resumed_step"])
+            logged = event["resumed_step"]
     return most
 
 
 def recovery(results: Results, folder: Path, kills: int) -> None:
-    """A worker under torchrun's agent is killed: itself, and then with its warden, so that torchrun restarts all."""
+    """Measure the time to the next step after a worker dies: alone, or with its supervisor (torchrun restarts all)."""
     folder.mkdir()
     launcher = LocalLauncher(grace_s=5.0)
     wish = RunSpec.model_validate(spec(4, 10**6, max_restarts=1000, checkpoint_every_s=2.0))
@@ -203,7 +203,7 @@ def recovery(results: Results, folder: Path, kills: int) -> None:
 
 
 def _steps_after(folder: Path, moment_s: float, *, within_s: float) -> float | None:
-    """When the first control period ended that began after a moment; None: not in time."""
+    """Return the time when the first control period ended that began after a moment; None if not in time."""
     deadline = time.time() + within_s
     while time.time() < deadline:
         for event in reversed(read_events(folder / EVENTS_FILE)):
@@ -223,10 +223,10 @@ def _steps_after(folder: Path, moment_s: float, *, within_s: float) -> float | N
 
 
 def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
-    """Process numbers of a warden and the worker under it."""
-    own = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
-    numbers = {each.pid for each in own}
-    for each in own:
+    """Return the process numbers of a worker's supervisor and of the worker."""
+    processes = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
+    numbers = {each.pid for each in processes}
+    for each in processes:
         children = [child.pid for child in each.children()]
         if "hetopt.trainer.worker" in each.info["cmdline"] and each.environ().get("RANK") == str(place) and children:
             return each.pid, next(child for child in children if child in numbers)

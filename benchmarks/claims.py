@@ -46,7 +46,7 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One sentence that a page says, and the command that measures it.
+    """A sentence of a page with figures in it, and the command that measures them.
 
     Attributes:
         benchmark: name of the command.
@@ -71,11 +71,11 @@ class Claim:
 
     @property
     def command(self) -> str:
-        """What measures it, as it is typed."""
+        """The command that measures the claim, as it is typed."""
         return " ".join(["python -m", f"benchmarks.{self.benchmark}", *self.options])
 
     def result(self) -> dict[str, Any] | None:
-        """Return the committed result; None: there is none, or it lacks a figure of the sentence or the plot."""
+        """Return the committed result; None if there is none, or it lacks a figure of the sentence or the plot."""
         if not self.file.exists():
             return None
         result: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ class Claim:
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return what sentences and plots may quote of a result: figures, and the baselines beside them."""
+    """Return the figures of a result that sentences and plots may quote, with its baselines."""
     return {**result["baselines"], **result["figures"]}
 
 
@@ -318,13 +318,13 @@ CLAIMS = (
 
 
 def stale(claim: Claim) -> str | None:
-    """Return why a claim has to be measured; None: its result is of today's code."""
+    """Return why a claim has to be measured; None if its result is of today's code."""
     result = claim.result()
     return "there is no result with all of its figures" if result is None else why_stale(result)
 
 
 def main() -> None:
-    """Measure what is not of today's code."""
+    """Measure the claims whose results are not of today's code."""
     shared = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     shared.add_argument("names", nargs="*", metavar="NAME", help="only these")
     shared.add_argument("--again", action="store_true", help="those of today's code, too")
@@ -346,8 +346,8 @@ def main() -> None:
         command = [sys.executable, "-m", f"benchmarks.{claim.benchmark}", *claim.options, "--json", str(claim.file)]
         code = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
         failed |= code != 0
-        told = "measured" if code == 0 else f"failed with exit code {code}"
-        print(f"{claim.benchmark:16} {told} in {time.monotonic() - began_s:.0f} s", flush=True)
+        outcome = "measured" if code == 0 else f"failed with exit code {code}"
+        print(f"{claim.benchmark:16} {outcome} in {time.monotonic() - began_s:.0f} s", flush=True)
     if not asked.list:
         print("`make docs` writes the figures into README and the page of claims")
     sys.exit(failed)

@@ -66,7 +66,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """A prediction, what was measured, and whether the 90 % interval held it (None where a predictor has none)."""
+    """A predicted number of steps, the measured one, and whether the 90 % interval held it (None: there is none)."""
 
     predicted: float
     measured: float
@@ -74,18 +74,18 @@ class Guess:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """The relative error of the predicted number of steps."""
         return self.predicted / self.measured - 1
 
 
 def data_folder() -> Path:
-    """Where the public logs are: `HETOPT_SHARED_DATA`, or beside the repository."""
+    """Return the folder of the public training logs: `HETOPT_SHARED_DATA`, or beside the repository."""
     base = os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data")
     return Path(base) / "convergence"
 
 
 def read(file: Path) -> tuple[Log, ...]:
-    """The runs of one job, by batch size."""
+    """Return the training logs of a job, sorted by batch size."""
     job = json.loads(file.read_text(encoding="utf-8"))
     sign = 1.0 if job["higher_is_better"] else -1.0
     unit = job["noise_batch_size"]
@@ -103,24 +103,24 @@ def read(file: Path) -> tuple[Log, ...]:
 
 
 def levels(logs: Sequence[Log]) -> dict[str, list[float]]:
-    """Steps of every run to each level of the data."""
+    """Return the steps of every run to each level of the metric."""
     return {level: [log.steps_to_level[level] for log in logs] for level in logs[0].steps_to_level}
 
 
 def last_target(logs: Sequence[Log]) -> tuple[list[float], list[float]]:
-    """Where every run comes 0.2 % short of the worst run's best, and the evaluation that finds it, in steps."""
+    """Return the steps of every run to 0.2 % short of the worst run's best, and to the evaluation that finds it."""
     worst = min(max(log.metrics) for log in logs)
     target = worst * SHORT_OF_WORST if worst > 0 else worst / SHORT_OF_WORST
-    crossed, found = [], []
+    crossed, found_steps = [], []
     for log in logs:
         evaluations = [Evaluation(step=s, metric=m) for s, m in zip(log.steps, log.metrics, strict=True)]
         crossed.append(steps_to_target(evaluations, target=target, higher_is_better=True) or math.nan)
-        found.append(float(next(each.step for each in evaluations if each.metric >= target)))
-    return crossed, found
+        found_steps.append(float(next(each.step for each in evaluations if each.metric >= target)))
+    return crossed, found_steps
 
 
 def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
-    """What the laws learn from: so many steps at each batch size."""
+    """Return the runs as the laws learn from them: steps to a target at each batch size."""
     return [
         PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
         for log, count in zip(logs, steps, strict=True)
@@ -128,20 +128,20 @@ def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
 
 
 def found_at(steps: float, every_steps: float) -> float:
-    """The evaluation that finds a target which is reached after ``steps``: runs end there, not where they cross it."""
+    """Return the step of the evaluation that finds a target which is reached after ``steps``, where runs end."""
     # 1e-9: a target that is reached at an evaluation is found by that one.
     return max(1, math.ceil(steps / every_steps - 1e-9)) * every_steps
 
 
 def leave_one_out(
-    logs: Sequence[Log], steps: Sequence[float], found: Sequence[float] | None = None
+    logs: Sequence[Log], steps: Sequence[float], found_steps: Sequence[float] | None = None
 ) -> dict[str, list[Guess]]:
-    """Predict each batch size from all others, by hetopt and by each peer.
+    """Return predictions of each batch size from all others, by hetopt and by each peer.
 
     Args:
         logs: the runs.
         steps: of each until its target is reached.
-        found: the evaluations that found it, where those are to be predicted; absent: ``steps`` themselves.
+        found_steps: of the evaluations that found it, where those are to be predicted; None: ``steps`` themselves.
     """
     runs = prior_runs(logs, steps)
     guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS)}
@@ -151,10 +151,10 @@ def leave_one_out(
         predicted = {name: two_powers(others, law)(log.batch_size) for name, law in PEERS.items()}
         predicted[HETOPT] = float(curve.steps(log.batch_size))
         measured = held
-        if found is not None:
+        if found_steps is not None:
             every_steps = float(np.median(np.diff((0, *log.steps))))
             predicted = {name: found_at(count, every_steps) for name, count in predicted.items()}
-            measured = PriorRun(global_batch_size=log.batch_size, steps_to_target=found[place])
+            measured = PriorRun(global_batch_size=log.batch_size, steps_to_target=found_steps[place])
         for name, count in predicted.items():
             log_sd = float(curve.log_sd(log.batch_size)) if name == HETOPT else None
             guesses[name].append(guess(measured, count, log_sd))
@@ -162,14 +162,14 @@ def leave_one_out(
 
 
 def seen(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
-    """Every batch size by the curve through all of them."""
+    """Return predictions of every batch size by the curve through all of them."""
     runs = prior_runs(logs, steps)
     curve = AveragedLaw().fit(runs)
     return [guess(run, float(curve.steps(run.global_batch_size)), None) for run in runs]
 
 
 def progress_weighted_noise_scale(noise_scales: Sequence[float], steps: Sequence[float], batch_size: int) -> float:
-    """Average a log of noise scales over the optimisation's progress rather than over its steps.
+    """Return the average of a log of noise scales over the optimisation's progress rather than over its steps.
 
     A step of ``B`` samples makes the progress of ``1 / (1 + Bn / B)`` noise-free steps (McCandlish et al. 2018), and
     late steps, where the noise is large, make little of it. So entry ``i``, which stands for ``steps_i`` steps, weighs
@@ -194,7 +194,7 @@ def progress_weighted_noise_scale(noise_scales: Sequence[float], steps: Sequence
 
 
 def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> dict[str, list[Guess]]:
-    """Predict all larger batch sizes from the smallest one's run up to its target.
+    """Return predictions of all larger batch sizes from the smallest one's run up to its target.
 
     Args:
         logs: the runs.
@@ -206,31 +206,31 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
     noise = progress_weighted_noise_scale(first.noise_scales, taken.tolist(), first.batch_size)
     law = AveragedLaw(noise_scale=noise, kappa=kappa)
     curve = law.fit([PriorRun(global_batch_size=first.batch_size, steps_to_target=count)])
-    found: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
+    guesses: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
     for log, measured in zip(logs[1:], steps[1:], strict=True):
         run = PriorRun(global_batch_size=log.batch_size, steps_to_target=measured)
-        found[HETOPT].append(guess(run, float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))))
-        found["gain"].append(guess(run, gain_formula(first, count, log.batch_size), None))
-        found["no_loss"].append(guess(run, count * first.batch_size / log.batch_size, None))
-    return found
+        guesses[HETOPT].append(guess(run, float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))))
+        guesses["gain"].append(guess(run, gain_formula(first, count, log.batch_size), None))
+        guesses["no_loss"].append(guess(run, count * first.batch_size / log.batch_size, None))
+    return guesses
 
 
 def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
-    """Predict larger batch sizes at equal progress, from each run's length and its first reading of the noise."""
-    found = []
-    for own, length in zip(logs, steps, strict=True):
-        known = Convergence(noise_scale=own.noise_scales[0], pilot_batch_sizes=(), log_sd=0.0, basis="")
-        model = equal_steps(known, FixedSteps(count=round(length)), own.batch_size)
+    """Return predictions of larger batch sizes at equal progress, from each run's length and first noise scale."""
+    guesses = []
+    for log, length in zip(logs, steps, strict=True):
+        known = Convergence(noise_scale=log.noise_scales[0], pilot_batch_sizes=(), log_sd=0.0, basis="")
+        model = equal_steps(known, FixedSteps(count=round(length)), log.batch_size)
         for other, measured in zip(logs, steps, strict=True):
-            if own.batch_size < other.batch_size <= LARGEST_BATCH_FACTOR * own.batch_size:
+            if log.batch_size < other.batch_size <= LARGEST_BATCH_FACTOR * log.batch_size:
                 run = PriorRun(global_batch_size=other.batch_size, steps_to_target=measured)
                 predicted, log_sd = model.steps(other.batch_size, 1.0), model.log_sd(other.batch_size, 1.0)
-                found.append(guess(run, float(predicted), float(log_sd)))
-    return found
+                guesses.append(guess(run, float(predicted), float(log_sd)))
+    return guesses
 
 
 def kappa_of(jobs: Sequence[Sequence[Log]]) -> float:
-    """The critical batch size over noise scale that predicts these jobs best: least mean ``|ln error|`` over jobs."""
+    """Return the ratio of critical batch size to noise scale of least mean ``|ln error|`` over these jobs."""
 
     def error(kappa: float) -> float:
         return statistics.mean(
@@ -246,7 +246,7 @@ def kappa_of(jobs: Sequence[Sequence[Log]]) -> float:
 
 
 def gain_formula(first: Log, count: float, batch_size: int) -> float:
-    """Steps by Pollux's gain: a step of ``B`` samples does ``(Bn + B0) / (Bn + B) B / B0`` steps of ``B0``."""
+    """Return steps by Pollux's gain: a step of ``B`` samples does ``(Bn + B0) / (Bn + B) B / B0`` steps of ``B0``."""
     steps, before = 0.0, 0.0
     for end, noise in zip(first.steps, first.noise_scales, strict=True):
         part = min(count, end) - before
@@ -256,14 +256,14 @@ def gain_formula(first: Log, count: float, batch_size: int) -> float:
 
 
 def guess(run: PriorRun, predicted: float, log_sd: float | None) -> Guess:
-    """Compare a prediction with its run."""
+    """Return a prediction beside the measured steps of its run."""
     measured = run.steps_to_target
     inside = None if log_sd is None else abs(math.log(predicted / measured)) <= Z90 * log_sd
     return Guess(predicted=predicted, measured=measured, inside=inside)
 
 
 def row(job: str, protocol: str, predictor: str, guesses: Sequence[Guess]) -> tuple[float, float]:
-    """Print one line of the table; median absolute error and coverage."""
+    """Print a line of the table; return the median absolute error and the coverage."""
     errors = [abs(each.error) for each in guesses]
     held = [each.inside for each in guesses if each.inside is not None]
     middle, coverage = statistics.median(errors), sum(held) / len(held) if held else math.nan
@@ -276,7 +276,7 @@ def row(job: str, protocol: str, predictor: str, guesses: Sequence[Guess]) -> tu
 
 
 def main() -> None:
-    """Score every job in the folder."""
+    """Score every job in the folder, and publish."""
     asked = options(__doc__)
     files = sorted(data_folder().glob("*.json"))
     if not files:
@@ -297,9 +297,11 @@ def main() -> None:
             "last": [last_target(logs)],
         }
         for protocol, targets in protocols.items():
-            told = [leave_one_out(logs, steps, found) for steps, found in targets]
+            by_target = [leave_one_out(logs, steps, found_steps) for steps, found_steps in targets]
             for predictor in (HETOPT, *PEERS):
-                middle, coverage = row(job, protocol, predictor, [each for some in told for each in some[predictor]])
+                middle, coverage = row(
+                    job, protocol, predictor, [each for some in by_target for each in some[predictor]]
+                )
                 (figures if predictor == HETOPT else baselines)[
                     f"{job}_{protocol}_median_error" + ("" if predictor == HETOPT else f"_{predictor}")
                 ] = round(middle, 4)

@@ -54,36 +54,42 @@ Choosers = Sequence[Chooser]
 
 
 def decided(tables: Sequence[Table], choosers: Choosers) -> list[Decision]:
-    """All decisions of all tables."""
+    """Return all decisions of choosers, one for each table."""
     return [
-        one for t, chooser in zip(tables, choosers, strict=True) for one in decide(t.menu, throughputs(t.menu), chooser)
+        decision
+        for t, chooser in zip(tables, choosers, strict=True)
+        for decision in decide(t.menu, throughputs(t.menu), chooser)
     ]
 
 
 def recommended(tables: Sequence[Table], beliefs: Sequence[Belief]) -> list[Decision]:
-    """What `recommend` chooses by these beliefs."""
-    return decided(tables, [as_recommended(t.menu, one) for t, one in zip(tables, beliefs, strict=True)])
+    """Return the decisions of `recommend` by these beliefs."""
+    return decided(tables, [as_recommended(t.menu, belief) for t, belief in zip(tables, beliefs, strict=True)])
 
 
 def contenders(tables: Sequence[Table], protocol: str, ours: Sequence[Belief]) -> dict[str, list[Decision]]:
-    """Decisions by who decides."""
-    found = {OURS: recommended(tables, ours)}
-    found[MEDIANS] = decided(tables, [by_median(t.menu, one) for t, one in zip(tables, ours, strict=True)])
+    """Return the decisions of each contender under a protocol."""
+    by_contender = {OURS: recommended(tables, ours)}
+    by_contender[MEDIANS] = decided(tables, [by_median(t.menu, belief) for t, belief in zip(tables, ours, strict=True)])
     for name, peer in PEERS.items():
-        told = [t.peer(peer, t.shown[protocol]) for t in tables]
-        found[name] = decided(tables, [as_believed(t.menu, one) for t, one in zip(tables, told, strict=True)])
-        found[f"{name}, with its interval"] = recommended(tables, told)
+        predicted = [t.peer(peer, t.shown[protocol]) for t in tables]
+        by_contender[name] = decided(
+            tables, [as_believed(t.menu, belief) for t, belief in zip(tables, predicted, strict=True)]
+        )
+        by_contender[f"{name}, with its interval"] = recommended(tables, predicted)
     authors = adaptdl(tables, protocol)
     for name, beliefs in ((ADAPTDL, authors), ("linear scaling", [t.linear() for t in tables])):
         if beliefs is not None:
-            found[name] = decided(tables, [as_believed(t.menu, one) for t, one in zip(tables, beliefs, strict=True)])
-    found["the biggest that fits"] = decided(tables, [t.biggest for t in tables])
-    found["the cheapest per hour"] = decided(tables, [t.cheapest_per_hour for t in tables])
-    return found
+            by_contender[name] = decided(
+                tables, [as_believed(t.menu, belief) for t, belief in zip(tables, beliefs, strict=True)]
+            )
+    by_contender["the biggest that fits"] = decided(tables, [t.biggest for t in tables])
+    by_contender["the cheapest per hour"] = decided(tables, [t.cheapest_per_hour for t in tables])
+    return by_contender
 
 
 def key(*words: str) -> str:
-    """Words as a figure's name."""
+    """Return the name of a figure, made of words."""
     return "_".join(words).lower().replace(",", "").replace("'s", "").replace(" ", "_")
 
 
@@ -92,7 +98,7 @@ def said(decisions: Sequence[Decision]) -> str:
 
 
 def clusters(results: Results, root: Path, *, folders: Sequence[str], with_others: bool) -> None:
-    """The part of the step traces."""
+    """Measure the cost of clusters chosen from step traces, and record the figures."""
     tables = [table(root, folder) for folder in folders]
     print("tables are read", file=sys.stderr)
     ours = {protocol: [t.hetopt(t.shown[protocol]) for t in tables] for protocol in PROTOCOLS}
@@ -122,12 +128,16 @@ def clusters(results: Results, root: Path, *, folders: Sequence[str], with_other
         print(f"{folder:28}" + "".join(f"{said(part):>16}" for part in parts))
 
     for protocol in PROTOCOLS:
-        found = decisions[protocol]
-        above = mean_extra(found[OURS]) - mean_extra(noise)
+        by_contender = decisions[protocol]
+        above = mean_extra(by_contender[OURS]) - mean_extra(noise)
         results.goal(key(protocol, "extra cost above noise"), above, at_most=ABOVE_NOISE[protocol])
-        results.goal(key(protocol, "missed", OURS), missed(found[OURS]), at_most=MOST_MISSED[protocol])
-        unbeaten = [name for name, one in found.items() if name not in (OURS, MEDIANS) and not _beats(found[OURS], one)]
-        better = [name for name in unbeaten if _beats(found[name], found[OURS])]
+        results.goal(key(protocol, "missed", OURS), missed(by_contender[OURS]), at_most=MOST_MISSED[protocol])
+        unbeaten = [
+            name
+            for name, theirs in by_contender.items()
+            if name not in (OURS, MEDIANS) and not _beats(by_contender[OURS], theirs)
+        ]
+        better = [name for name in unbeaten if _beats(by_contender[name], by_contender[OURS])]
         results.goal(key(protocol, "others not beaten on both"), len(unbeaten), at_most=0)
         results.figures[key(protocol, "others better on both")] = len(better)
         print(f"{protocol}: better on both than every other{' but ' + ', '.join(unbeaten) if unbeaten else ''}")
@@ -146,31 +156,31 @@ def _beats(ours: Sequence[Decision], theirs: Sequence[Decision]) -> bool:
 
 
 def confidences(results: Results, tables: Sequence[Table], ours: Mapping[str, Sequence[Belief]]) -> None:
-    """How often limits are kept where a confidence is asked for, beside the chance that is stated with the choice."""
+    """Measure how often limits are kept where a confidence is asked for, beside the stated probability."""
     print("\nConfidence asked for: stated with the choice, limits kept, extra cost (%)")
     for protocol in PROTOCOLS:
         errors, cells = [], []
         for asked in ASKED:
-            stated, found = [], []
+            stated, choices = [], []
             for t, belief in zip(tables, ours[protocol], strict=True):
                 chooser = by_chance(t.menu, belief, asked)
                 for limits in throughputs(t.menu):
                     row = chooser(limits)
                     stated.append(float(belief.chances(t.menu, limits)[row]))
-                found += decide(t.menu, throughputs(t.menu), chooser)
-            kept = 1 - missed(found)
+                choices += decide(t.menu, throughputs(t.menu), chooser)
+            kept = 1 - missed(choices)
             errors.append(kept - statistics.fmean(stated))
-            cells.append(f"{asked:.0%}: {statistics.fmean(stated):.1%}, {kept:.1%}, {mean_extra(found):.1%}")
+            cells.append(f"{asked:.0%}: {statistics.fmean(stated):.1%}, {kept:.1%}, {mean_extra(choices):.1%}")
             results.figures[key(protocol, f"stated at {asked:g}")] = round(statistics.fmean(stated), 4)
             results.figures[key(protocol, f"kept at {asked:g}")] = round(kept, 4)
-            results.figures[key(protocol, f"extra cost at {asked:g}")] = round(mean_extra(found), 4)
+            results.figures[key(protocol, f"extra cost at {asked:g}")] = round(mean_extra(choices), 4)
         print(f"{protocol:12}" + "   ".join(cells).replace("%", ""))
         worst = max(abs(error) for error in errors)
         results.goal(key(protocol, "confidence error"), worst, at_most=CONFIDENCE_ERROR)
 
 
 def held_out(results: Results, tables: Sequence[Table]) -> None:
-    """The same with priors taken from other folders alone."""
+    """Measure hetopt's choices with priors that are learned from other folders alone."""
     print("\nhetopt with priors from other folders alone: extra cost / missed (%)")
     fits = fitted_whole(tables)
     for what, same in HELD_OUT.items():
@@ -178,10 +188,10 @@ def held_out(results: Results, tables: Sequence[Table]) -> None:
         cells = []
         for protocol in PROTOCOLS:
             beliefs = [t.hetopt(t.shown[protocol], prior) for t, prior in zip(tables, priors, strict=True)]
-            found = recommended(tables, beliefs)
-            results.figures[key(protocol, "extra cost", what, "held out")] = round(mean_extra(found), 4)
-            results.figures[key(protocol, "missed", what, "held out")] = round(missed(found), 4)
-            cells.append(said(found))
+            choices = recommended(tables, beliefs)
+            results.figures[key(protocol, "extra cost", what, "held out")] = round(mean_extra(choices), 4)
+            results.figures[key(protocol, "missed", what, "held out")] = round(missed(choices), 4)
+            cells.append(said(choices))
         print(f"{what + ' held out':44}" + "".join(f"{cell:>16}" for cell in cells))
 
 

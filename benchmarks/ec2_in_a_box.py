@@ -33,7 +33,7 @@ WORKERS = 4
 
 
 def main() -> None:
-    """Tell the stories."""
+    """Simulate the stories, and publish."""
     asked = options(__doc__)
     stories = SMOKE_STORIES if asked.smoke else QUICK_STORIES if asked.quick else STORIES
     results = Results()
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def tell_stories(results: Results, folder: Path, stories: int) -> None:
-    """Lives of runs by a seed, several at the same time, and what must be in none of them."""
+    """Simulate lives of runs by seeds, several at a time, and record the faults that must not happen."""
     print("telling stories", file=sys.stderr)
     plan = folder / "told-plan.json"
     # A recorded profile: what this machine is busy with now must not be a part of any story.
@@ -64,22 +64,22 @@ def tell_stories(results: Results, folder: Path, stories: int) -> None:
         ]
         for teller in tellers:
             teller.wait()
-    told = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    if len(told) != stories:
-        raise RunFailed(f"{len(told)} of {stories} stories were told to their end.", hint="read what they say")
-    for story in sorted(told, key=lambda one: int(one["seed"])):
+    stories_told = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    if len(stories_told) != stories:
+        raise RunFailed(f"{len(stories_told)} of {stories} stories were told to their end.", hint="read what they say")
+    for story in sorted(stories_told, key=lambda story: int(story["seed"])):
         if story["faults"] or story["seed"] == 0:
             print(story["timeline"], "\n")
-    _of_stories(results, told)
+    _of_stories(results, stories_told)
 
 
-def _of_stories(results: Results, told: Sequence[dict[str, Any]]) -> None:
-    ledgers = [abs(one["ledger_error"]) for one in told if one["ledger_error"] is not None]
-    results.figures["stories"] = len(told)
-    results.figures["stories_kills"] = sum(one["kills"] for one in told)
+def _of_stories(results: Results, stories: Sequence[dict[str, Any]]) -> None:
+    ledgers = [abs(story["ledger_error"]) for story in stories if story["ledger_error"] is not None]
+    results.figures["stories"] = len(stories)
+    results.figures["stories_kills"] = sum(story["kills"] for story in stories)
     results.figures["stories_followed_to_their_bill"] = len(ledgers)
     for kind in KINDS:
-        faults = sum(any(fault.startswith(f"{kind}:") for fault in one["faults"]) for one in told)
+        faults = sum(any(fault.startswith(f"{kind}:") for fault in story["faults"]) for story in stories)
         results.goal(f"stories_faults_{kind.replace('-', '_')}", faults, at_most=0)
     results.goal("stories_ledger_error_worst", max(ledgers, default=0.0), at_most=LEDGER_GOAL)
 

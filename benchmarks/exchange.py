@@ -54,7 +54,7 @@ TWINS_TRIED = "twins_tried"
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What one run was like while the links had one rate.
+    """The cost of progress of a run while the links had one rate.
 
     J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown. The
     seconds are those of steps, and of what is decided and measured between them.
@@ -73,12 +73,12 @@ class Phase:
 
     @property
     def loses_much(self) -> bool:
-        """Whether more is lost than hetopt accepts of compression where the number of steps is fixed, as it is here."""
+        """Return whether compression loses more than hetopt accepts where the number of steps is fixed, as here."""
         return self.slowdown > 1 + MOST_LOST
 
 
 def scheduled_runs(*, phase_steps: int, fixed_steps: int, period: int, fixed: int) -> dict[str, RunSpec]:
-    """The first so many fixed choices, and `auto`, through the phases.
+    """Return the specs of the first ``fixed`` fixed choices, and of `auto`, through the phases.
 
     What stays the same needs fewer steps of a phase to show what they are like.
     """
@@ -89,17 +89,17 @@ def scheduled_runs(*, phase_steps: int, fixed_steps: int, period: int, fixed: in
 
 
 def slowdown_coefficients(log: Log) -> list[float]:
-    """The coefficient of the law of slowdown as `auto` thought it to be, the mean over the later half of each phase.
+    """Return the slowdown coefficient that `auto` estimated, averaged over the later half of each phase.
 
     All sides are judged by the same: whether it is right is not asked here, but whether what it says is cheapest is
     found when the network changes.
     """
-    told = [[float(event["exchange"]["slowdown_coefficient"]) for event in periods] for periods in _by_phase(log)]
-    return [statistics.fmean(phase[len(phase) // 2 :]) for phase in told]
+    by_phase = [[float(event["exchange"]["slowdown_coefficient"]) for event in periods] for periods in _by_phase(log)]
+    return [statistics.fmean(phase[len(phase) // 2 :]) for phase in by_phase]
 
 
 def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
-    """What each phase was like, progress judged by a coefficient each.
+    """Return the cost of progress in each phase of a run, with a slowdown coefficient for each.
 
     Raises:
         ValueError: a phase was over within a period.
@@ -117,37 +117,39 @@ def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
 
 
 def _by_phase(log: Log) -> list[list[Event]]:
-    """The control periods of each phase, with what twins took before them; those of changes are nobody's."""
-    found: list[list[Event]] = [[]]
+    """Return the control periods within each phase, with the seconds of paired trials before them."""
+    phases: list[list[Event]] = [[]]
     straddles, twins_s = False, 0.0
     for event in log:
         if event["event"] == TWINS_TRIED:
             twins_s += event["took_s"]
         elif event["event"] == CONDITION_CHANGED:
             if not straddles:  # one event a host
-                found.append([])
+                phases.append([])
             straddles = True
         elif event["event"] == "step":
             if not straddles:
-                found[-1].append({**event, "twins_s": twins_s})
+                phases[-1].append({**event, "twins_s": twins_s})
             straddles, twins_s = False, 0.0
-    if not all(found):
-        raise ValueError(f"of {len(found)} phases, {sum(not one for one in found)} had no whole control period")
-    return found
+    if not all(phases):
+        raise ValueError(
+            f"of {len(phases)} phases, {sum(not periods for periods in phases)} had no whole control period"
+        )
+    return phases
 
 
 def _seconds(periods: Sequence[Event]) -> float:
-    """Of the steps, and of all that is done between them."""
+    """Return the seconds of periods: of their steps, and of all that is done between them."""
     return float(sum(period["steps"] * (period["step_time_s"] + period["control_s"]) for period in periods))
 
 
 def _twins_s(periods: Sequence[Event]) -> float:
-    """Of that, what trials of twins took."""
+    """Return the seconds of paired trials in these periods."""
     return float(sum(period["twins_s"] for period in periods))
 
 
 def _progress(periods: Sequence[Event], coefficient: float) -> float:
-    """In dense steps."""
+    """Return the progress of periods in dense steps."""
     return float(
         sum(period["steps"] / (1 + coefficient * distance(min(1.0, period["exchange"]["gain"]))) for period in periods)
     )
@@ -190,7 +192,7 @@ def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How long the benchmark may take."""
+    """The sizes and durations of a form of the benchmark."""
 
     hosts: tuple[int, ...]
     rates: tuple[float, ...]
@@ -227,7 +229,7 @@ FULL = Scale(
 
 
 def published_part(scale: Scale, results: Results) -> None:
-    """The 27 settings of arXiv 2312.02493, Table VI: which collective is cheapest, and every printed time."""
+    """Compare the cost model with the 27 settings of arXiv 2312.02493, Table VI: cheapest collectives and times."""
     file = _data() / "published" / "artopk_table6.csv"
     if not file.is_file():
         print("the published tables are not here; the cost model is not compared with them")
@@ -250,7 +252,7 @@ def published_part(scale: Scale, results: Results) -> None:
 
 
 def _table_row(row: dict[str, str]) -> tuple[float, float, float]:
-    """All-gather, AR-Topk around a ring and over a tree; an index weighs as much as a value."""
+    """Return the seconds of all-gather, and of AR-Topk over a ring and a tree; an index weighs as much as a value."""
     workers = int(row["workers"])
     sent = 4.0 * int(row["params_from_code"]) * float(row["kept_fraction"])
     link = LinkSpeed(latency_s=float(row["latency_ms"]) / 1e3, bytes_per_s=float(row["bandwidth_gbps"]) * 1.25e8)
@@ -278,7 +280,7 @@ WAYS = (
 
 
 def measured_part(scale: Scale, results: Results) -> None:
-    """Every way of exchanging on every network: seconds, and what the calibrated model expected."""
+    """Compare the calibrated cost model with measured exchanges, for every method on every network."""
     print("\nmeasured exchanges (ms) and the error of what was expected of them after calibration")
     print(f"{'hosts':>5} {'Mbit/s':>7} {'gradient':>9}  " + "  ".join(f"{_name(way):>22}" for way in WAYS))
     errors: dict[tuple[int, float, int, str], float] = {}
@@ -301,12 +303,12 @@ def measured_part(scale: Scale, results: Results) -> None:
     results.figures["cost_model_cells"] = len(errors)
     results.figures["cost_model_cells_left_out"] = left_out
     for axis, name in enumerate(("hosts", "rate_bits_per_s", "gradient_elements", "way")):
-        told = []
+        medians = []
         for value in dict.fromkeys(key[axis] for key in errors):
             median = statistics.median(error for key, error in errors.items() if key[axis] == value)
-            told.append(f"{value if isinstance(value, str) else f'{value:g}'}: {median:.1%}")
+            medians.append(f"{value if isinstance(value, str) else f'{value:g}'}: {median:.1%}")
             results.figures[f"cost_model_median_error_{name}_{value}".replace(" ", "_")] = round(median, 4)
-        print(f"median error by {name}: {', '.join(told)}")
+        print(f"median error by {name}: {', '.join(medians)}")
     print(
         f"median error {statistics.median(errors.values()):.1%}, "
         f"{sum(error <= 0.1 for error in errors.values())} of {len(errors)} within 10 %, "
@@ -328,7 +330,7 @@ def _size(count: int) -> str:
 
 
 def schedule_part(scale: Scale, results: Results) -> None:
-    """Every fixed choice and `auto` through the same schedule of rates; then `auto` and the closest choices in turn."""
+    """Run every fixed choice and `auto` through a schedule of link rates, then `auto` and the closest ones in turn."""
     rates = ", ".join(f"{rate / 1e6:g}" for rate in PHASES)
     print(
         f"\nlink rates change while training ({rates} Mbit/s; {scale.phase_steps} steps each, {scale.fixed_steps} of "
@@ -346,8 +348,8 @@ def schedule_part(scale: Scale, results: Results) -> None:
     for turn in range(1, scale.rounds):
         for name in in_turn[::-1] if turn % 2 else in_turn:
             phases[name].append(phases_of(_scheduled(name, runs[name]), coefficients))
-    told = ", ".join(f"{coefficient:.3f}" for coefficient in coefficients)
-    print(f"J: ms for the progress of a dense step, 1 + a sqrt(1 / gain - 1) steps, a = {told} as auto measured;")
+    spelled = ", ".join(f"{coefficient:.3f}" for coefficient in coefficients)
+    print(f"J: ms for the progress of a dense step, 1 + a sqrt(1 / gain - 1) steps, a = {spelled} as auto measured;")
     print(f"in the later half of each phase (in all of it); medians of {scale.rounds} runs of what was close, in turn;")
     print(
         f"*: loses more than {MOST_LOST:.0%} of the steps by that, which auto does not accept in a run of so many steps"
@@ -391,22 +393,22 @@ def _scheduled(name: str, run: RunSpec) -> Log:
 
 
 def _is_close(name: str, phases: Mapping[str, Sequence[Sequence[Phase]]]) -> bool:
-    """Whether it is `auto`, or about the best fixed choice of some phase that loses little, settled or in all."""
+    """Return whether a choice is `auto`, or close to the best fixed one in some phase, and loses little."""
     if name == AUTO:
         return True
     fixed = {other: runs[0] for other, runs in phases.items() if other != AUTO}
-    for own, *others in zip(fixed[name], *fixed.values(), strict=True):
+    for phase, *others in zip(fixed[name], *fixed.values(), strict=True):
         kept = [other for other in others if not other.loses_much]
-        if not own.loses_much and (
-            own.settled_j_s <= CLOSE * min(other.settled_j_s for other in kept)
-            or own.whole_j_s <= CLOSE * min(other.whole_j_s for other in kept)
+        if not phase.loses_much and (
+            phase.settled_j_s <= CLOSE * min(other.settled_j_s for other in kept)
+            or phase.whole_j_s <= CLOSE * min(other.whole_j_s for other in kept)
         ):
             return True
     return False
 
 
 def _against_best(times_s: Mapping[str, Sequence[float]]) -> tuple[str, Ratio]:
-    """The fixed choice with the least median, and `auto` over it, round by round."""
+    """Return the fixed choice of least median, and the ratios of `auto` over it, round by round."""
     best = min(times_s.keys() - {AUTO}, key=lambda name: (statistics.median(times_s[name]), name))
     ratios = [ours / theirs for ours, theirs in zip(times_s[AUTO], times_s[best], strict=True)]
     return best, Ratio(low=min(ratios), median=statistics.median(ratios), high=max(ratios))

@@ -76,12 +76,12 @@ Scores = dict[str, list[Score]]
 
 
 def name(protocol: str) -> str:
-    """A protocol as part of a figure's name."""
+    """Return a protocol as part of a figure's name."""
     return protocol.replace("10 %", "ten percent").replace(" ", "_")
 
 
-def score_all(asked: Sequence[Task], one: Callable[[Task], Score]) -> Scores:
-    return {protocol: [one(task) for task in asked if task.protocol == protocol] for protocol in PROTOCOLS}
+def score_all(asked: Sequence[Task], score_task: Callable[[Task], Score]) -> Scores:
+    return {protocol: [score_task(task) for task in asked if task.protocol == protocol] for protocol in PROTOCOLS}
 
 
 def score_peer(fit_peer: Fit, task: Task) -> Score:
@@ -97,7 +97,7 @@ def score_adaptdl(asked: Sequence[Task]) -> Scores | None:
 
 
 def fitted_whole(root: Path) -> dict[str, Posterior]:
-    """What all rows of each folder say by themselves, under flat priors."""
+    """Return the posterior of all rows of each folder under flat priors."""
     return {
         folder: fit(observe(read(root, folder, "profile") + read(root, folder, "answers")), priors=FLAT, classes=())
         for folder in EVERY
@@ -107,21 +107,21 @@ def fitted_whole(root: Path) -> dict[str, Posterior]:
 def held_out_scores(
     root: Path, folders: Sequence[str], fits: Mapping[str, Posterior], same: Callable[[str, str], bool]
 ) -> Scores:
-    """Hetopt with priors from the folders that ``same`` does not count as the one that is scored."""
-    found: Scores = {protocol: [] for protocol in PROTOCOLS}
+    """Return hetopt's scores with priors from the folders that ``same`` does not count as the one that is scored."""
+    scores: Scores = {protocol: [] for protocol in PROTOCOLS}
     for folder in folders:
-        priors = learned_priors({other: one for other, one in fits.items() if not same(folder, other)})
+        priors = learned_priors({other: posterior for other, posterior in fits.items() if not same(folder, other)})
         for task in tasks(root, folder, priors):
-            found[task.protocol].append(score_hetopt(task, priors))
-    return found
+            scores[task.protocol].append(score_hetopt(task, priors))
+    return scores
 
 
 def mean(scores: Sequence[Score], field: str) -> float:
-    return statistics.fmean(getattr(one, field) for one in scores)
+    return statistics.fmean(getattr(entry, field) for entry in scores)
 
 
 def show(contenders: dict[str, Scores], azure: Scores, foreign: Scores) -> None:
-    """Medians and 90th percentiles of every contender, then hetopt folder by folder, and with its cluster held out."""
+    """Print medians and 90th percentiles of every contender, then hetopt's by folder, and with its cluster held out."""
     print(f"Step time, error in %: median / 90th percentile, means over {len(FOLDERS)} folders")
     print(f"{'':28}" + "".join(f"{protocol:>16}" for protocol in PROTOCOLS))
     for contender, scores in contenders.items():
@@ -131,13 +131,13 @@ def show(contenders: dict[str, Scores], azure: Scores, foreign: Scores) -> None:
     for title, scores in (("hetopt", by_folder), ("hetopt, cluster held out", foreign)):
         print(f"\n{title}, by folder: median / 90th percentile (coverage of the 90 % interval, its width)")
         for place, folder in enumerate(EVERY):
-            told = (scores[protocol][place] for protocol in PROTOCOLS)
-            cells = (f"{s.median:.1%} / {s.p90:.1%} ({s.coverage or 0:.0%}, {s.width or 0:.0%})" for s in told)
+            by_protocol = (scores[protocol][place] for protocol in PROTOCOLS)
+            cells = (f"{s.median:.1%} / {s.p90:.1%} ({s.coverage or 0:.0%}, {s.width or 0:.0%})" for s in by_protocol)
             print(f"{folder:14}" + "".join(f"{cell.replace('%', ''):>26}" for cell in cells))
 
 
 def step_times(root: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the figures and baselines."""
+    """Return the figures and baselines of all contenders on the step traces."""
     every = [task for folder in FOLDERS for task in tasks(root, folder)]
     contenders: dict[str, Scores] = {"hetopt": score_all(every, score_hetopt)}
     print("hetopt is scored", file=sys.stderr)
@@ -185,7 +185,7 @@ def step_times(root: Path) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def errors(scores: Scores, suffix: str) -> dict[str, float]:
-    """Means over the folders, as figures."""
+    """Return mean errors over the folders, as figures."""
     return {
         f"{name(protocol)}_{field}{suffix}": round(mean(scores[protocol], field), 4)
         for protocol in PROTOCOLS
@@ -194,8 +194,8 @@ def errors(scores: Scores, suffix: str) -> dict[str, float]:
 
 
 def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
-    """Errors, and the shares of measured times inside the intervals: of whole folders, and of single protocols."""
-    table = [[one.coverage for one in scores[protocol] if one.coverage is not None] for protocol in PROTOCOLS]
+    """Return errors and the fractions of measured times inside intervals, by folder and by protocol, as figures."""
+    table = [[entry.coverage for entry in scores[protocol] if entry.coverage is not None] for protocol in PROTOCOLS]
     folders = [statistics.fmean(column) for column in zip(*table, strict=True)]
     single = [coverage for row in table for coverage in row]
     return {

@@ -34,7 +34,7 @@ ENVELOPE = {"A100-40": 0.47 * 312e12, "A100-80": 0.47 * 312e12, "H100-80": 0.375
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One training.
+    """The predicted hours of a published training, beside the published ones.
 
     Attributes:
         log_ratio: log of predicted over published hours; ``envelope``: the same by one utilisation a GPU.
@@ -48,12 +48,12 @@ class Answer:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the published hours lie in the interval."""
+        """Return whether the published hours lie in the interval."""
         return abs(self.log_ratio) <= math.log(self.width)
 
 
 def answers(path: Path) -> Iterator[Answer]:
-    """Yield every training of a file, as predicted."""
+    """Yield the prediction of every training in a file."""
     catalog = load_catalog()
     for line in path.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
@@ -75,12 +75,12 @@ def answers(path: Path) -> Iterator[Answer]:
 
 
 def _told(run: dict[str, Any], written: Path) -> Described:
-    told = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
+    known = {"samples": run["samples"], "batch_size": run["batch_size"], "tokens": run["tokens"]}
     if run["params"] is not None:
-        return Described(params=run["params"], **told)
+        return Described(params=run["params"], **known)
     config = written / "config.json"
     config.write_text(json.dumps(run["config"]), encoding="utf-8")
-    return Described(config=config, **told)
+    return Described(config=config, **known)
 
 
 def measure(results: Results) -> None:
@@ -88,22 +88,23 @@ def measure(results: Results) -> None:
     data = folder()
     if data is None:
         raise SystemExit("the published trainings are not at hand")
-    found = list(answers(data.parent / "published-trainings.jsonl"))
+    predictions = list(answers(data.parent / "published-trainings.jsonl"))
     print(f"{'training':34}{'predicted / published':>24}{'90 % interval':>16}{'envelope':>10}")
-    for one in found:
-        inside = "" if one.is_inside else "  outside"
+    for prediction in predictions:
+        inside = "" if prediction.is_inside else "  outside"
         print(
-            f"{one.name:34}{math.exp(one.log_ratio):24.2f}{f'x{one.width:.2f}':>16}{math.exp(one.envelope):10.2f}{inside}"
+            f"{prediction.name:34}{math.exp(prediction.log_ratio):24.2f}{f'x{prediction.width:.2f}':>16}{math.exp(prediction.envelope):10.2f}{inside}"
         )
     median, envelope = (
-        math.exp(statistics.median(abs(getattr(one, name)) for one in found)) for name in ("log_ratio", "envelope")
+        math.exp(statistics.median(abs(getattr(prediction, name)) for prediction in predictions))
+        for name in ("log_ratio", "envelope")
     )
-    near = statistics.fmean(abs(one.log_ratio) <= math.log(1.5) for one in found)
+    near = statistics.fmean(abs(prediction.log_ratio) <= math.log(1.5) for prediction in predictions)
     results.goal("median_ratio", median, at_most=1.25)
     results.goal("within_1_5", near, at_least=0.8)
-    results.goal("coverage", statistics.fmean(one.is_inside for one in found), at_least=0.85)
-    results.goal("median_width", statistics.median(one.width for one in found), at_most=2.0)
-    results.figures["bias"] = math.exp(statistics.fmean(one.log_ratio for one in found))
+    results.goal("coverage", statistics.fmean(prediction.is_inside for prediction in predictions), at_least=0.85)
+    results.goal("median_width", statistics.median(prediction.width for prediction in predictions), at_most=2.0)
+    results.figures["bias"] = math.exp(statistics.fmean(prediction.log_ratio for prediction in predictions))
     results.baselines["median_ratio_of_one_utilisation_a_gpu"] = envelope
 
 

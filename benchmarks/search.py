@@ -44,25 +44,25 @@ GOALS: dict[str, dict[Bound, float]] = {
 
 
 def regret(score: float, best: float) -> float:
-    """Absent (NaN) where nothing keeps the limits; finding nothing then is right."""
+    """Return a score's regret relative to the best; NaN where nothing keeps the limits."""
     if not math.isfinite(best):
         return math.nan
     return min(NOT_FOUND, score / best - 1) if math.isfinite(score) else NOT_FOUND
 
 
 def ask(question: Question, best: float, *, types: int, seed: int) -> tuple[float, float]:
-    """Hetopt's regret against the best score there is, and the processor time it took."""
+    """Return hetopt's regret against the best score there is, and the processor time in seconds."""
     started = time.process_time()
-    found = search(question.space, question.job, question.limits, effort=Effort(types=types))
+    result = search(question.space, question.job, question.limits, effort=Effort(types=types))
     seconds = time.process_time() - started
-    if found.safe != math.isfinite(best):
+    if result.safe != math.isfinite(best):
         return NOT_FOUND, seconds
-    return regret(best_score(found.forecast, question.limits), best), seconds
+    return regret(best_score(result.forecast, question.limits), best), seconds
 
 
 def regrets(count: int) -> tuple[dict[str, list[float]], list[float]]:
-    """Of each contender over the sub-spaces, and hetopt's seconds for mixes."""
-    found: dict[str, list[float]] = {name: [] for name in ("hetopt, one type", "hetopt", *CONTENDERS)}
+    """Return the regrets of each contender over random sub-spaces, and hetopt's seconds for mixes."""
+    by_contender: dict[str, list[float]] = {name: [] for name in ("hetopt, one type", "hetopt", *CONTENDERS)}
     seconds: list[float] = []
     for number, question in enumerate(small(count, seed=0)):
         rows, every = everything(question.space, question.job, MAX_TYPES)
@@ -70,25 +70,25 @@ def regrets(count: int) -> tuple[dict[str, list[float]], list[float]]:
         alone = (rows.count > 0).sum(axis=1) == 1
         uniform, _ = ask(question, best_score(every.take(alone), question.limits), types=1, seed=number)
         mixed, took = ask(question, best, types=MAX_TYPES, seed=number)
-        found["hetopt, one type"].append(uniform)
-        found["hetopt"].append(mixed)
+        by_contender["hetopt, one type"].append(uniform)
+        by_contender["hetopt"].append(mixed)
         seconds.append(took)
         for name, contender in CONTENDERS.items():
-            found[name].append(regret(run(contender, question, max(took, LEAST_S), number).best, best))
+            by_contender[name].append(regret(run(contender, question, max(took, LEAST_S), number).best, best))
         if number % 20 == 19:
             print(f"{number + 1} of {count} sub-spaces", file=sys.stderr)
-    return found, seconds
+    return by_contender, seconds
 
 
 def known(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def show(found: dict[str, list[float]], seconds: Sequence[float]) -> None:
+def show(by_contender: dict[str, list[float]], seconds: Sequence[float]) -> None:
     took = f"hetopt took {statistics.median(seconds):.2f} s in the median, the others {LEAST_S:g} s at least"
     print(f"Regret in % over {len(seconds)} sub-spaces; {took}")
     print(f"{'':20}{'mean':>9}{'median':>9}{'worst':>9}{'exact':>9}")
-    for name, values in found.items():
+    for name, values in by_contender.items():
         some = known(values)
         exact = sum(value < 1e-9 for value in some) / len(some)
         figures = (statistics.fmean(some), statistics.median(some), max(some), exact)
@@ -97,7 +97,7 @@ def show(found: dict[str, list[float]], seconds: Sequence[float]) -> None:
 
 
 def grow(profiles: Sequence[str]) -> dict[str, float]:
-    """The whole catalogue, and how seconds grow with it and with the workers; worst over the profiles."""
+    """Return the seconds and memory of searches as catalogue and workers grow, worst over the profiles."""
     sizes: dict[str, list[Growth]] = {}
     for label, every, workers, types in (
         ("tenth of the catalogue, 6 workers", 10, 6, 2),
@@ -154,17 +154,17 @@ def main() -> None:
 
 
 def spaces(results: Results, count: int, *, grown: bool, quick: bool) -> None:
-    """The part of regrets and seconds."""
-    found, seconds = regrets(count)
-    show(found, seconds)
+    """Measure regrets and seconds, and record the figures."""
+    by_contender, seconds = regrets(count)
+    show(by_contender, seconds)
     results.figures |= {
-        "homogeneous_regret_worst": max(known(found["hetopt, one type"])),
-        "mixes_regret_mean": round(statistics.fmean(known(found["hetopt"])), 6),
-        "mixes_regret_worst": round(max(known(found["hetopt"])), 6),
+        "homogeneous_regret_worst": max(known(by_contender["hetopt, one type"])),
+        "mixes_regret_mean": round(statistics.fmean(known(by_contender["hetopt"])), 6),
+        "mixes_regret_worst": round(max(known(by_contender["hetopt"])), 6),
         "mixes_median_cpu_s": round(statistics.median(seconds), 3),
     }
     results.baselines |= {
-        f"{name.lower().replace(' ', '_').replace('-', '_')}_regret_{kind}": round(of(known(found[name])), 6)
+        f"{name.lower().replace(' ', '_').replace('-', '_')}_regret_{kind}": round(of(known(by_contender[name])), 6)
         for name in CONTENDERS
         for kind, of in (("mean", statistics.fmean), ("worst", max))
     }

@@ -59,7 +59,7 @@ _START_S = 120.0
 
 
 def spec(hosts: int, moves: Iterable[Move], checkpoint_every_s: float) -> RunSpec:
-    """The same small job for all sides, with the computation of each host declared."""
+    """Return the spec of the small job of all sides, with the computation of each host declared."""
     names = [f"h{place}" for place in range(hosts)]
     declared = {"fixed_s": FIXED_S, "per_sample_s": PER_SAMPLE_S}
     workers = [
@@ -85,7 +85,7 @@ def spec(hosts: int, moves: Iterable[Move], checkpoint_every_s: float) -> RunSpe
 
 
 def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
-    """The event log of a run under the product's own launcher, which is ended so long after training began.
+    """Run a spec under the product's own launcher for ``lasts_s`` seconds of training, and return its event log.
 
     Raises:
         RunFailed: it ended by itself, before the last of its hosts was gone for good.
@@ -104,7 +104,9 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
                 raise RunFailed(status.reason or f"the run is {status.state.value}, and does not begin")
             if until_s is None:
                 began = [
-                    one["time_s"] for one in read_events(folder / EVENTS_FILE) if one["event"] == "training_started"
+                    event["time_s"]
+                    for event in read_events(folder / EVENTS_FILE)
+                    if event["event"] == "training_started"
                 ]
                 until_s = began[0] + lasts_s if began else None
                 deadline_s += lasts_s
@@ -117,19 +119,19 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
 def best_under_torchrun(
     folder: Path, wish: RunSpec, moves: Sequence[Move], *, lasts_s: float, compression: float
 ) -> list[Event]:
-    """The event log of the peer with that interval between snapshots with which it trained most."""
-    found = []
+    """Return the event log of torchrun with the interval between snapshots at which it trained most."""
+    logs = []
     for every_s in SNAPSHOTS_EVERY_S:
         run_dir = folder / f"{every_s:g}"
         run_dir.mkdir()
         events = run_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, snapshot_every_s=every_s / compression)
         print(f"    snapshots every {every_s:g} s: {samples_in(events, lasts_s):,.0f} samples", file=sys.stderr)
-        found.append(events)
-    return max(found, key=lambda events: samples_in(events, lasts_s))
+        logs.append(events)
+    return max(logs, key=lambda events: samples_in(events, lasts_s))
 
 
 def gone_for_good_s(wish: RunSpec) -> float:
-    """When the last host dies of those that do not return; infinite where any stays."""
+    """Return the second when the last host dies without returning; infinite where any stays."""
     assert wish.miniature is not None
     there, gone_s = {host.name for host in wish.miniature.hosts}, math.inf
     for change in wish.miniature.changes:
@@ -143,14 +145,14 @@ def gone_for_good_s(wish: RunSpec) -> float:
 
 
 def samples_in(events: Sequence[Event], lasts_s: float) -> float:
-    """Samples that are in the model so long after training began; what was lost and done again counts once."""
+    """Return the samples in the model ``lasts_s`` after training began; what was lost and done again counts once."""
     until_s = next(event["time_s"] for event in events if event["event"] == "training_started") + lasts_s
-    told = [event for event in events if event["event"] == "step" and event["time_s"] <= until_s]
-    return float(told[-1]["step"] * BATCH) if told else 0.0
+    steps = [event for event in events if event["event"] == "step" and event["time_s"] <= until_s]
+    return float(steps[-1]["step"] * BATCH) if steps else 0.0
 
 
 def attended_samples(events: Sequence[Event], lasts_s: float, rates: Mapping[int, float]) -> float:
-    """What the workers that took part in each step would have trained in its time, at the calm pace of so many."""
+    """Return the samples that the workers of each step would have trained in its time, at their calm rate."""
     began_s = next(event["time_s"] for event in events if event["event"] == "training_started")
     before_s, samples = began_s, 0.0
     for event in events:
@@ -161,7 +163,7 @@ def attended_samples(events: Sequence[Event], lasts_s: float, rates: Mapping[int
 
 
 def time_of_import(rounds: int = 3) -> float:
-    """Median time in which a process that does nothing else has imported torch."""
+    """Return the median seconds in which a process that does nothing else imports torch."""
     times = []
     for _ in range(rounds):
         began_s = time.perf_counter()
@@ -171,7 +173,7 @@ def time_of_import(rounds: int = 3) -> float:
 
 
 def calm_rates(sides: Iterable[Sequence[Event]], hosts: int) -> dict[int, float]:
-    """Samples a second of so many hosts, on the quicker side; as declared where no side has trained with so many."""
+    """Return samples a second by number of hosts, on the quicker side; as declared where no side trained so."""
     rates = {}
     for count in range(1, hosts + 1):
         medians = []
@@ -197,11 +199,11 @@ def rehearse(
     sides: Sequence[str],
     rounds: int,
 ) -> None:
-    """Replay one recording on every side: hetopt's in every round, the peer's in the first."""
+    """Replay a recording on every side: hetopt's in every round, the peer's in the first."""
     lasts_s = len(trace.running) * trace.gap_s / compression
     every_s = CHECKPOINT_EVERY_S / compression
     paid_s = trace.paid_node_s() / compression
-    told: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    measured: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for round_ in range(rounds):
         seed = number + len(sides) * round_
         logs: dict[str, list[Event]] = {}
@@ -223,7 +225,7 @@ def rehearse(
         without_start = best_samples(moves, trace.nodes, lasts_s, rates)
         for side, events in logs.items():
             trained, attended = samples_in(events, lasts_s), attended_samples(events, lasts_s, rates)
-            told[side].append(
+            measured[side].append(
                 {
                     "of_oracle": trained / best,
                     "of_oracle_without_starts": trained / without_start,
@@ -234,14 +236,14 @@ def rehearse(
             )
             changed = [event for event in events if event["event"] == "workers_changed" and "recovery_s" in event]
             took = f"{statistics.median(event['recovery_s'] for event in changed):.2f} s each" if changed else ""
-            newest = told[side][-1]
+            newest = measured[side][-1]
             print(
                 f"{trace.name:<28}{side:<10}{newest['samples_a_paid_second']:>8.1f} samples a paid second"
                 f"{newest['of_oracle']:>8.1%} of the oracle (attended {newest['attended']:.1%}, at pace "
                 f"{newest['at_pace']:.1%}), {newest['of_oracle_without_starts']:.1%} of one without starts   "
                 f"{len(changed):>3} changes of workers {took}"
             )
-    for side, rows in told.items():
+    for side, rows in measured.items():
         figures = {f"{side}_{key}_{number}": statistics.median(row[key] for row in rows) for key in rows[0]}
         figures[f"{side}_of_oracle_least_{number}"] = min(row["of_oracle"] for row in rows)
         rounded = {name: round(value, 4) for name, value in figures.items()}
@@ -253,7 +255,7 @@ def rehearse(
 
 
 def main() -> None:
-    """Replay every recording, or one."""
+    """Replay every recording, or one, and publish."""
     arguments = parser(__doc__)
     arguments.add_argument("--recording", type=int, metavar="N", help="only this one, beginning with 0")
     read = arguments.parse_args()
@@ -265,7 +267,7 @@ def main() -> None:
         publish(Outcome(benchmark="spot_rehearsal", quick=quick, figures={}), read.json)
         return
     if read.recording is not None:
-        traces = [one for one in traces if one[0] == read.recording]
+        traces = [numbered for numbered in traces if numbered[0] == read.recording]
     compression = SMOKE_COMPRESSION if read.smoke else COMPRESSION
     samples = 3 if read.smoke else 12 if quick else 24
     sides = ["sudden"] if read.smoke else ["sudden", "notice", "torchrun"]
@@ -287,8 +289,8 @@ def main() -> None:
                 rounds=1 if read.smoke else ROUNDS,
             )
     asked = "" if read.recording is None else f"--recording {read.recording}"
-    told = results.outcome("spot_rehearsal", quick=quick, seeds=f"by recording, {ROUNDS} draws each")
-    publish(replace(told, asked=asked), read.json)
+    outcome = results.outcome("spot_rehearsal", quick=quick, seeds=f"by recording, {ROUNDS} draws each")
+    publish(replace(outcome, asked=asked), read.json)
 
 
 if __name__ == "__main__":

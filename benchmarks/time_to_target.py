@@ -47,7 +47,7 @@ Curve = Sequence[tuple[float, float]]
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What was measured.
+    """The measured trajectories, step times and curves of every side.
 
     Attributes:
         runs: of what, with the declared time of a step.
@@ -72,40 +72,40 @@ class Comparison:
 
     @property
     def target(self) -> float:
-        """Quality to reach: a little less than where plain DDP ends."""
+        """The quality to reach: a little less than where plain DDP ends."""
         return self.final_quality(PLAIN) - self.runs.model.margin
 
     def final_quality(self, side: str, rate: float | None = None) -> float:
-        """Quality at the end, at the last rate if none is given; larger is better."""
+        """Return the quality at the end, at the last rate if none is given; larger is better."""
         return final(self.curve(side, self.rates[-1] if rate is None else rate))
 
     def curve(self, side: str, rate: float) -> Curve:
-        """Mean quality over time of a side's seeds: measured at this rate, or composed of what was learned on unlimited
-        links and the times of steps at this rate."""
+        """Return the mean quality over time of a side's seeds: measured at this rate, or composed of what was learned
+        on unlimited links and the times of steps at this rate."""
         if (side, rate) in self.curves:
             return self.curves[side, rate]
         return mean_curve([trajectory.over(self.step_times_s[rate]) for trajectory in self.trajectories[side]])
 
     def seconds(self, side: str, rate: float) -> float | None:
-        """Seconds until the target; None: never reached."""
+        """Return the seconds until a side reaches the target; None if it never does."""
         return reached_s(self.curve(side, rate), self.target)
 
     def best(self, rate: float) -> tuple[float, str] | None:
-        """The least seconds of the others, and whose they are; None: none of them reaches the target."""
+        """Return the least seconds of the others, and the name; None if none of them reaches the target."""
         times = [(self.seconds(name, rate), name) for name in self.runs.others]
         return min(((time_s, name) for time_s, name in times if time_s is not None), default=None)
 
     def sent_share(self, side: str) -> float:
-        """Bytes over plain DDP's; of hetopt's own choice at the last rate."""
+        """Return the bytes that a side sent over plain DDP's; of hetopt's own choice at the last rate."""
         return self.own_shares[self.rates[-1]] if side == AUTO else self.over_plain(self.trajectories[side][0])
 
     def over_plain(self, trajectory: Trajectory) -> float:
-        """Bytes of a run over those of plain DDP's whole run."""
+        """Return the bytes of a run over those of plain DDP's whole run."""
         plain = self.trajectories[PLAIN][0]
         return trajectory.sent_bytes / (plain.steps * plain.dense_bytes)
 
     def bits_per_s(self, rate: float) -> float:
-        """Rate of links over which a dense exchange takes ``rate`` times a step's computation."""
+        """Return the link rate at which a dense exchange takes ``rate`` times a step's computation."""
         assert self.runs.step_s is not None
         return 8 * RING * self.trajectories[PLAIN][0].dense_bytes / (rate * self.runs.step_s)
 
@@ -122,7 +122,7 @@ TIMED_S, LEAST_STEPS, MOST_STEPS = 6.0, 5, 16
 
 
 def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
-    """Train every side, time every way of exchanging at every rate, and put both together.
+    """Return the comparison: every side trained, every exchange method timed at every rate.
 
     Args:
         runs: what is trained, and who takes part.
@@ -167,7 +167,7 @@ def train_at(comparison: Comparison, rate: float) -> None:
 
 
 def time_ways(comparison: Comparison, rate: float) -> None:
-    """Steps of every way to exchange that some side has used, and that were not timed at this rate yet."""
+    """Time steps of every exchange method that a side has used and that was not timed at this rate yet."""
     runs, known = comparison.runs, comparison.step_times_s.setdefault(rate, {})
     assert runs.step_s is not None
     ways: dict[Way, float] = {}
@@ -189,26 +189,26 @@ def time_ways(comparison: Comparison, rate: float) -> None:
 def train(
     runs: Runs, name: str, contender: Contender, rate_bits_per_s: float | None, *, seeds: Sequence[int] = SEEDS[:1]
 ) -> list[Log]:
-    """The logs of whole runs, one a seed."""
+    """Return the logs of whole runs, one a seed."""
     sides = [runs.side(f"{name}, seed {seed}", contender, seed=seed) for seed in seeds]
     logs = rehearse(hosts(rate_bits_per_s), sides, rounds=1) if sides else {}
     return [logs[side.name][0] for side in sides]
 
 
 def as_trajectory(runs: Runs, contender: Contender, log: Log) -> Trajectory:
-    """What a contender's log says."""
+    """Return the trajectory of a contender's log."""
     compression = runs.spec(contender).compression
     return trajectory(log, by=contender.by, compression=compression, job=runs.model.job)
 
 
 def computation_s(log: Log) -> float:
-    """What a step's computation takes the slowest worker."""
-    told = [max(event["compute_s"]) for event in log if event["event"] == "step" and event["step"] > 5]
-    return float(statistics.median(told))
+    """Return the median seconds of a step's computation on the slowest worker."""
+    slowest_s = [max(event["compute_s"]) for event in log if event["event"] == "step" and event["step"] > 5]
+    return float(statistics.median(slowest_s))
 
 
 def measuring_s(log: Log) -> float:
-    """What network and compressors were measured for before the first step."""
+    """Return the seconds for which network and compressors were measured before the first step."""
     return float(next((event["measured_s"] for event in log if "measured_s" in event), 0.0))
 
 
@@ -233,7 +233,7 @@ def show(comparison: Comparison) -> None:
 
 
 def cell(comparison: Comparison, name: str, rate: float) -> str:
-    """Seconds to the target of one side at one rate, and its speed-up over plain DDP."""
+    """Return a side's seconds to the target at one rate as text, with its speed-up over plain DDP."""
     seconds, plain = comparison.seconds(name, rate), comparison.seconds(PLAIN, rate)
     mark = "*" if (name, rate) in comparison.curves else " "
     if seconds is None:
@@ -242,7 +242,7 @@ def cell(comparison: Comparison, name: str, rate: float) -> str:
 
 
 def outcome(comparison: Comparison, asked: str) -> Outcome:
-    """Figures and goals; a side that never reaches the target has no seconds."""
+    """Return the figures and goals; a side that never reaches the target has no seconds."""
     job, last = comparison.runs.model.job, comparison.rates[-1]
     sign = 1 if job.higher_is_better else -1
     results = Results(figures={"declared_step_s": round(comparison.runs.step_s or 0.0, 4)})
@@ -254,9 +254,11 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
         place[f"final_{job.metric}_{key(name)}"] = round(sign * comparison.final_quality(name), 4)
         place[f"sent_over_dense_{key(name)}"] = round(comparison.sent_share(name), 5)
     for rate in comparison.rates:
-        own, best = comparison.seconds(AUTO, rate), comparison.best(rate)
+        auto_s, best = comparison.seconds(AUTO, rate), comparison.best(rate)
         if best is not None:
-            results.goal(f"over_the_best_at_{key(f'{rate:g}')}x", NEVER if own is None else own / best[0], at_most=1.05)
+            results.goal(
+                f"over_the_best_at_{key(f'{rate:g}')}x", NEVER if auto_s is None else auto_s / best[0], at_most=1.05
+            )
     control, plain = comparison.rates[0], comparison.seconds(PLAIN, comparison.rates[0])
     if control <= CONTROL_RATE and plain is not None:
         times = [comparison.seconds(name, control) for name in (*comparison.runs.others, AUTO)]
@@ -283,17 +285,17 @@ NEVER = 1e3
 
 
 def key(name: str) -> str:
-    """A name as a part of a figure's."""
+    """Return a name as a part of a figure's name."""
     return "".join(letter if letter.isalnum() else "_" for letter in name.lower().replace(",", "").replace("-", ""))
 
 
 def note(text: str) -> None:
-    """Progress."""
+    """Print progress on stderr."""
     print(f"time_to_target: {text}", file=sys.stderr, flush=True)
 
 
 def chosen(name: str, *, quick: bool) -> Model:
-    """The model, or what stands for it where its data is not here."""
+    """Return the model of a name, or the one that stands for it where its data is not here."""
     model = MODELS[name]
     if data_folder(model.job) is not None:
         return model
@@ -305,7 +307,7 @@ def chosen(name: str, *, quick: bool) -> Model:
 
 
 def main() -> None:
-    """Measure and publish."""
+    """Measure the comparison, and publish."""
     shared = parser(__doc__)
     shared.add_argument("--model", choices=sorted(MODELS), default="convnet", help="what is trained")
     asked = shared.parse_args()

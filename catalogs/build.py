@@ -32,7 +32,7 @@ IMPLAUSIBLE_COREMARK = {"m3.medium", "u-6tb1.112xlarge"}
 
 
 def number(text: str) -> str:
-    """The shortest spelling of a number; blank stays blank, because unknown is not zero."""
+    """Return the shortest spelling of a number; blank stays blank, because unknown is not zero."""
     if not text:
         return ""
     value = float(text)
@@ -40,7 +40,7 @@ def number(text: str) -> str:
 
 
 def canonical_accelerators(accelerators: Iterable[Row]) -> dict[str, str]:
-    """Every spelling of an accelerator, case-folded, to the name that the catalogue uses."""
+    """Return the catalogue's name of an accelerator by each of its case-folded spellings."""
     return {
         spelling.casefold(): row["name"]
         for row in accelerators
@@ -49,7 +49,7 @@ def canonical_accelerators(accelerators: Iterable[Row]) -> dict[str, str]:
 
 
 def instance_type(raw: Row, accelerators: Mapping[str, str], on_spot: Container[str]) -> dict[str, str]:
-    """One row of `instance_types.csv`. What has a spot price somewhere is sold on spot, whatever an older dump says."""
+    """Return a row of `instance_types.csv`. A type with a spot price is sold on spot, whatever an older dump says."""
     name = raw["instance_type"]
     gpu = raw["gpu_name"]
     # A fractional GPU is reported with a count of 0: the machine still sees one device.
@@ -88,12 +88,12 @@ def instance_type(raw: Row, accelerators: Mapping[str, str], on_spot: Container[
 
 
 def spot_prices(rows: Iterable[Row], known: Container[str]) -> dict[str, str]:
-    """Spot prices in USD per hour by instance type, without types whose specifications are unknown (retired ones)."""
+    """Return spot prices in USD per hour by instance type, without retired types, whose specifications are unknown."""
     return {row["instance_type"]: number(row["spot_usd_per_hour"]) for row in rows if row["instance_type"] in known}
 
 
 def bands(rows: Iterable[Row], known: Container[str]) -> dict[str, str]:
-    """Interruption bands by instance type; none where the saving is not positive, which marks a placeholder."""
+    """Return interruption bands by instance type; none where the saving is not positive, which marks a placeholder."""
     return {
         row["instance_type"]: row["interruption_band"]
         for row in rows
@@ -108,7 +108,7 @@ def regions(
     newer_bands: Mapping[str, Mapping[str, str]],
     on_demand: Mapping[str, Mapping[str, str]],
 ) -> dict[str, list[dict[str, str]]]:
-    """The rows of each `regions/*.csv`, by region.
+    """Return the rows of each `regions/*.csv`, by region.
 
     A saving is kept only where no spot price is known, and a band of June 2025 only in regions without newer ones.
     Advisor rows without a positive saving are sentinels or stale and are dropped, as are those of retired types
@@ -126,7 +126,7 @@ def regions(
     for row in advisor:
         if row["instance_type"] in known and int(row["savings_pct"]) > 0:
             advised[row["region"]][row["instance_type"]] = row
-    made: dict[str, list[dict[str, str]]] = {}
+    by_region: dict[str, list[dict[str, str]]] = {}
     for region in sorted({*advised, *spot, *on_demand}):
         priced, old, new = spot.get(region, {}), advised.get(region, {}), newer_bands.get(region)
         rows = []
@@ -144,12 +144,12 @@ def regions(
             here["interruption_band"] = band if new is None else new.get(name, "")
             if any(value not in ("", "0") for value in here.values()):
                 rows.append({"instance_type": name, **here})
-        made[region] = rows
-    return made
+        by_region[region] = rows
+    return by_region
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV, sorted by instance type so that a new snapshot is a readable diff."""
+    """Return the rows as CSV, sorted by instance type so that a new snapshot is a readable diff."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -158,7 +158,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def build(raw: Path, *, kept: Path = HERE) -> dict[str, str]:
-    """The files to write, by path inside the catalogue. ``kept`` is the folder of those that are kept by hand."""
+    """Return the texts of the catalogue's generated files, by path; ``kept`` is the folder of those edited by hand."""
 
     def read(path: Path) -> list[dict[str, str]]:
         with path.open(encoding="utf-8", newline="") as stream:

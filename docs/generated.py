@@ -30,7 +30,7 @@ WIDTH = 100
 
 
 def commands() -> str:
-    """The page of all commands, by their own help."""
+    """Return the page of all commands, made of their help."""
     os.environ["COLUMNS"] = str(WIDTH)
     import click
     import typer.main
@@ -96,10 +96,10 @@ def measured() -> str:
 
 
 def front() -> str:
-    """Return what README says of the claims, with their pictures."""
-    told = [(claim, result) for claim in CLAIMS if claim.front and (result := claim.result()) is not None]
-    lines = [_wrapped(f"- {_filled_in(claim.front, result)} ({result['date']}).") for claim, result in told]
-    pictures = [f"![{claim.plot.title}](docs/images/{claim.benchmark}.svg)" for claim, _ in told]
+    """Return README's sentences of the claims, with their plots."""
+    shown = [(claim, result) for claim in CLAIMS if claim.front and (result := claim.result()) is not None]
+    lines = [_wrapped(f"- {_filled_in(claim.front, result)} ({result['date']}).") for claim, result in shown]
+    pictures = [f"![{claim.plot.title}](docs/images/{claim.benchmark}.svg)" for claim, _ in shown]
     return "\n".join([*lines, *(line for picture in pictures for line in ("", picture))])
 
 
@@ -132,7 +132,7 @@ MARK = re.compile(r"^<!-- (registry|index): (\w+)(.*?) -->\n(?:.*?)^<!-- end -->
 
 
 def registries() -> dict[str, Mapping[str, str]]:
-    """What there is of each kind of method, in half a sentence each, by name."""
+    """Return half a sentence about each method, by kind and name."""
     from hetopt.core.comm.composition import COLLECTIVES, METHODS
     from hetopt.core.run_rules import CONTROLLERS
     from hetopt.core.run_spec import BATCH_POLICIES
@@ -148,7 +148,7 @@ def registries() -> dict[str, Mapping[str, str]]:
 
 
 def method_pages() -> dict[str, list[tuple[str, str]]]:
-    """The methods of each page in `METHOD_PAGES`, as kind and name."""
+    """Return the methods of each page in `METHOD_PAGES`, as kind and name."""
     return {
         page.name: [
             (kind, name)
@@ -161,8 +161,8 @@ def method_pages() -> dict[str, list[tuple[str, str]]]:
 
 
 def methods(page: Path) -> str:
-    """Return a page with its methods as the registries have them."""
-    pages = {method: name for name, own in method_pages().items() for method in own}
+    """Return a page with its methods filled in from the registries."""
+    pages = {method: name for name, named in method_pages().items() for method in named}
 
     def of_registry(mark: re.Match[str]) -> str:
         what, kind, names = mark.groups()
@@ -178,7 +178,7 @@ def methods(page: Path) -> str:
 
 
 def _facts(kind: str, names: Sequence[str]) -> list[str]:
-    """Return what the registry says of these: what compressors go with and weigh, what policies can be told."""
+    """Return the lines that describe methods of a kind: partners and bytes of compressors, settings of policies."""
     from hetopt.core.comm.composition import METHODS
     from hetopt.core.run_spec import BATCH_SETTINGS, RATIO_SETTINGS
 
@@ -189,21 +189,21 @@ def _facts(kind: str, names: Sequence[str]) -> list[str]:
     for name in names:
         if settings := {"batch": BATCH_SETTINGS, "ratio": RATIO_SETTINGS}.get(kind, {}).get(name):
             rows += ["", f"| setting of `{name}` | default | meaning |", "|---|---|---|"]
-            told = _attributes(settings)
+            meanings = _attributes(settings)
             for key, field in settings.model_fields.items():
                 usual = "" if field.default is None else f"`{json.dumps(field.default).strip(chr(34))}`"
-                rows.append(f"| `{key}` | {usual} | {told[key]} |")
+                rows.append(f"| `{key}` | {usual} | {meanings[key]} |")
     return rows
 
 
 def _company(method: Any) -> str:
-    """Return the collectives and residuals that go with a compressor; the first of each is the default."""
+    """Return the collectives and residuals that a compressor combines with; the first of each is the default."""
     by, kept = (", ".join(f"`{name}`" for name in names) for names in (method.collectives, method.memories))
     return f"Combined by {by}; residual {kept}. "
 
 
 def _weight(name: str) -> str:
-    """What a worker of two sends of a million values."""
+    """Return the megabytes that a worker of two sends for a million values, as a sentence."""
     from hetopt.core.comm.composition import METHODS
     from hetopt.core.comm.payload_bytes import wire_bytes
 
@@ -215,10 +215,10 @@ OPTIONS = {"batch": "batch-policy", "collective": "collective", "ratio": "ratio-
 
 
 def _attributes(record: type) -> dict[str, str]:
-    """What a record's docstring says of each field."""
-    told = inspect.getdoc(record).partition("Attributes:\n")[2]
-    told = re.sub(r"\n {8,}", " ", told)
-    lines = [line.strip().partition(": ") for line in told.splitlines()]
+    """Return the sentence of each field in a record's docstring."""
+    section = inspect.getdoc(record).partition("Attributes:\n")[2]
+    section = re.sub(r"\n {8,}", " ", section)
+    lines = [line.strip().partition(": ") for line in section.splitlines()]
     return {name.strip(): about.rstrip(".") for names, _, about in lines for name in names.split(",")}
 
 
@@ -232,7 +232,7 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$", re.MULTILINE
 
 
 def library() -> str:
-    """Return the page of every public name."""
+    """Return the reference page of every public name."""
     import hetopt
 
     parts = ["# Library reference", "", _wrapped(ABOUT_LIBRARY), ""]
@@ -242,7 +242,9 @@ def library() -> str:
 
 
 def _described(name: str, thing: Any) -> list[str]:
-    """Return a class with its public methods, or a function. Records are read from files, and made by nobody's hand."""
+    """Return the section of a class with its public methods, or of a function.
+
+    Records are read from files, and made by nobody's hand."""
     is_record = hasattr(thing, "model_fields")
     is_made = not is_record and not inspect.isabstract(thing)
     parts = [f"## {name}", "", *(["```python", _signature(name, thing), "```", ""] if is_made else [])]
@@ -268,7 +270,7 @@ def _opening(thing: Any) -> str:
 
 
 def _signature(name: str, thing: Any) -> str:
-    """Return how it is called, by names and defaults."""
+    """Return the call of a function, with names and defaults."""
     shown = []
     for parameter in inspect.signature(thing).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
@@ -280,12 +282,12 @@ def _signature(name: str, thing: Any) -> str:
 
 
 def _named(default: Any) -> str:
-    """Return a default as it is typed; a function by its name alone."""
+    """Return a default value as it is typed; a function by its name alone."""
     return default.__name__ if inspect.isfunction(default) else repr(default)
 
 
 def conversion() -> str:
-    """The difference between a script and its converted form, changed indentation aside."""
+    """Return the diff between a script and its converted form, changed indentation aside."""
     names = ("train.py", "train_hetopt.py")
     before, after = ((SCRIPT / name).read_text(encoding="utf-8").splitlines()[1:] for name in names)
     matcher = difflib.SequenceMatcher(None, [line.strip() for line in before], [line.strip() for line in after], False)
@@ -312,20 +314,20 @@ def conversion() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """The text of every page that is made, or partly made, by its file."""
-    own = DOCS / "your-own-code.md"
+    """Return the text of every page that is wholly or partly generated, by path."""
+    your_code = DOCS / "your-own-code.md"
     return {
         DOCS / "commands.md": commands(),
         DOCS / "reference.md": library(),
         DOCS / "measured.md": measured(),
         **{page: methods(page) for page in (DOCS / "methods.md", *METHOD_PAGES.glob("*.md"))},
-        own: _filled(own, "conversion", conversion()),
+        your_code: _filled(your_code, "conversion", conversion()),
         README: _filled(README, "measured", front()),
     }
 
 
 def _filled(page: Path, name: str, words: str) -> str:
-    """The page with other words between the marks of this name."""
+    """Return a page with the text between the marks of a name replaced."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     return before + begin + words + "\n" + end + rest.partition(end)[2]

@@ -23,7 +23,7 @@ _MOST_LINES = 6  # of the grid
 
 
 def draw(plot: Plot, values: Mapping[str, float]) -> str:
-    """Return an SVG file that needs nothing else.
+    """Return a plot as an SVG file that needs nothing else.
 
     Args:
         plot: what is drawn.
@@ -87,7 +87,7 @@ def _legend(plot: Plot) -> list[str]:
 
 
 def _picture(title: str, shapes: Sequence[str]) -> str:
-    """The frame of every plot."""
+    """Return an SVG file of shapes, with title and frame."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
@@ -105,7 +105,7 @@ def _picture(title: str, shapes: Sequence[str]) -> str:
 
 
 def pictures() -> dict[Path, str]:
-    """Return the plot of every claim that has a result, by its file."""
+    """Return the plot of every claim that has a result, by path."""
     drawn = {}
     for claim in CLAIMS:
         if (result := claim.result()) is not None:
@@ -114,7 +114,7 @@ def pictures() -> dict[Path, str]:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is no less."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
     power = 10 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
 

@@ -39,7 +39,7 @@ _ADVANCE, _HEIGHT, _MARGIN = 7.8, 18, 16  # of a letter and a line, in pixels
 
 
 def record() -> str:
-    """Run the commands in an empty folder; what each printed, after its prompt.
+    """Run the commands in an empty folder; return the output of each behind its prompt.
 
     Refused on a busy machine: what is shown there is how far others change the speed of a machine.
     """
@@ -62,7 +62,7 @@ def record() -> str:
 
 
 def draw(said: str) -> str:
-    """The picture of what was printed: an SVG file that needs nothing else."""
+    """Return an animated picture of the commands' output: an SVG file that needs nothing else."""
     screens = [part.strip("\n").splitlines() for part in said.split(SCREEN) if part.strip()]
     whole_s = sum(PROMPT_S + LINE_S * len(rows) + READ_S for rows in screens)
     width, height = 2 * _MARGIN + _ADVANCE * COLUMNS, 2 * _MARGIN + _HEIGHT * ROWS
@@ -107,7 +107,7 @@ def draw(said: str) -> str:
 
 
 def _shown(name: str, begin: float, end: float) -> str:
-    """Between these parts of the whole, and not before or after."""
+    """Return the CSS animation that shows an element between two fractions of the loop."""
     first, last = 100 * begin, 100 * end
     after = "" if end >= 1 else f"{last:.2f}%,100%{{opacity:0}}"
     before = "" if begin <= 0 else f"0%,{first:.2f}%{{opacity:0}}"

@@ -32,13 +32,13 @@ class CharacterLstm(nn.Module):
         self.next = nn.Linear(64, CHARACTERS)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits."""
+        """Return the logits of the next characters, [n, time, characters]."""
         hidden, _ = self.lstm(self.embedding(characters))
         return self.next(hidden)
 
 
 def text(folder: Path | None) -> str:
-    """Return what is learned, in ASCII."""
+    """Return the text that is learned, in ASCII."""
     if folder is not None:
         return (folder / "text.txt").read_text(encoding="ascii", errors="replace")
     loaders = (datasets.load_diabetes, datasets.load_digits, datasets.load_iris, datasets.load_wine)
@@ -46,8 +46,8 @@ def text(folder: Path | None) -> str:
 
 
 def data(folder: Path | None) -> TaskData:
-    """Return windows of 32 characters with those that follow; the last tenth of the text judges."""
-    codes = torch.tensor([min(ord(one), CHARACTERS - 1) for one in text(folder)])
+    """Return windows of 32 characters with those that follow; the last tenth of the text is for evaluation."""
+    codes = torch.tensor([min(ord(character), CHARACTERS - 1) for character in text(folder)])
     windows = (len(codes) - 1) // WINDOW
     inputs = codes[: windows * WINDOW].view(windows, WINDOW)
     following = codes[1 : windows * WINDOW + 1].view(windows, WINDOW)

@@ -28,7 +28,7 @@ def model() -> nn.Module:
 
 
 def data(folder: Path | None) -> TaskData:
-    """Return 360 patients to train on and 82 to judge by; inputs have variance 1, the progression is in hundreds.
+    """Return 360 patients to train on and 82 to evaluate on; inputs have variance 1, the progression is in hundreds.
 
     ``folder`` is what the user gave with --data; this data needs none.
     """
@@ -45,20 +45,20 @@ def data(folder: Path | None) -> TaskData:
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean over the batch, whatever its size: hetopt weights the shares of unequal workers."""
+    """Return the mean loss over the batch; hetopt weights the local batches of unequal workers."""
     inputs, progression = batch
     return functional.mse_loss(model(inputs), progression)
 
 
 def evaluate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
-    """Return sums, never means: workers evaluate a part each and the sums are added up."""
+    """Return sums over samples, never means: workers evaluate a part each, and the sums are added up."""
     inputs, progression = batch
     error = model(inputs) - progression
     return {"squared_error": error.square().sum(), "absolute_error": error.abs().sum()}
 
 
 def metrics(sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """Return what is reported, from the sums over all samples."""
+    """Return the metrics by name, from the sums over all samples."""
     return {
         "mean_absolute_error": sums["absolute_error"] / samples,
         "root_mean_square_error": (sums["squared_error"] / samples) ** 0.5,

@@ -24,7 +24,7 @@ CONTEXT, CHARACTERS, WIDTH = 32, 128, 64
 
 @dataclass
 class Output:
-    """What the model returns."""
+    """The loss and logits of a forward pass."""
 
     loss: Tensor | None
     logits: Tensor
@@ -44,7 +44,7 @@ class SmallTransformer(nn.Module):
         self.output.weight = self.embedding.weight
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Output:
-        """[n, time] -> logits [n, time, characters], and the mean loss where labels [n, time] are given."""
+        """Return logits [n, time, characters], and the mean loss where labels [n, time] are given."""
         mask = nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1], device=input_ids.device)
         hidden = self.layers(self.embedding(input_ids) + self.position, mask=mask, is_causal=True)
         logits = self.output(hidden)
@@ -65,16 +65,16 @@ class Windows:
         return {name: values[0] for name, values in self.gather([index]).items()}
 
     def gather(self, indices: Sequence[int], /) -> dict[str, Tensor]:
-        """Return the windows with these numbers."""
+        """Return the windows of these indices."""
         starts = torch.as_tensor(indices).unsqueeze(1) * CONTEXT + torch.arange(CONTEXT)
         return {"input_ids": self.codes[starts], "labels": self.codes[starts + 1]}
 
 
 def data(folder: Path | None) -> TaskData:
-    """Return the descriptions of scikit-learn's data sets; the last tenth judges."""
+    """Return the descriptions of scikit-learn's data sets as text windows; the last tenth is for evaluation."""
     loaders = (datasets.load_diabetes, datasets.load_digits, datasets.load_iris, datasets.load_wine)
     written = "".join(load().DESCR for load in (*loaders, datasets.load_breast_cancer))
-    codes = torch.tensor([min(ord(one), CHARACTERS - 1) for one in written])
+    codes = torch.tensor([min(ord(character), CHARACTERS - 1) for character in written])
     trained = len(codes) * 9 // 10
     return TaskData(train=Windows(codes[:trained]), evaluation=Windows(codes[trained:]))
 
@@ -85,7 +85,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def evaluate(model: nn.Module, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return sums over samples of the mean loss of each."""
+    """Return the sums over samples of each sample's mean loss."""
     return {"loss": model(**batch).loss.double() * len(batch["labels"])}
 
 

@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList([nn.GroupNorm(4, channels), nn.GroupNorm(4, channels)])
 
     def forward(self, images: Tensor) -> Tensor:
-        """[n, channels, 8, 8] -> the same."""
+        """Return the block's output, of the input's shape [n, channels, 8, 8]."""
         inside = functional.relu(self.norms[0](self.first(images)))
         return functional.relu(images + self.norms[1](self.second(inside)))
 
@@ -47,17 +47,17 @@ def model() -> nn.Module:
 
 
 class Shifted(TensorPairs):
-    """Images moved by up to one pixel; where to is new in every epoch."""
+    """Images shifted by up to one pixel, in other directions in every epoch."""
 
     _epoch, _seed = 0, 0
 
     def set_epoch(self, epoch: int, seed: int, /) -> None:
-        """From now on give the images of ``epoch`` in the run seeded with ``seed``."""
+        """Set the epoch and seed that determine the shifts."""
         object.__setattr__(self, "_epoch", epoch)
         object.__setattr__(self, "_seed", seed)
 
     def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
-        """Return these images, each shifted in its own way, and their labels."""
+        """Return the images of these indices, each randomly shifted, and their labels."""
         images, labels = super().gather(indices)
         moves = [np.random.default_rng((self._seed, self._epoch, int(index))).integers(-1, 2, 2) for index in indices]
         moved = [torch.roll(image, tuple(map(int, move)), (1, 2)) for image, move in zip(images, moves, strict=True)]
@@ -69,7 +69,7 @@ class Shifted(TensorPairs):
 
 
 def data(folder: Path | None) -> TaskData:
-    """Return 1,500 images to train on and 297 to judge by, scaled to 0..1."""
+    """Return 1,500 images to train on and 297 to evaluate on, scaled to 0..1."""
     digits = load_digits()
     images = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.as_tensor(digits.target)

@@ -24,7 +24,7 @@ HEADER = """\
 
 
 def closure(requirements: Iterable[str]) -> dict[str, str]:
-    """Every distribution that ``requirements`` need here, by canonical name, with its installed version.
+    """Return every distribution that ``requirements`` need here, by canonical name, with its installed version.
 
     Raises:
         importlib.metadata.PackageNotFoundError: one of them is not installed.
@@ -46,7 +46,7 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def declared() -> list[str]:
-    """The requirements of hetopt and of all its extras. Read from the file: installed metadata may be older."""
+    """Return the requirements of hetopt and of all its extras. Read from the file: installed metadata may be older."""
     pyproject = Path(__file__).resolve().parent.parent / "pyproject.toml"
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
@@ -54,7 +54,7 @@ def declared() -> list[str]:
 
 
 def pins() -> str:
-    """The text of constraints.txt: one exact version a line."""
+    """Return the text of constraints.txt: one exact version a line."""
     versions = closure(declared())
     return HEADER + "".join(f"{name}=={Version(version).public}\n" for name, version in versions.items())
 

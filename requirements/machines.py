@@ -32,11 +32,11 @@ CUDA = re.compile(r"^(torch|triton|nvidia-|cuda-)")
 
 
 def resolved(platform: str) -> list[str]:
-    """The packages with their hashes, as a list of requirements of several lines each."""
+    """Return the packages of a platform with their hashes, as requirements of several lines each."""
     with tempfile.NamedTemporaryFile("w", suffix=".in") as asked:
         asked.write("\n".join(NEEDED))
         asked.flush()
-        told = subprocess.run(
+        compiled = subprocess.run(
             [
                 *("uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
                 *("--no-emit-index-url", "--no-emit-find-links", "--only-binary", ":all:"),
@@ -46,11 +46,11 @@ def resolved(platform: str) -> list[str]:
             capture_output=True,
             text=True,
         ).stdout
-    return re.findall(r"^\S.*(?:\n    .*)*", told, re.MULTILINE)
+    return re.findall(r"^\S.*(?:\n    .*)*", compiled, re.MULTILINE)
 
 
 def torch_on_cpus(version: str, machine: str, before: Path) -> str:
-    """The requirement of torch without CUDA, with the hash that its index tells, or that was told before."""
+    """Return the requirement of torch without CUDA, with the hash from its index, or the file's if that is offline."""
     wheel = f"torch-{version}%2Bcpu-cp312-cp312-manylinux_2_28_{machine}.whl"
     try:
         with urllib.request.urlopen(f"{CPU_TORCH_INDEX}/torch/", timeout=30) as answer:
@@ -61,19 +61,19 @@ def torch_on_cpus(version: str, machine: str, before: Path) -> str:
             sys.exit(f"{CPU_TORCH_INDEX} cannot be reached ({error}), and {before} is of another version")
         print(f"{CPU_TORCH_INDEX} cannot be reached: {before.name} stays as it is", file=sys.stderr)
         return kept.partition("\n\n")[2]
-    found = re.search(rf"{re.escape(wheel)}#sha256=([0-9a-f]{{64}})", page)
-    if found is None:
+    match = re.search(rf"{re.escape(wheel)}#sha256=([0-9a-f]{{64}})", page)
+    if match is None:
         sys.exit(f"{CPU_TORCH_INDEX} has no {wheel} with a hash")
-    return f"torch=={version}+cpu \\\n    --hash=sha256:{found[1]}\n"
+    return f"torch=={version}+cpu \\\n    --hash=sha256:{match[1]}\n"
 
 
 def header(what: str) -> str:
-    """The comment that opens a requirements file."""
+    """Return the comment that opens a requirements file."""
     return f"# What a rented machine installs: {what}. Made by `make locks`.\n\n"
 
 
 def lines(requirements: Iterable[str]) -> str:
-    """Requirements as a file has them."""
+    """Return requirements as the lines of a file."""
     return "\n".join(requirements) + "\n"
 
 
@@ -82,10 +82,10 @@ def main() -> None:
     LOCKS.mkdir(exist_ok=True)
     for machine, platform in PLATFORMS.items():
         packages = resolved(platform)
-        (torch,) = [one for one in packages if one.startswith("torch==")]
+        (torch,) = [package for package in packages if package.startswith("torch==")]
         version = torch.split("==")[1].split()[0]
         (LOCKS / f"{machine}-gpu.txt").write_text(header(f"{machine} with a GPU") + lines(packages), encoding="utf-8")
-        light = [one for one in packages if not CUDA.match(one)]
+        light = [package for package in packages if not CUDA.match(package)]
         (LOCKS / f"{machine}-cpu.txt").write_text(header(f"{machine} without a GPU") + lines(light), encoding="utf-8")
         path = LOCKS / f"{machine}-cpu-torch.txt"
         torch = torch_on_cpus(version, machine, path)

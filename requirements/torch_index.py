@@ -17,12 +17,12 @@ WITHIN_S = 2.0
 
 
 def has_gpu() -> bool:
-    """Whether the driver of an NVIDIA GPU is here."""
+    """Return whether the driver of an NVIDIA GPU is here."""
     return os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
 
 
 def answers(index: str) -> bool:
-    """Whether an index has torch, and says so at once."""
+    """Return whether a package index has torch and answers within `WITHIN_S`."""
     try:
         with urllib.request.urlopen(f"{index}/torch/", timeout=WITHIN_S):
             return True
@@ -31,7 +31,7 @@ def answers(index: str) -> bool:
 
 
 def option(index: str) -> str:
-    """What to tell pip; nothing where its own index is the right one."""
+    """Return pip's option for the index of torch without CUDA; empty where the default index is right."""
     if has_gpu():
         return ""
     if not answers(index):

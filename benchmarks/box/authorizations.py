@@ -56,7 +56,7 @@ _CHANGED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Whose calls, where, and what the machines are given.
+    """The caller and region of a call, and the tags of what it changes.
 
     Attributes:
         tags: of what a call changes, by key.
@@ -69,13 +69,13 @@ class Place:
     role: str
 
     def ec2(self, thing: str, name: str = "*") -> str:
-        """The ARN of a thing of EC2's; images belong to no account."""
+        """Return the ARN of an EC2 resource; images belong to no account."""
         account = "" if thing == "image" else self.who.account_id
         return f"arn:aws:ec2:{self.region}:{account}:{thing}/{name}"
 
     @property
     def caller(self) -> dict[str, str]:
-        """What is known of every call."""
+        """The condition keys of every call."""
         return {
             "aws:RequestedRegion": self.region,
             "aws:userid": self.who.user_id,
@@ -84,7 +84,7 @@ class Place:
 
 
 def authorizations(request: Request, place: Place) -> Iterator[Asked]:
-    """Everything that a call asks for.
+    """Yield everything that a call asks policies for.
 
     Args:
         request: that call.
@@ -114,7 +114,7 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
 
 
 def of_storage(request: Request) -> Asked:
-    """What a call about a bucket, or about what is in it, asks for, whoever makes it: with the keys of its headers."""
+    """Return the action and resource that a call on a bucket or object asks for, with the keys of its headers."""
     operation, parameters = request.operation, request.parameters
     bucket = f"arn:aws:s3:::{parameters['Bucket']}"
     context = {**facts.EVERY_CALL_OF_S3, **keys_of_headers(headers_of_s3(operation, parameters))}
@@ -125,28 +125,31 @@ def of_storage(request: Request) -> Asked:
 
 
 def keys_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The keys that policies may condition upon by the headers of a call of S3, whatever these say."""
+    """Return the condition keys that policies may use of an S3 call's headers, with their values."""
     keys = {f"s3:{name.lower()}": value for name, value in headers.items()}
     return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS)}
 
 
 def _looked_at(request: Request, place: Place) -> str:
-    """The ARN of what a call reads, as far as AWS knows one of it; else ``*``."""
-    told, account_id = request.parameters, place.who.account_id
+    """Return the ARN of what a call reads, as far as AWS knows one of it; else ``*``."""
+    parameters, account_id = request.parameters, place.who.account_id
     match request.operation:
         case "get_role":
-            return role_arn(account_id, str(told["RoleName"]))
+            return role_arn(account_id, str(parameters["RoleName"]))
         case "get_instance_profile":
-            return f"arn:aws:iam::{account_id}:instance-profile/{told['InstanceProfileName']}"
+            return f"arn:aws:iam::{account_id}:instance-profile/{parameters['InstanceProfileName']}"
         case "get_service_quota":
-            return f"arn:aws:servicequotas:{place.region}:{account_id}:{told['ServiceCode']}/{told['QuotaCode']}"
+            return (
+                f"arn:aws:servicequotas:{place.region}:{account_id}:"
+                f"{parameters['ServiceCode']}/{parameters['QuotaCode']}"
+            )
         case "list_tags_for_resource":
-            return str(told["ResourceArn"])
+            return str(parameters["ResourceArn"])
     return "*"
 
 
 def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
-    """Ends outside the machines: schedules have no tags, their groups have."""
+    """Yield what a call on schedules asks for; schedules have no tags, their groups have."""
     name, here = str(request.parameters["Name"]), f"arn:aws:scheduler:{place.region}:{place.who.account_id}"
     if request.operation in ("create_schedule", "update_schedule"):
         schedule = f"{here}:schedule/{request.parameters['GroupName']}/{name}"
@@ -155,7 +158,7 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
         passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE}
         yield Asked(action="iam:PassRole", resource=str(target["RoleArn"]), context=passed)
     elif request.operation == "create_schedule_group":
-        tags = {str(one["Key"]): str(one["Value"]) for one in request.parameters.get("Tags", ())}
+        tags = {str(tag["Key"]): str(tag["Value"]) for tag in request.parameters.get("Tags", ())}
         tagged = {**place.caller, **_requested(tags)}
         for action in (request.api_name, "scheduler:TagResource"):
             yield Asked(action=action, resource=f"{here}:schedule-group/{name}", context=tagged)
@@ -167,7 +170,7 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
 
 
 def _making(request: Request, place: Place) -> Iterator[Asked]:
-    """What is made, and tagged as the call itself says; for machines, also what they are made from."""
+    """Yield what a call that makes resources asks for: these with their tags, and what machines are made from."""
     tags = _tags_in(request)
     for thing in _MADE.get(request.operation, ()):
         context = {**place.caller, **_requested(tags.get(thing, {}))}
@@ -182,10 +185,10 @@ def _making(request: Request, place: Place) -> Iterator[Asked]:
 
 
 def _tags_in(request: Request) -> dict[str, dict[str, str]]:
-    """The tags that a call asks for, by the thing that is to bear them."""
+    """Return the tags that a call asks for, by resource type."""
     return {
-        str(one["ResourceType"]): {str(tag["Key"]): str(tag["Value"]) for tag in one["Tags"]}
-        for one in request.parameters.get("TagSpecifications", ())
+        str(specification["ResourceType"]): {str(tag["Key"]): str(tag["Value"]) for tag in specification["Tags"]}
+        for specification in request.parameters.get("TagSpecifications", ())
     }
 
 
@@ -222,17 +225,17 @@ def _tagging(by: str, thing: str, place: Place, tags: Mapping[str, str]) -> Aske
 
 
 def headers_of_s3(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
-    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
+    """Return the headers that botocore writes for an S3 call; none for one that clients make in several calls."""
     model = _storage()
     name = "".join(word.capitalize() for word in operation.split("_"))
     if name not in model.operation_names:
         return {}
     from botocore.serialize import create_serializer
 
-    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
+    serialized = create_serializer("rest-xml", include_validation=False).serialize_to_request(
         dict(parameters), model.operation_model(name)
     )
-    headers: Mapping[str, str] = told["headers"]
+    headers: Mapping[str, str] = serialized["headers"]
     return headers
 
 

@@ -37,7 +37,7 @@ _CONFIG = re.compile(r'\{\s*"spec_sha256".*?\n\}', re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Lives:
-    """How machines fare.
+    """The random fates and durations of machines.
 
     Attributes:
         boot_s: the least and the most that a boot takes.
@@ -58,7 +58,7 @@ class Lives:
 
 @dataclass(kw_only=True)
 class Body:
-    """One machine.
+    """A machine with its agent: its fate, and the moments of its life.
 
     Attributes:
         fate: what comes over it, at `fated_s`; 'fails' and 'hangs' do so in its boot.
@@ -91,16 +91,16 @@ class Body:
 
     @property
     def id(self) -> str:
-        """Of the instance."""
+        """The identifier of the instance."""
         return str(self.instance.id)
 
     @property
     def runs(self) -> bool:
-        """Whether it is up."""
+        """Return whether the machine is up."""
         return self.instance.state == "running"
 
     def trains(self, now_s: float) -> bool:
-        """Whether its agent can take part in a run."""
+        """Return whether the machine's agent can take part in a run."""
         return (
             self.runs
             and not self.dead
@@ -112,7 +112,7 @@ class Body:
 
 @dataclass(kw_only=True)
 class Training:
-    """A run, as its machines know it."""
+    """A training run as its machines know it."""
 
     generation: int = -1
     runs: bool = False
@@ -146,7 +146,7 @@ class Bodies:
     _now_s: float = 0.0
 
     def turn(self, now_s: float) -> bool:
-        """Everything that happens until then, since the last turn; whether any machine is there."""
+        """Let everything happen up to a moment; return whether any machine is there."""
         self._now_s = now_s
         for instance in ec2_backends[DEFAULT_ACCOUNT_ID][self.region].all_instances():
             if instance.id not in self._bodies and instance.state != "terminated":
@@ -160,14 +160,16 @@ class Bodies:
         return bool(there)
 
     def due_s(self) -> float:
-        """When something is next to happen at a moment of its own."""
+        """Return the next moment at which something happens by itself, in seconds since the epoch."""
         moments = (
             moment
             for body in self._bodies.values()
             if body.instance.state != "terminated"
             for moment in (body.end_s, body.leaves_s, body.shut_s, body.again_s, body.fated_s)
         )
-        return min((one for one in moments if one is not None and one > self._now_s), default=float("inf"))
+        return min(
+            (moment_s for moment_s in moments if moment_s is not None and moment_s > self._now_s), default=float("inf")
+        )
 
     def _born(self, instance: Instance) -> Body:
         drawn = random.Random(f"{self.lives.seed} {len(self._bodies)}")
@@ -237,7 +239,7 @@ class Bodies:
             self._say(body, "interruption")
 
     def _shrink(self) -> None:
-        """Pools that have less than what runs take the newest back."""
+        """Take the newest machines back of pools that have less than what runs."""
         pools: dict[tuple[str, str], list[Body]] = {}
         for body in self._bodies.values():
             if body.runs and body.instance.lifecycle == "spot" and body.fate != "taken":
@@ -313,8 +315,8 @@ class Bodies:
             self._checkpoint(prefix, run, mine)
 
     def _checkpoint(self, prefix: str, run: Training, mine: list[Body]) -> None:
-        told = json.dumps({"checkpoint": f"step-{run.step}", "generation": run.generation})
-        self._put(f"{prefix}/ckpt/LATEST", told.encode(), mine[0])
+        pointer = json.dumps({"checkpoint": f"step-{run.step}", "generation": run.generation})
+        self._put(f"{prefix}/ckpt/LATEST", pointer.encode(), mine[0])
 
     def _event(self, prefix: str, run: Training, mine: list[Body], name: str, **fields: object) -> None:
         line = json.dumps({"event": name, "time_s": self._now_s, **fields}) + "\n"
@@ -323,8 +325,8 @@ class Bodies:
         self.happened.append((self._now_s, f"run: {name} {fields or ''}".rstrip()))
 
     def _say(self, body: Body, what: str) -> None:
-        told = json.dumps({"time_s": self._now_s, "does": what}).encode()
-        self._put(f"runs/{body.config['run_id']}/state/{body.id}.json", told, body)
+        heartbeat = json.dumps({"time_s": self._now_s, "does": what}).encode()
+        self._put(f"runs/{body.config['run_id']}/state/{body.id}.json", heartbeat, body)
 
     def _end(self, body: Body, reason: tuple[str, str], what: str) -> None:
         body.instance.terminate()
@@ -336,16 +338,16 @@ class Bodies:
 
     def _read(self, prefix: str, name: str, body: Body) -> dict[str, Any] | None:
         keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_bucket(body.config["bucket"]).keys
-        found = keys.get(f"{prefix}/{name}")
-        told: dict[str, Any] | None = None if found is None else json.loads(found.value)
-        return told
+        stored = keys.get(f"{prefix}/{name}")
+        content: dict[str, Any] | None = None if stored is None else json.loads(stored.value)
+        return content
 
 
 def _config(user_data: Any) -> dict[str, Any]:
-    """What a machine's boot data tell it."""
+    """Return the configuration in a machine's boot data."""
     text = user_data if isinstance(user_data, str) else user_data.decode() if user_data is not None else ""
     if _CONFIG.search(text) is None:
         text = base64.b64decode(text).decode()
-    found = _CONFIG.search(text)
-    told: dict[str, Any] = json.loads(found[0]) if found else {}
-    return told
+    match = _CONFIG.search(text)
+    config: dict[str, Any] = json.loads(match[0]) if match else {}
+    return config

@@ -33,7 +33,7 @@ _SCOPE = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What arrived.
+    """A signed API call as it arrived over HTTP.
 
     Attributes:
         key_id: of the credentials.
@@ -51,7 +51,7 @@ class Call:
 
     @classmethod
     def read(cls, environment: Mapping[str, Any], body: bytes) -> Call | None:
-        """The call in a request over HTTP; None where nothing is signed."""
+        """Return the call in an HTTP request; None where nothing is signed."""
         scope = _SCOPE.search(str(environment.get("HTTP_AUTHORIZATION", "")))
         if scope is None:
             return None
@@ -77,8 +77,8 @@ def _asked(service: str, environment: Mapping[str, Any], body: bytes) -> tuple[s
     if service != "ec2":
         return action, xform_name(action), values
     parser = EC2QueryParser(_ec2().operation_model(action))
-    told: dict[str, Any] = parser.parse({"values": MultiDict(values)})  # type: ignore[typeddict-item]
-    return action, xform_name(action), told
+    parsed: dict[str, Any] = parser.parse({"values": MultiDict(values)})  # type: ignore[typeddict-item]
+    return action, xform_name(action), parsed
 
 
 @cache
@@ -126,7 +126,7 @@ def _asked_of_scheduler(environment: Mapping[str, Any], body: bytes) -> tuple[st
 
 @dataclass(kw_only=True)
 class Gate:
-    """Allows and denies.
+    """An authorization check of calls by policies, with a record of what was allowed and refused.
 
     Attributes:
         tags_of: what a thing of EC2's bears, by its id; empty of one that is not there.
@@ -149,16 +149,16 @@ class Gate:
     questions: int = 0
 
     def forget(self) -> None:
-        """Nobody has asked anything, and nothing is forbidden."""
+        """Reset the record, the policies and the forbidden actions."""
         self.policies, self.forbidden, self.questions = None, frozenset(), 0
         self.allowed.clear()
         self.refused.clear()
 
     def denied(self, call: Call, who: Identity) -> Asked | None:
-        """The first question that is denied; None where the call is allowed."""
+        """Return the first authorization that is denied; None where the call is allowed."""
         place = Place(who=who, region=call.region, tags={}, role=self.role)
-        for one in authorizations(call.request, place):
-            question = self._with_tags(replace(one, context={**one.context, **call.keys}))
+        for authorization in authorizations(call.request, place):
+            question = self._with_tags(replace(authorization, context={**authorization.context, **call.keys}))
             if question is not None and call.service == "s3" and self._keeps_out(question):
                 self.refused.append(question)
                 return question
@@ -172,13 +172,13 @@ class Gate:
         return None
 
     def _keeps_out(self, asked: Asked) -> bool:
-        """Whether the policy of the bucket that is named denies what is asked, whoever asks."""
+        """Return whether a bucket's own policy denies the request, whoever asks."""
         policy = self.policy_of(asked.resource.removeprefix("arn:aws:s3:::").partition("/")[0])
-        denials = [one for one in statements(policy or {"Statement": []}) if one["Effect"] == "Deny"]
-        return any(concerns(one, asked) is not False for one in denials)
+        denials = [statement for statement in statements(policy or {"Statement": []}) if statement["Effect"] == "Deny"]
+        return any(concerns(statement, asked) is not False for statement in denials)
 
     def _with_tags(self, asked: Asked) -> Asked | None:
-        """With the tags of the thing that is named; None where it is not there, which EC2 says before IAM is asked."""
+        """Return the request with its resource's tags; None if that is missing, which EC2 says before it asks IAM."""
         name = asked.resource.rpartition("/")[2]
         owned = asked.action == "scheduler:DeleteScheduleGroup"
         if not owned and not re.fullmatch(r"(i|fleet|lt|sg|vol)-[0-9a-f-]{8,}", name):
@@ -190,7 +190,7 @@ class Gate:
 
 
 def told(asked: Asked, who: Identity, *, organisation: bool) -> str:
-    """What AWS says of a denial."""
+    """Return the message of AWS for a denial."""
     because = (
         "with an explicit deny in a service control policy"
         if organisation

@@ -11,26 +11,30 @@ from hetopt.backends.ec2.renter.bucket_doctor import Asked, Policy, concerns, se
 
 
 def actions_of(policy: Policy) -> Iterator[str]:
-    """Every action that a policy names, in small letters."""
+    """Yield every action that a policy names, in lower case."""
     for statement in statements(policy):
-        yield from (one.lower() for one in several(statement["Action"]))
+        yield from (action.lower() for action in several(statement["Action"]))
 
 
 @cache
 def _every_action() -> tuple[str, ...]:
     services = ("ec2", "iam", "kms", "lambda", "organizations", "s3", "scheduler", "secretsmanager", "ssm", "sts")
     session = botocore.session.get_session()
-    return tuple(f"{name}:{one}" for name in services for one in session.get_service_model(name).operation_names)
+    return tuple(
+        f"{name}:{operation}" for name in services for operation in session.get_service_model(name).operation_names
+    )
 
 
 def other_actions(policy: Policy) -> list[str]:
-    """What EC2, IAM, S3, KMS and others can be asked to do, and a policy does not name."""
+    """Return the actions of EC2, IAM, S3, KMS and other services that a policy does not name."""
     granted = set(actions_of(policy))
-    return [one for one in _every_action() if one.lower() not in granted]
+    return [action for action in _every_action() if action.lower() not in granted]
 
 
 def allows(policies: Iterable[Policy], asked: Asked) -> bool:
-    """Whether policies together allow what is asked; what cannot be decided denies, and allows nothing."""
-    found = [(one["Effect"], concerns(one, asked)) for policy in policies for one in statements(policy)]
-    denied = any(effect == "Deny" and holds is not False for effect, holds in found)
-    return not denied and ("Allow", True) in found
+    """Return whether policies together allow a request; what cannot be decided denies, and allows nothing."""
+    decisions = [
+        (statement["Effect"], concerns(statement, asked)) for policy in policies for statement in statements(policy)
+    ]
+    denied = any(effect == "Deny" and holds is not False for effect, holds in decisions)
+    return not denied and ("Allow", True) in decisions

@@ -38,7 +38,7 @@ UBUNTU = "ami-0ab0000000000022"
 
 
 def teach() -> None:
-    """Make this process's moto do so."""
+    """Patch this process's moto to refuse as EC2 does, and to have images of true names."""
     plain_create = Fleets.create_fleet
 
     def load(self: AmiBackend) -> None:
@@ -54,10 +54,14 @@ def teach() -> None:
         return ActionResult({"Parameter": {"Name": name, "Type": "String", "Value": PARAMETERS[name], "Version": 1}})
 
     def create_fleet(self: Fleets) -> ActionResult:
-        """'You can specify this parameter only when using attributed-based instance type selection' (API model)."""
+        """Refuse a capacity unit without instance requirements, then create the fleet.
+
+        'You can specify this parameter only when using attributed-based instance type selection' (API model)."""
         target = self._get_param("TargetCapacitySpecification", {})
-        overrides = [one for each in self._get_param("LaunchTemplateConfigs", []) for one in each.get("Overrides", [])]
-        if "TargetCapacityUnitType" in target and not all("InstanceRequirements" in one for one in overrides):
+        overrides = [
+            override for each in self._get_param("LaunchTemplateConfigs", []) for override in each.get("Overrides", [])
+        ]
+        if "TargetCapacityUnitType" in target and not all("InstanceRequirements" in override for override in overrides):
             raise EC2ClientError(
                 "InvalidParameterCombination", "TargetCapacityUnitType may be given with InstanceRequirements only."
             )
@@ -74,7 +78,7 @@ def teach() -> None:
 
 
 def _image(backend: AmiBackend, id_: str, name: str, architecture: str, root_device: str, gigabytes: int) -> Ami:
-    made = Ami(
+    image = Ami(
         backend,
         id_,
         name=name,
@@ -86,5 +90,5 @@ def _image(backend: AmiBackend, id_: str, name: str, architecture: str, root_dev
         root_device_type="ebs",
         root_device_name=root_device,
     )
-    made.gigabytes = gigabytes  # type: ignore[attr-defined]  # read by what `teach` puts in the place of moto's 15 GB
-    return made  # pyright: ignore[reportReturnType]  # moto's models have a `__new__` of their own
+    image.gigabytes = gigabytes  # type: ignore[attr-defined]  # read by what `teach` puts in the place of moto's 15 GB
+    return image  # pyright: ignore[reportReturnType]  # moto's models have a `__new__` of their own

@@ -15,7 +15,7 @@ _LONGEST_TTL_S = 21_600
 
 @dataclass
 class MetadataService:
-    """What the service answers, by path; may change while it runs.
+    """The answers of a metadata service by path, which may change while it runs.
 
     Attributes:
         tokens: those it gave out, with the moment on the monotonic clock when each ends.
@@ -31,7 +31,7 @@ class MetadataService:
 
 @contextmanager
 def metadata_service(answers: dict[str, str]) -> Iterator[MetadataService]:
-    """The service, on a free port of this machine."""
+    """Run a metadata service on a free port of this machine inside."""
     state = MetadataService(answers=dict(answers))
     server = _server(state)
     state.url = "http://{}:{}".format(*server.server_address)

@@ -23,7 +23,7 @@ ENDS_MACHINES = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
 
 
 def teach() -> None:
-    """Make this process's moto refuse what the service refuses."""
+    """Patch this process's moto to refuse what the scheduler refuses."""
     plain_create = EventBridgeSchedulerBackend.create_schedule
     plain_group = EventBridgeSchedulerBackend.create_schedule_group
     plain_delete = EventBridgeSchedulerBackend.delete_schedule_group
@@ -53,23 +53,23 @@ def teach() -> None:
 
 
 def carry_out(now_s: float) -> list[str]:
-    """Do what is due; the ids of the machines that were ended."""
+    """End the machines of schedules that are due; return their ids."""
     ended: list[str] = []
     for region, backend in scheduler_backends[DEFAULT_ACCOUNT_ID].items():
         for group in backend.schedule_groups.values():
-            for one in list(group.schedules.values()):
-                if at_s(one.schedule_expression) <= now_s:
-                    ended += _end(str(region), one)
-                    if one.action_after_completion == "DELETE":
-                        group.delete_schedule(one.name)
+            for schedule in list(group.schedules.values()):
+                if at_s(schedule.schedule_expression) <= now_s:
+                    ended += _end(str(region), schedule)
+                    if schedule.action_after_completion == "DELETE":
+                        group.delete_schedule(schedule.name)
     return ended
 
 
 def _end(region: str, schedule: Schedule) -> list[str]:
-    """What the role may end: machines that carry the tag of a run."""
+    """End the machines of a schedule that its role may end, which carry the tag of a run; return their ids."""
     assert schedule.target["Arn"] == ENDS_MACHINES
     machines = ec2_backends[DEFAULT_ACCOUNT_ID][region]
-    there = {one.id: one for one in machines.all_instances()}
+    there = {machine.id: machine for machine in machines.all_instances()}
     ids = [id_ for id_ in json.loads(schedule.target["Input"])["InstanceIds"] if id_ in there]
     policy = json.dumps(_role(schedule.target["RoleArn"]).policies)
     tagged = [id_ for id_ in ids if any(tag["key"] == "hetopt:run-id" for tag in there[id_].get_tags())]
@@ -80,12 +80,14 @@ def _end(region: str, schedule: Schedule) -> list[str]:
 
 
 def _role(arn: str) -> Any:
-    """A role that the scheduler may take; None where there is none."""
+    """Return a role that the scheduler may take; None where there is none."""
     roles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].roles.values()
-    return next((one for one in roles if one.arn == arn and SCHEDULER in str(one.assume_role_policy_document)), None)
+    return next(
+        (role for role in roles if role.arn == arn and SCHEDULER in str(role.assume_role_policy_document)), None
+    )
 
 
 def at_s(expression: str) -> float:
-    """When a one-time schedule is due; in UTC where no time zone is named."""
+    """Return when a one-time schedule is due, in seconds since the epoch; in UTC where no time zone is named."""
     moment = datetime.datetime.strptime(expression, "at(%Y-%m-%dT%H:%M:%S)")
     return moment.replace(tzinfo=datetime.UTC).timestamp()

@@ -76,52 +76,52 @@ _ZONES = tuple(f"{REGION}{letter}" for letter in "abcdef")
 
 @dataclass(kw_only=True)
 class Account:
-    """The unkind account at a URL, and its clock."""
+    """A simulated AWS account with faults at a URL, and its clock."""
 
     url: str
     now_s: float = BEGIN_S
     sessions: int = 0
 
     def be(self, **how: object) -> None:
-        """Be so unkind from now on."""
+        """Change the account's moods from now on."""
         self.now_s = float(json.loads(self._ask("unkind", json.dumps(how).encode())))
 
     def clock(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch by the account's clock."""
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Time passes."""
+        """Advance the account's clock."""
         self.be(advance_s=seconds)
 
     def truth(self) -> dict[str, Any]:
-        """What nobody but the account itself knows."""
-        told: dict[str, Any] = json.loads(self._ask("unkind"))
-        self.now_s = told["now_s"]
-        return told
+        """Return the true state of the account, which its API calls do not show."""
+        state: dict[str, Any] = json.loads(self._ask("unkind"))
+        self.now_s = state["now_s"]
+        return state
 
     def start_over(self) -> None:
-        """An empty account with the machines' role and a bucket."""
+        """Reset the account to the machines' role and an empty bucket."""
         self._ask("moto-api/reset", b"")
         self.be(clock_s=BEGIN_S, profile=ROLE)
-        made = Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": BUCKET}, purpose="")
-        _door(REGION)(made)
+        request = Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": BUCKET}, purpose="")
+        _door(REGION)(request)
 
     def log_in(self) -> None:
-        """Another process of the same role's: its session has another name."""
+        """Start another session of the same role, as another process would."""
         self.sessions += 1
         name = f"botocore-session-{self.sessions}"
         self.be(user_id=f"AROA0123456789EXAMPLE:{name}", arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/Trainer/{name}")
 
     def _ask(self, path: str, body: bytes | None = None) -> bytes:
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data=body), timeout=60) as answer:
-            told: bytes = answer.read()
-        return told
+            content: bytes = answer.read()
+        return content
 
 
 @dataclass(kw_only=True)
 class Teller:
-    """Carries out the calls of one process, which may be killed before or after one of them."""
+    """An API client of one process, which may be killed before or after one of its calls."""
 
     inner: Edge
     kill_at: int | None = None
@@ -141,7 +141,7 @@ class Teller:
 
 @dataclass(kw_only=True)
 class Story:
-    """What happened.
+    """The moods, messages, faults and bill of a simulated run.
 
     Attributes:
         moods: that held.
@@ -165,15 +165,15 @@ class Story:
     questions: int = 0
 
     def timeline(self) -> str:
-        """The story, a line for each thing that happened."""
+        """Return the story as text, a line for each thing that happened."""
         short = {name: mood for name, mood in self.moods.items() if name not in ("policy", "pools")}
         lines = [f"story {self.seed}: {json.dumps(short)}"]
-        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.told, key=lambda one: one[0])]
+        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.told, key=lambda entry: entry[0])]
         return "\n".join([*lines, f"ends: {self.ends}, ${self.usd:.4f} of ${self.budget_usd:.2f}", *self.faults])
 
 
 def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
-    """What holds in a story: each mood by its own chance, so that several hold at once."""
+    """Return the moods of a story, each drawn by its own probability, so that several hold at once."""
 
     def chance(probability: float) -> bool:
         return drawn.random() < probability
@@ -230,14 +230,17 @@ _DROPPED = (
 
 
 def policy_without(action: str | None) -> Policy:
-    """The printed policy, or what is left of it where an administrator has taken an action out."""
+    """Return the printed policy, without an action where an administrator has taken that out."""
     policy = printed("operator_policy", account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
-    statements = [{**one, "Action": [name for name in one["Action"] if name != action]} for one in policy["Statement"]]
-    return {**policy, "Statement": [one for one in statements if one["Action"]]}
+    statements = [
+        {**statement, "Action": [name for name in statement["Action"] if name != action]}
+        for statement in policy["Statement"]
+    ]
+    return {**policy, "Statement": [statement for statement in statements if statement["Action"]]}
 
 
 def _refusal(drawn: Random) -> tuple[str, str]:
-    """A call, and a code of the table that its service may refuse it with."""
+    """Return an API call, and an error code that its service may refuse it with."""
     rows = [row for row in TABLE if "exceptions of botocore" not in row.source]  # which no service answers
     codes = {
         of_s3: [
@@ -258,7 +261,7 @@ def _span(drawn: Random, from_s: float = BEGIN_S) -> list[float]:
 
 
 def pool_of(drawn: Random, catalog: Catalog, name: str, *, scarce: bool) -> list[list[float]]:
-    """From when on a pool has how many machines, at what price: both move, prices at most to on demand's."""
+    """Return the changes of a pool over time: moment, machines to be had, and price of at most that on demand."""
     price = catalog.price(name, "on-demand")
     assert price is not None
     at, share, steps = BEGIN_S - 7200.0, drawn.uniform(0.25, 0.6), []
@@ -272,7 +275,7 @@ def pool_of(drawn: Random, catalog: Catalog, name: str, *, scarce: bool) -> list
 
 @dataclass(kw_only=True)
 class Narrator:
-    """Tells stories on one account.
+    """The teller of stories on one account.
 
     Attributes:
         folder: of everything that they write.
@@ -287,7 +290,7 @@ class Narrator:
     bundle_sha256: str = "0" * 64
 
     def tell(self, seed: int) -> Story:
-        """One story, from its seed."""
+        """Simulate one story from its seed."""
         drawn, account = Random(seed), self.account
         groups = drawn.choice(CLUSTERS)
         plan = self.plan_of(groups, drawn.choice((0.3, 0.8, 2.0)))
@@ -314,14 +317,14 @@ _door = lru_cache(maxsize=1)(BotoEdge)
 
 
 def _hang_up() -> None:
-    """Connections are nobody else's: a forked process has its own."""
+    """Close the connections that a forked process has inherited."""
     for client in _door(REGION)._clients.values():
         client.close()
 
 
 @contextmanager
 def _in_its_time(account: Account, home: Path) -> Iterator[None]:
-    """Everything of this process that waits, or asks what time it is, does so by the account's clock."""
+    """Make everything of this process that waits or asks for the time do so by the account's clock, inside."""
     clock = SimpleNamespace(time=account.clock, sleep=account.sleep)
     with (
         patch.dict(os.environ, {"HETOPT_HOME": str(home), "AWS_ENDPOINT_URL": account.url}),
@@ -337,7 +340,7 @@ def _in_its_time(account: Account, home: Path) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class _Telling:
-    """A story while it is told."""
+    """A story that is being simulated."""
 
     narrator: Narrator
     story: Story
@@ -390,7 +393,7 @@ class _Telling:
         return self._process("order", lambda _: make(), kill=False)
 
     def _launched(self) -> bool:
-        """Whether there is a run to follow."""
+        """Launch the run; return whether there is one to follow."""
         done = self._process(
             "launch", lambda launcher: launcher.start(self.plan.run, self.run_dir, {}), kill=self.drawn.random() < 0.35
         )
@@ -425,7 +428,7 @@ class _Telling:
         )
 
     def _process(self, name: str, work: Callable[[Ec2Launcher], object], *, kill: bool) -> bool:
-        """One command; whether it came to its end. With ``kill`` it is another process, and SIGKILL may end it."""
+        """Run a command; return whether it came to its end. With ``kill`` it forks, and SIGKILL may end the child."""
         self.account.log_in()
         kill_at = self.drawn.choice((self.drawn.randrange(6, 22), self.drawn.randrange(0, 90))) if kill else None
         after = self.drawn.random() < 0.5
@@ -441,23 +444,23 @@ class _Telling:
             try:
                 _hang_up()
                 done = self._done(name, work, self._edge(kill_at, after=after))
-                told = {
+                outcome = {
                     "done": done,
                     "told": self.story.told[begun:],
                     "faults": self.story.faults,
                     "ends": self.story.ends,
                 }
-                report.write_text(json.dumps(told))
+                report.write_text(json.dumps(outcome))
                 code = 0
             finally:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         self.account.truth()
         if report.exists():
-            told = json.loads(report.read_text())
-            self.story.told += [(at, what) for at, what in told["told"]]
-            self.story.faults[:], self.story.ends = told["faults"], told["ends"]
-            return bool(told["done"])
+            outcome = json.loads(report.read_text())
+            self.story.told += [(at, what) for at, what in outcome["told"]]
+            self.story.faults[:], self.story.ends = outcome["faults"], outcome["ends"]
+            return bool(outcome["done"])
         if not os.WIFSIGNALED(status):
             self.story.faults.append(f"died: {name}: the process died by itself")
         self.story.kills += 1
@@ -484,15 +487,15 @@ class _Telling:
         self.story.told.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
 
     def _is_clear(self, claim: str, *, unless: bool = False) -> None:
-        """A claim that nothing is left: whether it is true."""
+        """Record a fault if a claim that nothing is left is not true."""
         truth = self.account.truth()
-        left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
+        left = [machine["id"] for machine in truth["machines"] if machine["state"] != "terminated"] + truth["others"]
         if left and not unless:
             at_s = self.account.now_s - BEGIN_S
             self.story.faults.append(f"all-clear: at {at_s:.0f} s {claim}, and {left} are left")
 
     def _look_after(self) -> None:
-        """Somebody types `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left."""
+        """Run `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left."""
         self.account.sleep(self.drawn.choice((0.0, 5.0, 90.0, 4000.0)))
         clear = self._collect()
         for _ in range(12):
@@ -512,55 +515,61 @@ class _Telling:
         self.story.faults.append("left: `hetopt gc` never says that nothing is left")
 
     def _collect(self) -> bool:
-        """Whether it says that nothing is left."""
+        """Run `hetopt gc`; return whether it says that nothing is left."""
         self.account.log_in()
         try:
-            found = account.search(remove=True)
+            searched = account.search(remove=True)
         except HetoptError as error:
             self._words("gc", error)
             return False
-        for refused in found.refused:
+        for refused in searched.refused:
             self._words("gc", refused)
-        kept = [one for one in found.found if not one.removed]
-        told = ", ".join(dict.fromkeys(f"{one.left_alone or 'stays'}" for one in kept)) or f"removed {len(found.found)}"
-        self.story.told.append((self.account.now_s, f"gc: {told}, {len(found.refused)} refused"))
-        if not kept and not found.refused:
+        kept = [leftover for leftover in searched.found if not leftover.removed]
+        reasons = (
+            ", ".join(dict.fromkeys(f"{leftover.left_alone or 'stays'}" for leftover in kept))
+            or f"removed {len(searched.found)}"
+        )
+        self.story.told.append((self.account.now_s, f"gc: {reasons}, {len(searched.refused)} refused"))
+        if not kept and not searched.refused:
             self._is_clear("`hetopt gc` said that nothing is left")
             return True
         return False
 
     def _settle_accounts(self) -> None:
         story, truth = self.story, self.account.truth()
-        left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
+        left = [machine["id"] for machine in truth["machines"] if machine["state"] != "terminated"] + truth["others"]
         if left:
             story.faults.append(f"left: {left} are there in the end")
         story.questions = truth["questions"]
         # What an administrator or the organisation has taken away is refused, and nothing else.
         taken = {*set(actions_of(policy_without(None))) - set(actions_of(story.moods["policy"]))}
         taken |= {name.lower() for name in story.moods.get("forbidden", ())}
-        for one in truth["refused"]:
-            if one["action"].lower() not in taken:
-                story.faults.append(f"policy: {one['action']} on {one['resource']} with {one['context']} is refused")
+        for refusal in truth["refused"]:
+            if refusal["action"].lower() not in taken:
+                story.faults.append(
+                    f"policy: {refusal['action']} on {refusal['resource']} with {refusal['context']} is refused"
+                )
         if not (self.run_dir / ORDER_FILE).exists():
             return
         order = Order.load(self.run_dir / ORDER_FILE)
         story.budget_usd = order.budget_usd
-        story.usd = sum(self._bill(one, order) for one in truth["machines"]) + order.fixed_usd
+        story.usd = sum(self._bill(machine, order) for machine in truth["machines"]) + order.fixed_usd
         if story.usd > order.budget_usd * (1 + 1e-9):
             story.faults.append(f"budget: ${story.usd:.4f} was spent, and the budget is ${order.budget_usd:.2f}")
         if (self.run_dir / SEEN_FILE).exists():
             seen = ClusterState.load(self.run_dir / SEEN_FILE)
             story.ends = story.ends or f"{'cleared' if seen.cleared else 'left to gc'}: {seen.stop_reason}"[:120]
-            mine = {one.id for one in seen.machines}
-            billed = sum(self._bill(one, order) for one in truth["machines"] if one["id"] in mine)
+            mine = {machine.id for machine in seen.machines}
+            billed = sum(self._bill(machine, order) for machine in truth["machines"] if machine["id"] in mine)
             if seen.cleared and self.followed and billed > 0 and not seen.is_estimate:
                 error = story.ledger_error = seen.spent_usd(seen.time_s) / billed - 1
                 if abs(error) > WITHIN:
                     story.faults.append(f"ledger: its record is {100 * error:+.2f} % off the bill of ${billed:.4f}")
 
     def _bill(self, machine: dict[str, Any], order: Order) -> float:
-        """What EC2 bills for a machine: the seconds it ran, a minute at least, each at its price; what is taken back
-        within its first hour is free, but for disk and address."""
+        """Return the USD that EC2 bills for a machine: the seconds it ran, a minute at least, each at its price.
+
+        What is taken back within its first hour is free, but for disk and address."""
         begun_s, ended_s = machine["begun_s"], machine["ended_s"] or self.account.now_s
         until_s = max(ended_s, begun_s + 60)
         free = machine["reason"].startswith("Server.Spot") and ended_s - begun_s < 3600
@@ -576,13 +585,13 @@ class _Telling:
 
 
 def plan_on(plan: Plan, catalog: Catalog, groups: Groups, budget_usd: float | None = None) -> Plan:
-    """A plan on other machines, in equal parts of the batch that one has; its prediction stays what it was."""
-    like, made = plan.chosen.groups[0], []
+    """Return the plan on other machines, with equal local batches; its prediction stays what it was."""
+    like, groups_of_plan = plan.chosen.groups[0], []
     workers: list[WorkerSpec] = []
     for name, machines, market in groups:
         price = catalog.price(name, market)  # type: ignore[arg-type]
         assert price is not None
-        told = {
+        changes = {
             "instance_type": name,
             "machines": machines,
             "market": market,
@@ -593,10 +602,10 @@ def plan_on(plan: Plan, catalog: Catalog, groups: Groups, budget_usd: float | No
             "interruption_band": None,
             "local_batch_sizes": (64,) * machines,
         }
-        made.append(like.model_copy(update=told))
+        groups_of_plan.append(like.model_copy(update=changes))
         first = len(workers)
         workers += [WorkerSpec(host=f"h{first + place}", type=name, local_batch_size=64) for place in range(machines)]
-    chosen = plan.chosen.model_copy(update={"groups": tuple(made), "global_batch_size": 64 * len(workers)})
+    chosen = plan.chosen.model_copy(update={"groups": tuple(groups_of_plan), "global_batch_size": 64 * len(workers)})
     run = plan.run.model_copy(update={"workers": tuple(workers)})
     goal = plan.goal if budget_usd is None else plan.goal.model_copy(update={"budget_usd": budget_usd})
     return plan.model_copy(update={"chosen": chosen, "pareto": (chosen,), "run": run, "goal": goal})
@@ -614,7 +623,7 @@ CREDENTIALS = {
 
 @contextmanager
 def unkind_account() -> Iterator[Account]:
-    """An account of its own, in a process of its own."""
+    """Run a simulated account in a process of its own inside."""
     address, port = own_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.box.unkind", address, str(port)],
@@ -643,8 +652,8 @@ def unkind_account() -> Iterator[Account]:
 
 
 def main(plan: str, first: str, step: str, end: str) -> None:
-    """Tell every so many stories of a plan, a line of JSON for each."""
-    catalog, made = load_catalog(REGION), Plan.load(Path(plan))
+    """Simulate every ``step``-th story of a plan, and print a line of JSON for each."""
+    catalog, recorded = load_catalog(REGION), Plan.load(Path(plan))
     os.environ |= CREDENTIALS
     with unkind_account() as account, tempfile.TemporaryDirectory(prefix="hetopt-stories-") as folder:
         os.environ["AWS_ENDPOINT_URL"] = account.url
@@ -652,7 +661,7 @@ def main(plan: str, first: str, step: str, end: str) -> None:
             account=account,
             folder=Path(folder),
             catalog=catalog,
-            plan_of=lambda groups, budget_usd: plan_on(made, catalog, groups, budget_usd),
+            plan_of=lambda groups, budget_usd: plan_on(recorded, catalog, groups, budget_usd),
         )
         for seed in range(int(first), int(end), int(step)):
             story = narrator.tell(seed)

@@ -101,7 +101,7 @@ _UNKNOWN = {
 
 
 class Temper:
-    """How unkind the account is."""
+    """The moods of the simulated account: lags, faults, capacities, refusals and its clock."""
 
     def __init__(self) -> None:
         self.born: dict[str, float] = {}
@@ -111,7 +111,7 @@ class Temper:
         self.calm()
 
     def calm(self) -> None:
-        """As kind as moto, but for its manners; its clock is everybody's."""
+        """Reset the account to moto's kindness, but for its manners; its clock is everybody's."""
         self.ahead_s = 0.0
         self.born.clear()
         self.ended_s.clear()
@@ -138,40 +138,40 @@ class Temper:
 
     @property
     def who(self) -> Identity:
-        """Whoever calls."""
+        """The identity of whoever calls."""
         arn = self.caller.get("arn", f"arn:aws:sts::{DEFAULT_ACCOUNT_ID}:user/moto")
         return Identity(
             account_id=DEFAULT_ACCOUNT_ID, arn=arn, user_id=self.caller.get("user_id", "AKIAIOSFODNN7EXAMPLE")
         )
 
-    def hear(self, told: dict[str, Any]) -> None:
-        self.exhausted = set(told.get("exhausted", self.exhausted))
+    def hear(self, moods: dict[str, Any]) -> None:
+        self.exhausted = set(moods.get("exhausted", self.exhausted))
         for name in _PLAIN:
-            setattr(self, name, told.get(name, getattr(self, name)))
-        if "clock_s" in told:
-            self.ahead_s, self.clock_s = 0.0, told["clock_s"]
-        if "seed" in told:
-            self.drawn, self.machines_drawn = random.Random(told["seed"]), random.Random(told["seed"])
-        if "policy" in told:
-            self.gate.policies = [told["policy"]]
-        self.gate.forbidden = frozenset(told.get("forbidden", self.gate.forbidden))
-        if "lives" in told:
+            setattr(self, name, moods.get(name, getattr(self, name)))
+        if "clock_s" in moods:
+            self.ahead_s, self.clock_s = 0.0, moods["clock_s"]
+        if "seed" in moods:
+            self.drawn, self.machines_drawn = random.Random(moods["seed"]), random.Random(moods["seed"])
+        if "policy" in moods:
+            self.gate.policies = [moods["policy"]]
+        self.gate.forbidden = frozenset(moods.get("forbidden", self.gate.forbidden))
+        if "lives" in moods:
             self.bodies = Bodies(
-                lives=Lives(**told["lives"]), capacity=self.capacity, prices=self.prices, region=REGION
+                lives=Lives(**moods["lives"]), capacity=self.capacity, prices=self.prices, region=REGION
             )
-        if "advance_s" in told:
-            self.advance(told["advance_s"])
-        self.caller |= {key: told[key] for key in ("user_id", "arn") if key in told}
-        self.shut_down(told.get("shut_down", []))
-        if told.get("end_role"):
+        if "advance_s" in moods:
+            self.advance(moods["advance_s"])
+        self.caller |= {key: moods[key] for key in ("user_id", "arn") if key in moods}
+        self.shut_down(moods.get("shut_down", []))
+        if moods.get("end_role"):
             make_end_role()
-        if "profile" in told:
+        if "profile" in moods:
             iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
-            iam.create_role(told["profile"], "{}", "/", None, "", [], "3600")
-            iam.create_instance_profile(told["profile"], "/", [told["profile"]], [])
+            iam.create_role(moods["profile"], "{}", "/", None, "", [], "3600")
+            iam.create_instance_profile(moods["profile"], "/", [moods["profile"]], [])
 
     def advance(self, seconds: float) -> None:
-        """Time passes, for the machines too."""
+        """Advance the clock, and let machines and schedules act meanwhile."""
         if self.bodies is None:
             self.ahead_s += seconds
             schedules.carry_out(self.now_s())
@@ -184,84 +184,88 @@ class Temper:
                 self.ahead_s += until_s - self.now_s()  # nobody is there for whom anything could happen
 
     def pool(self, zone: str, instance_type: str) -> tuple[int, float] | None:
-        """How many machines a pool can have now, and its price; None where nobody said."""
+        """Return the number of machines that a pool can have now, and its price; None where nobody said."""
         steps = self.pools.get(f"{zone}/{instance_type}")
         if steps is None:
             return None
-        _, machines, usd = [one for one in steps if one[0] <= self.now_s()][-1]
+        _, machines, usd = [step for step in steps if step[0] <= self.now_s()][-1]
         return machines, usd
 
     def capacity(self, zone: str, instance_type: str) -> int | None:
-        """How many machines of a type can run in a zone now; None: any number."""
-        found = self.pool(zone, instance_type)
-        return None if found is None else found[0]
+        """Return the number of machines of a type that can run in a zone now; None: any number."""
+        pool = self.pool(zone, instance_type)
+        return None if pool is None else pool[0]
 
     def prices(self, types: Sequence[str], from_s: float) -> list[PriceChange] | None:
-        """What machines are told of pools; as often as others they get no answer."""
+        """Return the price changes that machines are told; None as often as other calls get no answer."""
         unheard = self.machines_drawn.random() < self.throttled + self.faulty + self.cut
         return None if unheard else self.told_prices(types, from_s)
 
     def told_prices(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
-        """What pools have cost from a moment on, with what they cost then."""
-        told = []
+        """Return the price changes of pools since a moment, beginning with the prices at that moment."""
+        changes = []
         for pool, steps in self.pools.items():
             zone, _, name = pool.partition("/")
             before = [at for at, _, _ in steps if at <= from_s]
-            told += [
+            changes += [
                 PriceChange(zone=zone, instance_type=name, at_s=at, usd_per_hour=usd)
                 for at, _, usd in steps
                 if name in types and (not before or at >= before[-1]) and at <= self.now_s()
             ]
-        return sorted(told, key=lambda one: one.at_s)
+        return sorted(changes, key=lambda change: change.at_s)
 
     def allowed(self, zone: str, instance_type: str) -> int | None:
-        """How many more of them a fleet can have."""
+        """Return the number of further machines of a type that a fleet can have in a zone; None: any number."""
         most = self.capacity(zone, instance_type)
-        mine = (one for one in _instances() if one.instance_type == instance_type and str(one.placement.zone) == zone)
-        return None if most is None else max(0, most - sum(one.state != "terminated" for one in mine))
+        mine = (
+            machine
+            for machine in _instances()
+            if machine.instance_type == instance_type and str(machine.placement.zone) == zone
+        )
+        return None if most is None else max(0, most - sum(machine.state != "terminated" for machine in mine))
 
     @staticmethod
     def shut_down(ids: list[str]) -> None:
-        """As machines end that end themselves; moto knows only those that a call ends."""
+        """End machines as those that shut down by themselves; moto knows only those that a call ends."""
         for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
-            for one in backend.all_instances():
-                if one.id in ids:
-                    one.terminate()
+            for machine in backend.all_instances():
+                if machine.id in ids:
+                    machine.terminate()
                     code = "Client.InstanceInitiatedShutdown"
-                    one.state_reason = StateReason(f"{code}: Instance initiated shutdown", code)
+                    machine.state_reason = StateReason(f"{code}: Instance initiated shutdown", code)
 
     def is_young(self, id_: str) -> bool:
         return id_ in self.born and self.now_s() < self.born[id_] + self.lag_s
 
     def is_bare(self, id_: str) -> bool:
-        """Whether its tags are not seen yet."""
+        """Return whether the tags of a resource are not seen yet."""
         return id_ in self.born and self.now_s() < self.born[id_] + self.tag_lag_s
 
     def is_forgotten(self, id_: str) -> bool:
         return self.now_s() > self.ended_s.get(id_, float("inf")) + FORGOTTEN_S
 
     def truth(self) -> dict[str, Any]:
-        """What nobody but the account itself knows."""
+        """Return the true state of the account, which its API calls do not show."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
         return {
             "now_s": self.now_s(),
-            "allowed": {name: asdict(one) for name, one in sorted(self.gate.allowed.items())},
-            "refused": [asdict(one) for one in self.gate.refused],
+            "allowed": {name: asdict(question) for name, question in sorted(self.gate.allowed.items())},
+            "refused": [asdict(question) for question in self.gate.refused],
             "questions": self.gate.questions,
             "machines": [
                 {
-                    "id": one.id,
-                    "type": one.instance_type,
-                    "zone": str(one.placement.zone),
-                    "spot": one.lifecycle == "spot",
-                    "state": one.state,
-                    "reason": one.state_reason.code,
+                    "id": machine.id,
+                    "type": machine.instance_type,
+                    "zone": str(machine.placement.zone),
+                    "spot": machine.lifecycle == "spot",
+                    "state": machine.state,
+                    "reason": machine.state_reason.code,
                     "begun_s": ({} if self.bodies is None else self.bodies.begun_s).get(
-                        one.id, one.launch_time.replace(tzinfo=datetime.UTC).timestamp()
+                        machine.id, machine.launch_time.replace(tzinfo=datetime.UTC).timestamp()
                     ),
-                    "ended_s": self.ended_s.get(one.id),
+                    "ended_s": self.ended_s.get(machine.id),
                 }
-                for one in _instances()
+                for machine in _instances()
             ],
             "others": [
                 *(id_ for id_ in backend.tags if id_.startswith(("sg-", "lt-")) and _is_there(backend, id_)),
@@ -279,7 +283,7 @@ _PLAIN = (
 
 
 def make_end_role() -> None:
-    """As an administrator makes it by what `hetopt setup` prints."""
+    """Make the role that ends machines, as an administrator makes it by what `hetopt setup` prints."""
     iam, account_id = iam_backends[DEFAULT_ACCOUNT_ID]["aws"], DEFAULT_ACCOUNT_ID
     trust = json.dumps(doctor.policy("end_trust", account=account_id))
     iam.create_role(END_ROLE, trust, "/", None, "", [], "3600")
@@ -287,20 +291,20 @@ def make_end_role() -> None:
 
 
 def _tags_of(id_: str) -> Mapping[str, str]:
-    """What a thing bears, by its id; of a group of schedules by its name."""
+    """Return the tags of a resource by its id; of a group of schedules by its name."""
     if not id_.startswith(NAMED):
         return ec2_backends[DEFAULT_ACCOUNT_ID][REGION].tags.get(id_, {})
     group = scheduler_backends[DEFAULT_ACCOUNT_ID][REGION].schedule_groups.get(id_)
     if group is None:
         return {}
     listed = scheduler_backends[DEFAULT_ACCOUNT_ID][REGION].list_tags_for_resource(group.arn)["Tags"]
-    return {one["Key"]: one["Value"] for one in listed}
+    return {tag["Key"]: tag["Value"] for tag in listed}
 
 
 def _policy_of(bucket: str) -> Mapping[str, Any] | None:
-    """What a bucket's owner has said of it."""
-    found = moto_s3.s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.get(bucket)
-    return None if found is None or found.policy is None else json.loads(found.policy)
+    """Return the policy that a bucket's owner has set; None where there is none."""
+    stored = moto_s3.s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.get(bucket)
+    return None if stored is None or stored.policy is None else json.loads(stored.policy)
 
 
 def _instances() -> list[Instance]:
@@ -313,7 +317,7 @@ def _is_there(backend: Any, id_: str) -> bool:
 
 
 def teach(temper: Temper) -> None:
-    """Make this process's moto grant too few, and tell who calls as the test says."""
+    """Patch this process's moto to grant fewer machines, and to tell who calls, as the test says."""
     plain_fleet, plain_counts = Fleets.create_fleet, Fleet.get_launch_spec_counts
 
     def counts(self: Fleet, weight_to_add: float) -> tuple[dict[SpotFleetLaunchSpec, int], float]:
@@ -329,18 +333,20 @@ def teach(temper: Temper) -> None:
         return ({able[0]: int(weight_to_add)}, weight_to_add) if temper.pools else plain_counts(self, weight_to_add)
 
     def fits(spec: SpotFleetLaunchSpec, machines: float) -> bool:
-        """All or none: 'If the minimum target capacity is not reached, no instances are launched' (API reference)."""
+        """Return whether a pool can have all machines of a fleet.
+
+        'If the minimum target capacity is not reached, no instances are launched' (API reference)."""
         zone = str(ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_subnet(str(spec.subnet_id)).availability_zone)
         allowed = temper.allowed(zone, spec.instance_type)
         return allowed is None or allowed >= machines
 
     def create_fleet(self: Fleets) -> ActionResult:
         market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
-        told: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
+        created: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
         wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
-        if len(told.get("Instances") or ()) < wanted:
-            told["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
-        return ActionResult(told)
+        if len(created.get("Instances") or ()) < wanted:
+            created["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
+        return ActionResult(created)
 
     def get_service_quota(self: ServiceQuotasResponse) -> str:
         code = json.loads(self.body)["QuotaCode"]
@@ -360,11 +366,11 @@ def teach(temper: Temper) -> None:
         plain = plain_caller(self)
         if not temper.caller:
             return plain
-        told = dict(plain.result)  # type: ignore[call-overload]  # moto's gap
-        told |= {
+        identity = dict(plain.result)  # type: ignore[call-overload]  # moto's gap
+        identity |= {
             name: temper.caller[key] for key, name in (("user_id", "UserId"), ("arn", "Arn")) if key in temper.caller
         }
-        return ActionResult(told)
+        return ActionResult(identity)
 
     plain_end = Instance.terminate
 
@@ -381,17 +387,19 @@ def teach(temper: Temper) -> None:
         if not temper.pools:
             return plain_prices(self)
         types, from_s = self._get_param("InstanceTypes", []), _moment(self._get_param("StartTime"))
-        told = [
+        history = [
             {
-                "AvailabilityZone": one.zone,
-                "InstanceType": one.instance_type,
+                "AvailabilityZone": change.zone,
+                "InstanceType": change.instance_type,
                 "ProductDescription": "Linux/UNIX",
-                "SpotPrice": f"{one.usd_per_hour:.6f}",
-                "Timestamp": datetime.datetime.fromtimestamp(one.at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+                "SpotPrice": f"{change.usd_per_hour:.6f}",
+                "Timestamp": datetime.datetime.fromtimestamp(change.at_s, datetime.UTC).strftime(
+                    "%Y-%m-%dT%H:%M:%S.000Z"
+                ),
             }
-            for one in temper.told_prices(types, from_s)
+            for change in temper.told_prices(types, from_s)
         ]
-        return ActionResult({"SpotPriceHistory": told})
+        return ActionResult({"SpotPriceHistory": history})
 
     plain_prices = SpotInstances.describe_spot_price_history
 
@@ -409,7 +417,7 @@ def teach(temper: Temper) -> None:
 
 
 def teach_the_account(temper: Temper) -> None:
-    """Networks of the account, as the test says."""
+    """Patch this process's moto to have the account's networks and zones, as the test says."""
     plain_subnets = Subnets.describe_subnets
     plain_zones = AvailabilityZonesAndRegions.describe_availability_zones
 
@@ -417,12 +425,16 @@ def teach_the_account(temper: Temper) -> None:
         return ActionResult({"Subnets": []}) if temper.subnets == "none" else plain_subnets(self)
 
     def describe_availability_zones(self: AvailabilityZonesAndRegions) -> ActionResult:
-        found = dict(plain_zones(self).result)["AvailabilityZones"]  # type: ignore[call-overload]
-        told = [
-            {"ZoneName": one.name, "ZoneId": one.zone_id, "ZoneType": temper.kinds.get(one.name, "availability-zone")}
-            for one in found
+        zones = dict(plain_zones(self).result)["AvailabilityZones"]  # type: ignore[call-overload]
+        described = [
+            {
+                "ZoneName": zone.name,
+                "ZoneId": zone.zone_id,
+                "ZoneType": temper.kinds.get(zone.name, "availability-zone"),
+            }
+            for zone in zones
         ]
-        return ActionResult({"AvailabilityZones": told})
+        return ActionResult({"AvailabilityZones": described})
 
     # moto looks at no condition of a bucket's policy: the gate has decided by then.
     moto_s3.FakeBucket.get_permission = lambda *_: PermissionResult.NEUTRAL  # type: ignore[method-assign]
@@ -430,10 +442,10 @@ def teach_the_account(temper: Temper) -> None:
     AvailabilityZonesAndRegions.describe_availability_zones = describe_availability_zones  # type: ignore[method-assign]
 
 
-def _moment(told: Any) -> float:
-    if told is None:
+def _moment(moment: Any) -> float:
+    if moment is None:
         return 0.0
-    at = told if isinstance(told, datetime.datetime) else datetime.datetime.fromisoformat(str(told))
+    at = moment if isinstance(moment, datetime.datetime) else datetime.datetime.fromisoformat(str(moment))
     return at.replace(tzinfo=at.tzinfo or datetime.UTC).timestamp()
 
 
@@ -450,12 +462,12 @@ class Unkind:
         body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
         if path == "/unkind":
             if environment["REQUEST_METHOD"] == "GET":
-                told = json.dumps(self._temper.truth()).encode()
+                answer = json.dumps(self._temper.truth()).encode()
             else:
                 self._temper.hear(json.loads(body))
-                told = json.dumps(self._temper.now_s()).encode()
-            start("200 OK", [("Content-Length", str(len(told)))])
-            return [told]
+                answer = json.dumps(self._temper.now_s()).encode()
+            start("200 OK", [("Content-Length", str(len(answer)))])
+            return [answer]
         if path == "/moto-api/reset":
             self._temper.calm()
         environment["wsgi.input"] = io.BytesIO(body)
@@ -476,7 +488,7 @@ class Unkind:
         return refused(start, call, "InternalError", "An internal error has occurred", 500)
 
     def _refusal(self, call: Call) -> tuple[Any, ...] | None:
-        """Code, text and status, where the call is refused before anything is done."""
+        """Return code, text and status of a refusal before anything is done; None where the call is not refused."""
         temper, now_s = self._temper, self._temper.now_s()
         if call.action in temper.refuses:
             return tuple(temper.refuses[call.action])
@@ -558,7 +570,7 @@ class Unkind:
         return [answer]
 
     def _as_listed(self, answer: bytes, *, by_tag: bool) -> bytes:
-        """A list without what is too new for it, or too old; and without the tags that it does not know yet."""
+        """Return a listing without resources that are too new or too old, and without tags that are not seen yet."""
         temper = self._temper
         root = ElementTree.fromstring(answer)
         for parent in list(root.iter()):
@@ -582,7 +594,7 @@ _INSIDE = (
 
 
 def _by_tag(asked: Mapping[str, list[str]]) -> bool:
-    """Whether a list is asked for by tags, which is also what DescribeTags is."""
+    """Return whether a listing is asked for by tags, as DescribeTags always is."""
     names = [value[0] for key, value in asked.items() if re.fullmatch(r"Filter\.\d+\.Name", key)]
     tags = any(name in _TAGGED or name.startswith("tag:") for name in names)
     return tags or asked.get("Action") == ["DescribeTags"]
@@ -599,7 +611,7 @@ FLEET_REFUSED = (
 
 
 def refused(start: Start, call: Call, code: str, text: str = "as the test wants it", status: int = 400) -> list[bytes]:
-    """A refusal as the service writes it; of fleets with the status of success, inside an answer."""
+    """Return a refusal as the service writes it; of fleets with the status of success, inside an answer."""
     headers = [("Content-Type", "text/xml")]
     match call.service:
         case "ec2":
@@ -614,15 +626,15 @@ def refused(start: Start, call: Call, code: str, text: str = "as the test wants 
                 '{{"__type": "{code}", "message": "{text}"}}',
                 [("Content-Type", "application/x-amz-json-1.1")],
             )
-    told = form.format(code=code, text=text).encode()
-    start(f"{status} Refused", [*headers, ("Content-Length", str(len(told)))])
-    return [] if call.action == "HEAD" else [told]
+    content = form.format(code=code, text=text).encode()
+    start(f"{status} Refused", [*headers, ("Content-Length", str(len(content)))])
+    return [] if call.action == "HEAD" else [content]
 
 
 def _refused(start: Start, code: str, message: str) -> list[bytes]:
-    told = _EC2.format(code=code, text=message).encode()
-    start("400 Bad Request", [("Content-Type", "text/xml"), ("Content-Length", str(len(told)))])
-    return [told]
+    content = _EC2.format(code=code, text=message).encode()
+    start("400 Bad Request", [("Content-Type", "text/xml"), ("Content-Length", str(len(content)))])
+    return [content]
 
 
 def main(address: str, port: str) -> None:

@@ -71,18 +71,18 @@ class Llama(nn.Module):
 
 
 def texts(words, count, length):
-    """Sequences with a rule that can be learned: each word follows from the one before, but for one in ten."""
+    """Return sequences with a rule that can be learned: each word follows from the one before, but for one in ten."""
     draw = torch.Generator().manual_seed(1)
     follows = torch.randperm(words, generator=draw)
-    found = [torch.randint(words, (count,), generator=draw)]
+    columns = [torch.randint(words, (count,), generator=draw)]
     for _ in range(length):
         strays = torch.rand(count, generator=draw) < 0.1
-        found.append(torch.where(strays, torch.randint(words, (count,), generator=draw), follows[found[-1]]))
-    return TensorDataset(torch.stack(found, dim=1))
+        columns.append(torch.where(strays, torch.randint(words, (count,), generator=draw), follows[columns[-1]]))
+    return TensorDataset(torch.stack(columns, dim=1))
 
 
 def newest(folder):
-    """The newest checkpoint that is whole: torch writes the file .metadata last."""
+    """Return the newest complete checkpoint, as torch writes the file .metadata last; None if there is none."""
     whole = [path for path in folder.glob("step-*") if (path / ".metadata").exists()]
     return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
@@ -116,12 +116,12 @@ def main():
     optimizer = torch.optim.AdamW(trained, lr=3e-3)
 
     folder = Path(os.environ.get("HETOPT_OUTPUT", ".")) / "checkpoints"
-    step, found = 0, newest(folder)
-    if found is not None:
+    step, checkpoint = 0, newest(folder)
+    if checkpoint is not None:
         states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.load(states, checkpoint_id=found)
+        dcp.load(states, checkpoint_id=checkpoint)
         set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
-        step = int(found.name.removeprefix("step-"))
+        step = int(checkpoint.name.removeprefix("step-"))
 
     data = texts(512, args.samples, 32)
     sampler = DistributedSampler(data)

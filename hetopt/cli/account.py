@@ -167,53 +167,53 @@ def check(
     """
     from hetopt.api import hosts as owned
 
-    found = owned.check(inventory, hosts, plan)
+    checked = owned.check(inventory, hosts, plan)
     if as_json:
-        render.print_json([_facts(one) for one in found])
+        render.print_json([_facts(host) for host in checked])
     else:
-        show(found, for_plans=inventory is not None or hosts is None)
-    if any(one.verdict == "bad" for one in found):
+        show(checked, for_plans=inventory is not None or hosts is None)
+    if any(host.verdict == "bad" for host in checked):
         raise typer.Exit(6)
 
 
-def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
-    """A line for each host or for each thing that is wrong, and, for a file of hosts, what plans need.
+def show(checked: Sequence[HostFound], *, for_plans: bool) -> None:
+    """Print a line for each host or each trouble, and, for a file of hosts, the settings that plans need.
 
     What is said of several hosts in the same words is said once.
     """
 
     hosts: dict[tuple[str, str], list[str]] = {}
-    for one in found:
-        for line in _lines(one):
-            hosts.setdefault(line, []).append(one.name)
+    for host in checked:
+        for line in _lines(host):
+            hosts.setdefault(line, []).append(host.name)
     for (mark, said), names in hosts.items():
         render.bullet(f"{', '.join(names)}: {said}", mark=mark)
-    for host in found if for_plans else ():
+    for host in checked if for_plans else ():
         if host.for_plans:
             render.note(f"for plans, add to [{host.name}]:")
         for wanted in host.for_plans:
             render.note(f"  {wanted.setting} = {wanted.value:g}  # {wanted.source}")
 
 
-def _lines(found: HostFound) -> Iterator[tuple[str, str]]:
-    """Yield a mark and what is said of a host."""
+def _lines(host: HostFound) -> Iterator[tuple[str, str]]:
+    """Yield a mark and a sentence for each trouble of a host, or the host's facts where nothing is wrong."""
     from hetopt.api.hosts import in_words
 
-    worst = [one for one in found.troubles if one.verdict == found.verdict]
-    if found.verdict != "bad":
-        yield MARKS["good"], in_words(found)
-        worst = list(found.troubles)
-    for one in worst:
-        yield MARKS[one.verdict], f"{one.said} → {one.hint}"
+    worst = [trouble for trouble in host.troubles if trouble.verdict == host.verdict]
+    if host.verdict != "bad":
+        yield MARKS["good"], in_words(host)
+        worst = list(host.troubles)
+    for trouble in worst:
+        yield MARKS[trouble.verdict], f"{trouble.said} → {trouble.hint}"
 
 
-def _facts(found: HostFound) -> dict[str, Any]:
+def _facts(host: HostFound) -> dict[str, Any]:
 
     return {
-        "name": found.name,
-        "verdict": found.verdict,
-        "troubles": [asdict(one) for one in found.troubles],
-        "for_plans": [asdict(one) for one in found.for_plans],
-        "rates_bits_per_s": {name: {"to": to, "back": back} for name, (to, back) in found.rates.items()},
-        "seen": None if found.seen is None else found.seen.model_dump(mode="json"),
+        "name": host.name,
+        "verdict": host.verdict,
+        "troubles": [asdict(trouble) for trouble in host.troubles],
+        "for_plans": [asdict(setting) for setting in host.for_plans],
+        "rates_bits_per_s": {name: {"to": to, "back": back} for name, (to, back) in host.rates.items()},
+        "seen": None if host.seen is None else host.seen.model_dump(mode="json"),
     }

@@ -55,17 +55,19 @@ def list_(
     from hetopt.api.catalogs import find
     from hetopt.reports import catalog_document
 
-    told = find(**typed)
-    found = told.listings
+    matches = find(**typed)
+    listings = matches.listings
     wanted = limit if limit is not None else (0 if as_json else TABLE_ROWS)
-    shown = found[:wanted] if wanted else found
+    shown = listings[:wanted] if wanted else listings
     if as_json:
         render.print_json([catalog_document.facts(listing) for listing in shown])
     elif shown:
         by_coremark = "coremark" in typed.get("sort", "")
-        render.show(catalog_document.listing_table(told.catalog, shown, matching=len(found), coremark=by_coremark))
-    if not found:
-        render.note(f"No instance type in {typed.get('region', REGION)} matches: {told.why_none}.")
+        render.show(
+            catalog_document.listing_table(matches.catalog, shown, matching=len(listings), coremark=by_coremark)
+        )
+    if not listings:
+        render.note(f"No instance type in {typed.get('region', REGION)} matches: {matches.why_none}.")
 
 
 @app.command(cls=OneScreen)
@@ -86,7 +88,7 @@ def show(
     loaded = in_use(region, catalog).catalog
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
-    everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}
+    everywhere = {name: offered for name, offered in zip(loaded.regions, elsewhere, strict=True) if offered}
     if as_json:
         render.print_json(catalog_document.all_facts(loaded, listing, everywhere))
     else:
@@ -113,19 +115,19 @@ def refresh(
     from hetopt.api import catalog_refreshing
 
     with render.progress("reading prices") as reporter:
-        own = catalog_refreshing.refresh(region, reporter=reporter)
+        catalogs = catalog_refreshing.refresh(region, reporter=reporter)
     if as_json:
-        facts = [_facts(one) for one in own]
+        facts = [_facts(catalog) for catalog in catalogs]
         render.print_json(facts if len(facts) > 1 else facts[0])
         return
-    for one in own:
-        made = one.made
+    for catalog in catalogs:
+        counts = catalog.made
         render.note(
-            f"{one.region}: {made.types:,} types, {made.on_demand:,} prices on demand, {made.spot:,} on spot, "
-            f"of {one.day}, in {one.folder}."
+            f"{catalog.region}: {counts.types:,} types, {counts.on_demand:,} prices on demand, {counts.spot:,} on spot,"
+            f" of {catalog.day}, in {catalog.folder}."
         )
-        if made.left_out:
-            render.note(f"{len(made.left_out)} left out or changed (--json names all)")
+        if counts.left_out:
+            render.note(f"{len(counts.left_out)} left out or changed (--json names all)")
 
 
 @app.command("import", cls=OneScreen)
@@ -149,15 +151,15 @@ def import_(
     render.note(f"{cloud}: {facts['types']:,} types in {facts['regions']:,} regions{left_out}")
 
 
-def _facts(own: OwnCatalog) -> dict[str, Any]:
+def _facts(catalog: OwnCatalog) -> dict[str, Any]:
     return {
-        "region": own.region,
-        "folder": str(own.folder),
-        "date": own.day.isoformat(),
-        "types": own.made.types,
-        "on_demand_prices": own.made.on_demand,
-        "spot_prices": own.made.spot,
-        "left_out": list(own.made.left_out),
+        "region": catalog.region,
+        "folder": str(catalog.folder),
+        "date": catalog.day.isoformat(),
+        "types": catalog.made.types,
+        "on_demand_prices": catalog.made.on_demand,
+        "spot_prices": catalog.made.spot,
+        "left_out": list(catalog.made.left_out),
     }
 
 
@@ -177,12 +179,14 @@ def gpus(
     from hetopt.api.catalogs import in_regions
     from hetopt.reports.catalog_document import gpu_table
 
-    asked, found = Gpus(**typed), hetopt.gpus(only or (), **typed)
+    asked, rentable = Gpus(**typed), hetopt.gpus(only or (), **typed)
     if as_json:
-        render.print_json([_gpu_facts(gpu) for gpu in found])
-    elif found:
-        render.show(gpu_table(found, [one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud)]))
-    if not found:
+        render.print_json([_gpu_facts(gpu) for gpu in rentable])
+    elif rentable:
+        render.show(
+            gpu_table(rentable, [region.catalog for region in in_regions(asked.region, asked.catalog, asked.cloud)])
+        )
+    if not rentable:
         render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 
 

@@ -50,7 +50,7 @@ def check(
 
 
 def _check_script(script: Path, arguments: list[str], *, as_json: bool) -> None:
-    """Print how far the script's shares are from one machine."""
+    """Print how far a script's training in unequal shares is from training on one machine."""
     from hetopt.api.exactness import check_script
 
     with render.progress("three steps alone and in shares") as reporter:
@@ -62,7 +62,7 @@ def _check_script(script: Path, arguments: list[str], *, as_json: bool) -> None:
 
 
 def _check_task(task: str, data: Path | None, *, as_json: bool) -> None:
-    """Print what is wrong with a task.
+    """Print the errors of a task, and raise one that counts them.
 
     Raises:
         BadInput: torch is missing, or the task has errors.

@@ -56,7 +56,7 @@ _MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """An option that has another value than its default.
+    """An option that a file or the environment sets, with its value and source.
 
     Attributes:
         command: such as ``launch`` or ``catalog list``.
@@ -76,17 +76,17 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """As it would be typed, without quotes."""
+        """The option and its value as they would be typed, without quotes."""
         if isinstance(self.value, bool):
             return self.option if self.value else f"no {self.option}"
         many = self.value if isinstance(self.value, tuple) else (self.value,)
-        return " ".join(f"{self.option} {one}" for one in many)
+        return " ".join(f"{self.option} {value}" for value in many)
 
 
 def settings(
     root: Command, environment: Mapping[str, str], folder: Path, *, typed: str | None = None
 ) -> tuple[Setting, ...]:
-    """Return every option that a file or a variable gives, of every command.
+    """Return every option that a file or an environment variable sets, of every command.
 
     Args:
         root: the whole command line.
@@ -99,48 +99,50 @@ def settings(
     """
     files = tuple(_files(environment, folder))
     options = _options(root, None if files else typed)
-    found: dict[tuple[str, str], Setting] = {}
+    by_option: dict[tuple[str, str], Setting] = {}
     for file in files:
         for command, name, value in _given(_read(file), options, file):
-            found[command, name] = _setting(command, options[command][name], value, file)
-    for command, its in options.items():
-        for name, parameter in its.items():
+            by_option[command, name] = _setting(command, options[command][name], value, file)
+    for command, parameters in options.items():
+        for name, parameter in parameters.items():
             variable = PREFIX + name.upper().replace("-", "_")
             if environment.get(variable) and not _is_typed_only(command, name):
-                found[command, name] = _setting(command, parameter, environment[variable], variable)
-    return tuple(found[key] for key in sorted(found))
+                by_option[command, name] = _setting(command, parameter, environment[variable], variable)
+    return tuple(by_option[key] for key in sorted(by_option))
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
-    """Return the settings as the command line takes them: by command, and by subcommand within."""
+    """Return the settings as click's default map: parameter values nested by command and subcommand."""
     whole: dict[str, Any] = {}
-    for one in given:
+    for setting in given:
         inner = whole
-        for word in one.command.split():
+        for word in setting.command.split():
             inner = inner.setdefault(word, {})
-        inner[one.parameter] = list(one.value) if isinstance(one.value, tuple) else one.value
+        inner[setting.parameter] = list(setting.value) if isinstance(setting.value, tuple) else setting.value
     return whole
 
 
 def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Setting, ...]:
-    """Return the settings that matter to what was typed."""
+    """Return the settings of the command that was typed, without options that were typed too."""
     typed = {word.partition("=")[0] for word in arguments}
-    words = {one.command: one.command.split() for one in given}
+    words = {setting.command: setting.command.split() for setting in given}
     return tuple(
-        one for one in given if arguments[: len(words[one.command])] == words[one.command] and one.option not in typed
+        setting
+        for setting in given
+        if arguments[: len(words[setting.command])] == words[setting.command] and setting.option not in typed
     )
 
 
 def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]:
     """Return the options of every command, or of one (none, if there is no such), by name without dashes."""
-    found: dict[str, dict[str, Parameter]] = {}
+    by_command: dict[str, dict[str, Parameter]] = {}
 
     def walk(command: Command, path: tuple[str, ...]) -> None:
         inside: Mapping[str, Command] = getattr(command, "commands", {})
-        for name, one in inside.items():
-            walk(one, (*path, name))
+        for name, subcommand in inside.items():
+            walk(subcommand, (*path, name))
         if not inside:
-            found[" ".join(path)] = {
+            by_command[" ".join(path)] = {
                 option.removeprefix("--"): parameter
                 for parameter in command.params
                 for option in parameter.opts
@@ -150,16 +152,16 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
     commands: Mapping[str, Command] = getattr(root, "commands", {})
     for name in commands if only is None else {only} & set(commands):
         walk(commands[name], (name,))
-    return found
+    return by_command
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
     """Yield the user's file, then the project's; a link to nothing is refused when it is read."""
-    home, own = environment.get("XDG_CONFIG_HOME", ""), []
+    home, users = environment.get("XDG_CONFIG_HOME", ""), []
     with suppress(BadInput):  # whose home nothing tells has no file there
-        own.append(expanded(home if home.startswith("/") else "~/.config") / "hetopt" / "config.toml")
+        users.append(expanded(home if home.startswith("/") else "~/.config") / "hetopt" / "config.toml")
     project = next((file for place in (folder, *folder.parents) if os.path.lexists(file := place / PROJECT_FILE)), None)
-    yield from filter(os.path.lexists, own)
+    yield from filter(os.path.lexists, users)
     yield from [] if project is None else [project]
 
 
@@ -183,16 +185,18 @@ def _read(file: Path) -> dict[str, Any]:
 def _given(
     table: Mapping[str, Any], options: Mapping[str, Mapping[str, Parameter]], file: Path, command: str = ""
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield command, option and value of a table: options of every command that has them, then those of one.
+    """Yield command, option and value of a TOML table: options of every command that has them, then those of one.
 
     A table is a command where there is one of that name: ``[report]`` is `hetopt report`, not an option --report.
 
     Raises:
         BadInput: there is no such option or command, it must be typed, or a command is no table.
     """
-    within = [one for one in options if not command or one == command or one.startswith(f"{command} ")]
-    below = {one.removeprefix(command).split()[0] for one in within if one != command}
-    names = {name for one in within for name in options[one]}
+    within = [
+        candidate for candidate in options if not command or candidate == command or candidate.startswith(f"{command} ")
+    ]
+    below = {candidate.removeprefix(command).split()[0] for candidate in within if candidate != command}
+    names = {name for candidate in within for name in options[candidate]}
     tables = {key: value for key, value in table.items() if key in below and isinstance(value, dict)}
     for key in [key for key in table if key not in tables]:
         what, hint = "option or command", _LISTS
@@ -202,13 +206,15 @@ def _given(
         if name not in names:
             path = f"{command} {name}".strip()
             raise BadInput(f"{file}: {path} must be a table of options.", hint=f"write [{path.replace(' ', '.')}]")
-        having = [one for one in within if name in options[one] and not _is_typed_only(one, name)]
+        having = [
+            candidate for candidate in within if name in options[candidate] and not _is_typed_only(candidate, name)
+        ]
         if not having:
             raise BadInput(
                 f"{file}: {name} must be typed where it is meant, and is never taken from here.",
                 hint=f"remove it there, and type --{name}",
             )
-        yield from ((one, name, table[key]) for one in having)
+        yield from ((candidate, name, table[key]) for candidate in having)
     for key, inner in tables.items():
         yield from _given(inner, options, file, f"{command} {key}".strip())
 
@@ -218,7 +224,7 @@ def _is_typed_only(command: str, name: str) -> bool:
 
 
 def _setting(command: str, parameter: Parameter, value: Any, source: Path | str) -> Setting:
-    option = next(one for one in parameter.opts if one.startswith("--"))
+    option = next(flag for flag in parameter.opts if flag.startswith("--"))
     name = option.removeprefix("--")
     said: str | bool | tuple[str, ...]
     if getattr(parameter, "is_flag", False):
@@ -233,8 +239,8 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
         if option == "--on" and said == RENTED:
             raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
         if isinstance(source, Path) and _is_path(parameter):
-            own = source.name != PROJECT_FILE
-            said = str(expanded(said) if own else inside(source.parent, said, what=name, any_text=True))
+            is_users = source.name != PROJECT_FILE
+            said = str(expanded(said) if is_users else inside(source.parent, said, what=name, any_text=True))
     return Setting(
         command=command,
         option=option,
@@ -254,7 +260,7 @@ def _is_path(parameter: Parameter) -> bool:
 
 
 def _typed(value: Any) -> str:
-    """Return a value of a file as a person would type it."""
+    """Return a TOML value as the text that a person would type."""
     if isinstance(value, list):
         return ",".join(map(_typed, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -276,14 +282,20 @@ def config(
     from hetopt.reports.document import Table, columns
 
     given = settings(context.find_root().command, os.environ, Path.cwd())
-    found = [one for one in given if not one.is_default]
+    changed = [setting for setting in given if not setting.is_default]
     if json_:
         render.print_json(
-            [{"command": one.command, "option": one.option, "value": one.value, "from": one.source} for one in found]
+            [
+                {"command": setting.command, "option": setting.option, "value": setting.value, "from": setting.source}
+                for setting in changed
+            ]
         )
         return
-    if not found:
+    if not changed:
         render.line("Every option has its default: no hetopt.toml here or above, no file of yours, no HETOPT_OPTION.")
         return
-    rows = [(one.command, one.option, one.shown.removeprefix(f"{one.option} "), one.source) for one in found]
+    rows = [
+        (setting.command, setting.option, setting.shown.removeprefix(f"{setting.option} "), setting.source)
+        for setting in changed
+    ]
     render.show([Table(name="options", columns=columns("command, option, value, from"), rows=rows)])

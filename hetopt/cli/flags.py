@@ -23,7 +23,7 @@ _NAMED = re.compile(r"`(?P<name>[a-z_0-9]+)(?:=(?P<value>[^`]*))?`")
 
 @cache
 def flags() -> Mapping[str, str]:
-    """Return the option of every parameter that a message of the library names."""
+    """Return the command-line option of each library parameter that a message may name."""
     from hetopt.api.options import RECORDS
     from hetopt.core.option import options_of
 
@@ -33,7 +33,7 @@ def flags() -> Mapping[str, str]:
 
 
 def in_flags(text: str) -> str:
-    """Return the text with options in place of the library's parameters; what is in backticks besides stays."""
+    """Return the text with command-line options in place of the library's parameters in backticks."""
     return _NAMED.sub(_flag, text) if "`" in text else text
 
 
@@ -45,7 +45,7 @@ def _flag(named: re.Match[str]) -> str:
 
 
 def _typed(value: str) -> str:
-    """Return a Python value as an argument of a shell: in quotes where it needs them, without brackets."""
+    """Return a Python literal as a shell argument: in quotes where it needs them, without brackets."""
     if value[:1] in ("[", "("):
         value = value[1:-1].replace(", ", ",")
     elif value[:1] == "{":

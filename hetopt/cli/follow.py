@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, detach: bool, as_json: bool) -> None:
-    """Start a run and follow it to its end. Whatever interrupts the following also ends the run.
+    """Start a run and follow it to its end. An exception while following also stops the run.
 
     Args:
         submit: starts it, and tells its name as soon as it has one.
@@ -64,7 +64,7 @@ LOOK = "look at it from another terminal with `hetopt status`, end it with `heto
 
 
 def finish(run: Run, *, rented: bool, as_json: bool) -> None:
-    """Say how it ended, with the exit code that goes with it.
+    """Print how a run ended, and raise the error whose exit code goes with it.
 
     Raises:
         RunFailed: it failed.
@@ -102,13 +102,13 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
 
 
 def _took(progress: RunFold) -> str:
-    """From the launch to the end, as it was predicted: the same sum as the run time of the report."""
+    """Return the time from launch to end as text: the same sum as the run time of the report."""
     startup_s, training_s = progress.startup_s or 0.0, progress.training_s or 0.0
     return formatting.with_startup(startup_s + training_s + progress.recovery_s, startup_s)
 
 
 def _stopped_here(run: Run) -> None:
-    """After Ctrl-C: how far it came, whether that is kept, and how to go on."""
+    """Print the step at which Ctrl-C stopped a run, whether it is saved, and how to go on."""
     with suppress(OSError, ValueError, HetoptError):  # a terminal that is gone: the run has ended all the same
         again = resume_command(run.folder, run.status(), run.launch)
         kept = checkpoint_step(run.folder)
@@ -120,7 +120,7 @@ def _stopped_here(run: Run) -> None:
 
 
 def _given_back(run: Run) -> HetoptError | None:
-    """Say what the machines cost, and fetch the model; why the run was ended, where it was its budget."""
+    """Print the cost of rented machines and fetch the model; return the error of a run that its budget ended."""
     from hetopt.api.account import spent
 
     usd, is_estimate, reason = spent(run)
@@ -136,14 +136,14 @@ def _given_back(run: Run) -> HetoptError | None:
 
 
 def _planned(launch: Launch) -> str:
-    """Return the steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
+    """Return the planned number of steps as text; the predicted one where a target or epochs end the run."""
     most = launch.spec.stop.max_steps
     predicted = formatting.count(max(1, round(launch.prediction.steps.value)))
     return formatting.count(most) if most is not None else f"about {predicted}"
 
 
 def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
-    """Return the launch, once somebody has said yes to it.
+    """Return the prepared launch once a person or --yes has confirmed it.
 
     Raises:
         BadInput: it costs money, and nobody is there to say yes.
@@ -159,7 +159,9 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
 
 
 def _rented(rental: Rental, *, yes: bool) -> Rental:
-    """Spending is confirmed: at a terminal by a person, elsewhere by --yes. A risk is one that a person must see."""
+    """Return the rental once spending is confirmed: at a terminal by a person, elsewhere by --yes.
+
+    A risk is one that a person must see."""
     budget = f"${rental.order.budget_usd:.2f}"
     if rental.risk is not None and (yes or not is_attended()):
         raise NoFeasiblePlan(
@@ -177,7 +179,7 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
 
 
 def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
-    """Ask a person, who answers no by saying nothing.
+    """Ask for consent to spend money; the default answer is no.
 
     Args:
         question: that is asked.
@@ -196,7 +198,7 @@ def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> Non
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:
-    """Return whether to begin on fewer machines. Within what the plan stated nobody is asked; beyond it a person is.
+    """Return whether to begin on fewer machines: asked only where that exceeds the time that the plan stated at most.
 
     The slowest of those that are left computes as much longer as its local batch has grown; communication is as it was.
     """

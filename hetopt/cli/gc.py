@@ -47,14 +47,14 @@ def gc(
     """
 
     if on == "ec2":
-        found = search(
+        searched = search(
             more_regions=region,
             run_id=run,
             everything=everything,
             everybody=everybody,
             remove=remove_ and not dry_run,
         )
-        show(found, as_json=json_)
+        show(searched, as_json=json_)
         return
     if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
@@ -65,7 +65,7 @@ def gc(
 
 
 def show(searched: Search, *, as_json: bool) -> None:
-    """Print what was found.
+    """Print the cloud resources that a search found, and what became of them.
 
     Raises:
         CloudRefused: something could not be looked at, or not be removed.
@@ -77,26 +77,26 @@ def show(searched: Search, *, as_json: bool) -> None:
         if not searched.remove and any(leftover.left_alone is None for leftover in searched.found):
             render.note("nothing was removed; do it with `hetopt gc --on ec2 --remove`")
     if searched.refused:
-        told = " ".join(dict.fromkeys(error.message for error in searched.refused))
-        raise CloudRefused(told, hint=searched.refused[0].hint)
+        message = " ".join(dict.fromkeys(error.message for error in searched.refused))
+        raise CloudRefused(message, hint=searched.refused[0].hint)
 
 
 def _facts(leftover: Leftover) -> dict[str, Any]:
-    found = leftover.found
+    resource = leftover.found
     return {
         "region": leftover.region,
-        "run": found.run_id,
-        "kind": found.kind,
-        "id": found.id,
-        "detail": found.detail,
-        "owner": found.launched_by or found.owner,
+        "run": resource.run_id,
+        "kind": resource.kind,
+        "id": resource.id,
+        "detail": resource.detail,
+        "owner": resource.launched_by or resource.owner,
         "left_alone": leftover.left_alone and in_flags(leftover.left_alone),
         "removed": leftover.removed,
     }
 
 
 def _document(searched: Search) -> Iterator[Block]:
-    """Yield what each run left in each region, by kind."""
+    """Yield the resources that each run left in each region, by kind."""
     if not searched.found and searched.looked_in:
         yield Line(f"nothing is left behind in {', '.join(searched.looked_in)}")
     by_run: dict[tuple[str, str], dict[str, list[Leftover]]] = {}
@@ -108,8 +108,11 @@ def _document(searched: Search) -> Iterator[Block]:
         fate = "removed" if first.removed else "left over"
         yield Line(f"{region}  {run}: {f'left alone, {first.left_alone}' if first.left_alone else fate}", "strong")
         named = {
-            kind: [f"{one.found.id}{f' ({one.found.detail})' if one.found.detail else ''}" for one in its]
-            for kind, its in kinds.items()
+            kind: [
+                f"{leftover.found.id}{f' ({leftover.found.detail})' if leftover.found.detail else ''}"
+                for leftover in leftovers
+            ]
+            for kind, leftovers in kinds.items()
         }
         yield Remarks([f"{kind}: {', '.join(names)}" for kind, names in named.items()])
 
@@ -120,12 +123,14 @@ def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
     Raises:
         RunFailed: one of them could not be removed.
     """
-    found = of_rehearsals(remove=not dry_run)
+    networks = of_rehearsals(remove=not dry_run)
     if as_json:
-        render.print_json([{"id": one.id, "purpose": one.purpose or None, "removed": not dry_run} for one in found])
+        render.print_json(
+            [{"id": network.id, "purpose": network.purpose or None, "removed": not dry_run} for network in networks]
+        )
         return
-    for network in found:
+    for network in networks:
         purpose = f" of {network.purpose}" if network.purpose else ""
         render.line(f"{'would remove' if dry_run else 'removed'} rehearsal {network.id}{purpose}")
-    if not found:
+    if not networks:
         render.line("nothing is left behind")

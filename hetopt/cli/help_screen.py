@@ -76,17 +76,17 @@ MAIN: Mapping[str, str] = MappingProxyType(
 
 
 def wants_all(context: Context) -> bool:
-    """Return whether everything is to be shown."""
+    """Return whether `--help-all` was given in this context."""
     return bool(context.meta.get(_WANTS_ALL))
 
 
 def show_all(context: Any) -> None:
-    """Show everything in this context."""
+    """Make the help of this context show everything."""
     context.meta[_WANTS_ALL] = True
 
 
 class _Screen:
-    """What commands and groups share."""
+    """Formatting that the help of commands and of groups shares."""
 
     help: str | None
 
@@ -95,16 +95,16 @@ class _Screen:
             show_all(context)
 
     def get_help_option_names(self, ctx: Context) -> list[str]:
-        """See click, which has them in no order."""
+        """Return the names of the help options in the order given; click has them in no order."""
         return list(ctx.help_option_names)
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
-        """See click: what is needed in capitals, and in brackets what can be left out."""
+        """Return the parts of the usage line: required ones in capitals, optional ones in brackets."""
         pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]  # of the command beside it
         return [_as_written(piece) if re.match(r"[\[{][\[\w]", piece) else piece for piece in pieces]
 
     def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """See click."""
+        """Write the description, with the part behind the form feed only where everything is wanted."""
         first, _, rest = inspect.cleandoc(self.help or "").partition("\f")
         formatter.write_paragraph()
         with formatter.indentation():
@@ -115,23 +115,28 @@ class OneScreen(_Screen, TyperCommand):
     """A command whose help fits on a screen."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """See click."""
+        """Parse the arguments, noting `--help-all`."""
         self._read(ctx, args)
         _narrow(ctx)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """See click."""
+        """Write the arguments and the few options of a first screen, each on a line."""
         first = FIRST.get(_path(ctx))
         if wants_all(ctx) or first is None:
             super().format_options(ctx, formatter)
             return
         parameters = self.get_params(ctx)
-        by_name = {name: one for one in parameters for name in one.opts}
-        rows = [row for one in parameters if one.param_type_name == "argument" for row in _row(ctx, one)]
+        by_name = {name: parameter for parameter in parameters for name in parameter.opts}
+        rows = [
+            row for parameter in parameters if parameter.param_type_name == "argument" for row in _row(ctx, parameter)
+        ]
         rows += [row for name in first for row in _row(ctx, by_name[name])]
         left = (
-            sum(one.param_type_name == "option" and not getattr(one, "hidden", False) for one in parameters)
+            sum(
+                parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+                for parameter in parameters
+            )
             - len(first)
             - 1
         )
@@ -146,14 +151,14 @@ class OneScreenGroup(_Screen, TyperGroup):
     """A group of commands whose help fits on a screen."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """See click."""
+        """Parse the arguments of the group, noting `--help-all` ahead of a command."""
         if args and args[0].startswith("-"):
             self._read(ctx, args)
         _narrow(ctx)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """See click."""
+        """Write the commands that are explained, and the names of the others."""
         if wants_all(ctx) or ctx.parent is not None:
             super().format_options(ctx, formatter)
             return
@@ -164,44 +169,47 @@ class OneScreenGroup(_Screen, TyperGroup):
         formatter.write_text(f"hetopt COMMAND --help has examples; {ALL} has everything.")
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """See click, which cuts what is said of a command to one line."""
-        rows = [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items() if not one.hidden]
+        """Write a group's commands with the whole first sentence of each, which click would cut."""
+        rows = [
+            (name, command.get_short_help_str(_WHOLE)) for name, command in self.commands.items() if not command.hidden
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """See click."""
+        """Write the epilog where everything is wanted."""
         if wants_all(ctx):
             super().format_epilog(ctx, formatter)
 
 
 def _as_written(piece: str) -> str:
-    """``{profile}`` is PROFILE, ``[plan]`` [PLAN], ``[script]...`` [SCRIPT]..., ``[[GPU]...]...`` [GPU]..."""
+    """Return a usage piece as documented: ``{profile}`` is PROFILE, ``[plan]`` [PLAN], ``[script]...`` [SCRIPT]...,
+    ``[[GPU]...]...`` [GPU]..."""
     name = re.sub(r"[^\w-]", "", piece).upper()
     return f"{f'[{name}]' if piece.startswith('[') else name}{'...' if piece.endswith('...') else ''}"
 
 
 def _narrow(context: Context) -> None:
-    """Keep to a terminal that is narrower than click's help ever is."""
+    """Fit the help to a terminal that is narrower than click's least width."""
     columns = shutil.get_terminal_size().columns
     if context.terminal_width is None and columns < 50 + MARGIN:
         context.terminal_width = columns - MARGIN
 
 
 def _path(context: Context) -> str:
-    """Such as 'catalog list'."""
+    """Return the command without the program's name, such as 'catalog list'."""
     return context.command_path.partition(" ")[2]
 
 
 def _row(context: Context, parameter: Parameter) -> Iterator[tuple[str, str]]:
-    """Yield how a parameter is written, and what is first said about it."""
+    """Yield a parameter's spelling and help text, if it is shown."""
     record = parameter.get_help_record(context)
     if record is not None:
         yield record
 
 
 def _in_a_line(text: str, width: int) -> str:
-    """As much of a text as a line holds, up to where a thought ends; a first thought that is longer stays whole."""
+    """Return the leading clauses of a text that fit into ``width`` characters; at least the first, whole."""
     ends = [end.start() for end in re.finditer(r"[.;,] | \(|$", text)]
     ends = [end for end in ends if text[:end].count("(") == text[:end].count(")")]
     fitting = [end for end in ends if end < width]

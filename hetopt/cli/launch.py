@@ -135,7 +135,7 @@ def launch(
 
 
 def _needs_equal_shares(prepared: Prepared) -> bool:
-    """Return whether a script fails in unequal shares and runs in equal ones; says what is new of its check."""
+    """Return whether a script runs only with equal local batch sizes; print the result of a new check."""
     from hetopt.api.exactness import first_check
 
     script, *arguments = prepared.launch.spec.script_command
@@ -147,26 +147,28 @@ def _needs_equal_shares(prepared: Prepared) -> bool:
 
 
 def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | None, typed: dict[str, Any]) -> Prepared:
-    """Return the plan, or the run that goes on, on this backend."""
+    """Return the launch of a plan, or of a run to resume, prepared on a backend."""
     from hetopt.api.backends import options_at
     from hetopt.api.launching import prepare, prepare_resumed
     from hetopt.api.run import Run
 
     changes = Changes(**{name: value for name, value in typed.items() if name in options_of(Changes)})
-    told = options_at(place, {name: value for name, value in typed.items() if name not in options_of(Changes)})
+    options = options_at(place, {name: value for name, value in typed.items() if name not in options_of(Changes)})
     if resume is None:
         assert plan is not None
-        return prepare(plan, where, told, changes)
+        return prepare(plan, where, options, changes)
     if plan is not None or changed(changes):
         raise BadInput(
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
             hint=f"hetopt launch --on {place} --resume RUN",
         )
-    return prepare_resumed(Run.find(resume), where, told)
+    return prepare_resumed(Run.find(resume), where, options)
 
 
 def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
-    """Where to launch: as it was said, where the run that goes on was, or asked for. Nothing that rents is a default.
+    """Return the backend to launch on: the one named, that of the resumed run, or the answer to a question.
+
+    Nothing that rents is a default.
 
     Raises:
         BadInput: nobody is there to say where, or the plan is an estimate, which only a rehearsal can run.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def show(prepared: Prepared) -> None:
-    """Print the launch on stdout."""
+    """Print what a launch will run, where and for how much, on stdout."""
     if prepared.launch.on != "ec2":
         render.show(_here(prepared))
         return
@@ -39,7 +39,7 @@ def show(prepared: Prepared) -> None:
 
 
 def show_dry(prepared: Prepared, *, as_json: bool) -> None:
-    """Print what would be done: on rented machines every call, with its cost."""
+    """Print a launch without starting it: on rented machines every API call, with its cost."""
     from hetopt.api.account import rental_of
 
     rental = rental_of(prepared) if prepared.launch.on == "ec2" else None
@@ -54,11 +54,11 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 
 
 def _order(rental: Rental) -> Iterator[Block]:
-    """Yield the order: cluster, prices, budget and zones."""
+    """Yield the rental order: cluster, prices, budget and zones."""
     from hetopt.api.account import last_end, unfollowed
 
     plan, order = rental.wanted, rental.order
-    zone, names = order.zones[0], [one.name for one in order.zones]
+    zone, names = order.zones[0], [candidate.name for candidate in order.zones]
     cluster = formatting.cluster((role.machines, role.instance_types[0]) for role in order.roles)
     yield Line(f"{plan.run.task} on {cluster} in {zone.name} ({zone.zone_id})", "strong")
     moved = {price.instance_type: price for price in rental.moved_prices()}
@@ -90,7 +90,7 @@ def _order(rental: Rental) -> Iterator[Block]:
     value, high = rental.expected_usd()
     hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
     move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None
-    told = {
+    facts = {
         "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
         "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
         f"and up to {formatting.usd(high)} where it takes longer",
@@ -102,7 +102,7 @@ def _order(rental: Rental) -> Iterator[Block]:
         "bucket": order.bucket,
         "zones": f"tried one after another until one has all machines: {', '.join(names)}",
     }
-    yield Facts({name: fact for name, fact in told.items() if fact})
+    yield Facts({name: fact for name, fact in facts.items() if fact})
 
 
 _LONGER = "; `hetopt status` gives them longer where less was spent by then"
@@ -111,7 +111,7 @@ _DEADLINE = "a run that you follow moves to on-demand machines when only they st
 
 
 def calls(requests: Sequence[Request]) -> Iterator[Block]:
-    """Yield every call of a launch; equal ones that follow each other are one row with their number."""
+    """Yield a table of the API calls of a launch; equal calls in a row are one line with their number."""
     rows = (
         (
             request.api_name,
@@ -154,10 +154,10 @@ def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _here(prepared: Prepared) -> Iterator[Block]:
-    """Yield where each worker runs, how it was slowed, and how long that takes."""
+    """Yield each worker's host, slowdown and local batch size, and the predicted time and cost."""
     record = prepared.launch
-    spec, said, own = record.spec, record.prediction, record.on == "ssh"
-    where = "on your hosts" if own else "on this machine"
+    spec, said, is_ssh = record.spec, record.prediction, record.on == "ssh"
+    where = "on your hosts" if is_ssh else "on this machine"
     if spec.miniature is not None:
         where = f"on {formatting.counted(len(spec.miniature.hosts), 'host')}, rehearsed here"
     computing = "" if spec.precision == "fp32" else f", computing in {spec.precision}"
@@ -182,9 +182,9 @@ def _here(prepared: Prepared) -> Iterator[Block]:
     if prepared.folder is not None:
         own_checkpoints = ", from checkpoints of its own if it has any" if spec.script else ""
         yield Line(f"  begins anew{own_checkpoints}: hetopt has saved none of this run yet.")
-    usd = formatting.usd(said.cost_usd.value) if own and said.cost_usd.value else "$0"
+    usd = formatting.usd(said.cost_usd.value) if is_ssh and said.cost_usd.value else "$0"
     yield Line(
-        f"  predicted {'there' if own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
+        f"  predicted {'there' if is_ssh else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
         f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
         f"{formatting.counted(said.steps.value, 'step')} of {formatting.duration(said.step_time_s.value)}. "
         f"Nothing is rented: total {usd}."
@@ -192,22 +192,22 @@ def _here(prepared: Prepared) -> Iterator[Block]:
 
 
 def _exchange(spec: RunSpec) -> str:
-    """Return what is sent, who decides how much, and how it travels."""
+    """Return the gradient synchronization of a run as text: compression, who chooses its ratio, and the collective."""
     asked = spec.compression
     if spec.is_local:
         return f"sync {formatting.exchange(asked, spec.sync)}"
-    told = ", ".join([formatting.compression(asked.name, asked.ratio), *spell_options(asked)])
+    spelled = ", ".join([formatting.compression(asked.name, asked.ratio), *spell_options(asked)])
     if spec.ratio_policy == "auto":
-        told = "auto" if asked == Compression() else f"auto, from {told}"
+        spelled = "auto" if asked == Compression() else f"auto, from {spelled}"
     elif spec.ratio_policy != "fixed":
-        told += f", ratio policy {spell_policy(spec.ratio_policy, spec.ratio_settings)}"
+        spelled += f", ratio policy {spell_policy(spec.ratio_policy, spec.ratio_settings)}"
     if spec.collective_policy == "cheapest":
-        told += ", the cheapest collective"
-    return f"compression {told}"
+        spelled += ", the cheapest collective"
+    return f"compression {spelled}"
 
 
 def _data(spec: RunSpec) -> str:
-    """Return what of the data each worker sees, where that is not all of it."""
+    """Return the partition of the data among workers as text; empty where each worker sees all of it."""
     partition = "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
     if spec.injection is None:
         return partition

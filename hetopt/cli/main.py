@@ -65,7 +65,7 @@ def _command(name: str) -> Command:
 
 
 class _Commands(Mapping[str, "Command"]):
-    """Every command; its module is imported when it is asked for, so that no command waits for the others'."""
+    """The commands by name; the module of one is imported when it is asked for, so that no command waits for others."""
 
     def __init__(self) -> None:
         self._made: dict[str, Command] = {}
@@ -121,11 +121,11 @@ def _version(wanted: bool) -> None:
         return
     from importlib.metadata import distribution
 
-    own = distribution("hetopt")
-    noted = json.loads(own.read_text("direct_url.json") or "{}").get("vcs_info", {}).get("commit_id")
+    installed = distribution("hetopt")
+    noted = json.loads(installed.read_text("direct_url.json") or "{}").get("vcs_info", {}).get("commit_id")
     is_checkout = (Path(__file__).resolve().parents[2] / ".git").exists()
-    commit = "" if is_checkout else (own.read_text("commit.txt") or noted or "").strip()
-    typer.echo(f"hetopt {own.version}" + (f" ({commit[:_SHOWN]})" if commit else ""))
+    commit = "" if is_checkout else (installed.read_text("commit.txt") or noted or "").strip()
+    typer.echo(f"hetopt {installed.version}" + (f" ({commit[:_SHOWN]})" if commit else ""))
     raise typer.Exit
 
 
@@ -150,7 +150,7 @@ _NEXT: Mapping[type[OSError], str] = {
 
 
 def main() -> None:
-    """Entry point of the `hetopt` command."""
+    """Run the `hetopt` command: parse the arguments, do it, and exit with its code."""
     ends_at_once()
     terminal.prepare()
     code = terminal.finish(_exit_code())
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    """Do what was typed; what goes wrong is said, and becomes the exit code that goes with it."""
+    """Run the command that was typed and return its exit code; errors are printed as one sentence."""
     try:
         arguments = sys.argv[1:]
         terminal.check_arguments(arguments)
@@ -173,11 +173,11 @@ def _exit_code() -> int:
     except terminal.ReaderGone as gone:
         return gone.exit_code
     except usage.UsageError as error:
-        told = usage.refused(error, arguments)
-        if told is None:
+        refusal = usage.refused(error, arguments)
+        if refusal is None:
             typer.echo(error, err=True)
             return BadInput.exit_code
-        return _said(told.message, told.hint, told.exit_code)
+        return _said(refusal.message, refusal.hint, refusal.exit_code)
     except typer.Abort:
         _note("nothing was done.")  # Ctrl-C or the end of the input, where a question was asked
         return exit_code_of(KeyboardInterrupt())
@@ -194,7 +194,7 @@ def _exit_code() -> int:
 
 
 def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
-    """Return options of files and of the environment for what was typed; where they come from is said on stderr."""
+    """Return click's default map of options from files and the environment; note on stderr where they come from."""
     name = arguments[0] if arguments else "--help"
     if name.startswith("-") or name == "config" or {"-h", "--help", ALL} & set(arguments):
         return {}
@@ -208,8 +208,8 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
         _note(f"{error}")
         return {}
     said: dict[str, list[str]] = {}
-    for one in configuration.of_command(given, arguments):
-        said.setdefault(one.source, []).append(one.shown)
+    for setting in configuration.of_command(given, arguments):
+        said.setdefault(setting.source, []).append(setting.shown)
     for source, options in said.items():
         _note(f"from {source}: {' '.join(options)}")
     return configuration.default_map(given)

@@ -23,12 +23,12 @@ from hetopt.core.option import Option, expanded, options_of, types_of
 
 
 def one_of(*names: str) -> Callable[[str], list[str]]:
-    """Complete one of these names, as of `hetopt.core.option.expanded`."""
+    """Return a shell completion of these names, as of `hetopt.core.option.expanded`."""
     return lambda incomplete: [name for name in expanded(names) if name.startswith(incomplete)]
 
 
 def runs(incomplete: str) -> list[str]:
-    """Complete the names of runs, the newest first."""
+    """Return the names of runs that contain the text, the newest first, for shell completion."""
     from hetopt.core.errors import BadInput
     from hetopt.core.run_folder import RunFolders, runs_home
 
@@ -51,7 +51,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Any]:
-    """Give a command the fields of records as options, beside its own.
+    """Return a decorator that gives a command the fields of records as options, beside its own.
 
     Args:
         records: made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field, its help
@@ -62,12 +62,12 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
     def with_command(run: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(run, include_extras=True)
         before = [
-            one.replace(annotation=hints[one.name], kind=one.KEYWORD_ONLY)
-            for one in inspect.signature(run).parameters.values()
-            if one.kind is not one.VAR_KEYWORD
+            parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(run).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
         ]
         derived = _derived(records, leave_out)
-        names = [one.name for one in before]
+        names = [parameter.name for parameter in before]
 
         def command(context: typer.Context, **typed: Any) -> None:
             given = (name for name in derived if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT")
@@ -76,7 +76,7 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
         parameters = [context, *before, *derived.values()]
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
         return command
 
@@ -84,7 +84,7 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
 
 
 def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
-    """Return by field the parameter that typer reads."""
+    """Return the parameter that typer reads for each field of the records, by field name."""
     owners: dict[str, list[Any]] = {}
     for record in records:
         for name in options_of(record).keys() - set(leave_out):
@@ -96,7 +96,7 @@ def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[s
 
 def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
     option = options_of(owners[0])[name]
-    field = next(one for one in fields(owners[0]) if one.name == name)
+    field = next(candidate for candidate in fields(owners[0]) if candidate.name == name)
     plain = get_args(types_of(owners[0])[name])[0]
     default = None if field.default is MISSING or not isinstance(field.default, str | int | float) else field.default
     flag = f"--{option.called(name)}"
@@ -116,24 +116,24 @@ def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
 
 
 def _help(name: str, owners: list[Any], among: int) -> str:
-    """Return what is said of a field, behind the places that have it where others do not."""
+    """Return the help of a field, with the backends that have it in front where others do not."""
     places: dict[str, list[str]] = {}
     for owner in owners:
         places.setdefault(options_of(owner)[name].help, []).append(getattr(owner, "PLACE", ""))
     if len(owners) == among or not all(map(all, places.values())):
         return next(iter(places))
     return " ".join(
-        f"{', '.join(its)}: {text[0] if text[1].isupper() else text[0].lower()}{text[1:]}"
-        for text, its in places.items()
+        f"{', '.join(names)}: {text[0] if text[1].isupper() else text[0].lower()}{text[1:]}"
+        for text, names in places.items()
     )
 
 
 def _typed_as(option: Option, plain: Any, default: Any) -> Any:
-    """Return the type that typer reads: texts, which records read, but for flags, whole numbers and paths."""
+    """Return the type that typer parses a field as: text, but for flags, whole numbers and paths."""
     if option.repeats:
         return list[str]
     kinds = get_args(plain) or (plain,)
     text = Path if option.is_file or (Path in kinds and str not in kinds) else str
     plainly = (bool, int) if option.read is not None else (bool, int, float)
-    kind = next((one for one in plainly if one in kinds and str not in kinds), text)
+    kind = next((type_ for type_ in plainly if type_ in kinds and str not in kinds), text)
     return kind if default is not None else kind | None

@@ -23,12 +23,12 @@ from hetopt.core.synchronization import parse_sync
 
 
 def is_attended() -> bool:
-    """Return whether a person can answer."""
+    """Return whether a person is at the terminal to answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def refuse(names: Collection[str], use: str) -> None:
-    """Refuse options that would have no effect.
+    """Raise an error that names options without effect.
 
     Args:
         names: of their fields.
@@ -42,7 +42,7 @@ def refuse(names: Collection[str], use: str) -> None:
 
 
 def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = None) -> None:
-    """Refuse an output that could not be written, before any work is done for it; ask before replacing a file.
+    """Raise an error where an output file cannot be written; ask before replacing one that exists.
 
     Args:
         path: of the output.
@@ -77,7 +77,7 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file whole or not at all, and say so."""
+    """Write a text file atomically, and note its path on stderr."""
     from hetopt.cli import render
 
     write_atomically(path, text)
@@ -85,7 +85,7 @@ def save(path: Path, text: str) -> None:
 
 
 def _is_kind(path: Path, kind: str) -> bool:
-    """Return whether a file is an artifact, or a page, of this kind."""
+    """Return whether a file is a JSON artifact or an HTML page of this kind."""
     from hetopt.reports.html import is_page
 
     return kind_in(path) == kind or is_page(path, kind)
@@ -93,7 +93,7 @@ def _is_kind(path: Path, kind: str) -> bool:
 
 @contextmanager
 def opened(path: Path, option: str) -> Iterator[Iterator[str]]:
-    """Yield the lines of a file, or of standard input for ``-``.
+    """Open a text file, or standard input for ``-``, as an iterator of lines.
 
     Raises:
         BadInput: it cannot be read, also while it is being read.
@@ -110,7 +110,7 @@ def opened(path: Path, option: str) -> Iterator[Iterator[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One line that asks for a prediction.
+    """A line of JSON Lines that asks for a predicted step time.
 
     Attributes:
         number: of the line, from 1.
@@ -124,7 +124,7 @@ class Query:
     reason: str = ""
 
     def write(self, **answer: object) -> None:
-        """The line with an answer added, on standard output."""
+        """Write the query with the fields of its answer as a JSON line on standard output."""
         try:
             text = json.dumps({**self.fields, **answer}, allow_nan=False)
         except ValueError:  # NaN and infinity in fields that hetopt does not read
@@ -133,7 +133,7 @@ class Query:
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
-    """Yield every line that is not empty."""
+    """Yield a query for each line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _query(number, line)

@@ -57,7 +57,7 @@ def predict(
 
 
 def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> None:
-    """Write a line for each query, with its prediction, or why there is none.
+    """Write each query with its predicted step time as a JSON line, or with why there is none.
 
     Args:
         times: that answer.
@@ -67,8 +67,8 @@ def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> 
     Raises:
         BadInput: there are no queries, or some could not be predicted.
     """
-    found = iter(times.predict([query.configuration for query in asked if query.configuration is not None]))
-    answers = [(query, next(found) if query.configuration is not None else query.reason) for query in asked]
+    predicted = iter(times.predict([query.configuration for query in asked if query.configuration is not None]))
+    answers = [(query, next(predicted) if query.configuration is not None else query.reason) for query in asked]
     marks = _suggested(times, answers, probes) if probes else {}
     refused = []
     for query, answer in answers:
@@ -87,7 +87,7 @@ def show_answers(times: StepTimes, asked: list[parse.Query], *, probes: int) -> 
 def _suggested(
     times: StepTimes, answers: Sequence[tuple[parse.Query, StepTime | str]], count: int
 ) -> dict[int, dict[str, object]]:
-    """Return by line what is said of those that are worth measuring."""
+    """Return by line number the rank, reason and cost of the configurations most worth measuring."""
     good = [
         (query.number, query.configuration, answer.step_time_s)
         for query, answer in answers

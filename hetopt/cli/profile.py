@@ -98,14 +98,14 @@ def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_
         render.note(note)
     if output is not None:
         length = f" --{'epochs' if measured.job.counts_epochs else 'steps'} N" if measured.job.script else ""
-        own = "" if inventory is None else f" --inventory {typed(inventory)}"
+        inventory_option = "" if inventory is None else f" --inventory {typed(inventory)}"
         meant = "  # N: as many as it trains" if measured.job.script else ""
-        command = f"hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}"
+        command = f"hetopt recommend {typed(output)} --budget 5{length}{inventory_option} -o plan.json{meant}"
         render.line(f"next: {command}", style="strong")
 
 
 def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes: bool) -> None:
-    """Refuse options of exploring without exploring, and have it confirmed where it rents.
+    """Refuse probe options without --explore, and ask before machines are rented for probes.
 
     Raises:
         BadInput: the options do not go together, or nobody is there to say yes.
@@ -130,13 +130,13 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
 
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
-    """Return the step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    """Return the checked step-time samples of a JSON Lines file, or of standard input for ``-``."""
     with parse.opened(source, "--from-samples") as rows:
         return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
 
 
 def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
-    """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
+    """Write the checked step-time samples of a JSON Lines file as an artifact; print their number."""
     parse.ready_to_write(output, force=force)
     samples = read_file(source)
     imported = StepSamples(

@@ -70,7 +70,7 @@ def recommend(
 
 
 def _refuse_a_risk(plan: Plan) -> None:
-    """A plan that is written and shown is no success if it is less sure than was asked for.
+    """Raise an error for a plan that keeps its limits less probably than was asked for.
 
     Raises:
         NoFeasiblePlan: it is not, and nobody has accepted that.
@@ -104,20 +104,20 @@ def estimate(
     """
 
     parse.ready_to_write(output, force=force, replaces="plan")
-    told = hetopt.estimate(reporter=Reporter(note=render.note), **typed)
+    estimated = hetopt.estimate(reporter=Reporter(note=render.note), **typed)
     if output is not None:
-        parse.save(output, told.plan.to_json())
+        parse.save(output, estimated.plan.to_json())
     if as_json:
-        render.print_json(_facts(told))
+        render.print_json(_facts(estimated))
     else:
-        render.whole(told.document)
+        render.whole(estimated.document)
         render.line("next: hetopt profile -- train.py", style="strong")
         if output is not None:
             render.line(f"or:   hetopt launch {plain_text.typed(output)} --on rehearsal --steps 200", style="strong")
 
 
-def _facts(told: Estimate) -> dict[str, Any]:
-    job = told.job
+def _facts(estimated: Estimate) -> dict[str, Any]:
+    job = estimated.job
     return {
         "model": {
             "name": job.model.name,
@@ -130,8 +130,8 @@ def _facts(told: Estimate) -> dict[str, Any]:
         "flops": job.flops,
         "state_bytes": job.state_bytes,
         "sample_bytes": job.sample_bytes,
-        "fits": [asdict(fit) for fit in told.fits],
+        "fits": [asdict(fit) for fit in estimated.fits],
         "assumed": job.assumed,
         "evidence": "counted FLOPs, not measured",
-        "plan": told.plan.model_dump(mode="json"),
+        "plan": estimated.plan.model_dump(mode="json"),
     }

@@ -31,10 +31,10 @@ STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold 
 
 
 class _Console(Console):
-    """A console whose stream may fail: a full disk and a reader that has gone are told as such."""
+    """A rich console that turns failed writes (full disk, closed pipe) into the command line's errors."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """See rich.
+        """Print as rich does, with failed writes as errors of the command line.
 
         Raises:
             OutputLost: it cannot be written.
@@ -43,7 +43,7 @@ class _Console(Console):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        """See rich, which would end the process here.
+        """Raise an error where rich would end the process.
 
         Raises:
             ReaderGone: whoever read has seen enough.
@@ -52,7 +52,7 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console on the stream as it is now (tests and pipes replace it).
+    """Return a rich console on the current stdout or stderr (tests and pipes replace them).
 
     Progress and errors that go to a file or a pipe keep one line a sentence: a reader or a program there looks for
     words, and the width of a terminal that is not there must not break them.
@@ -62,44 +62,44 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """``value`` as indented JSON on stdout."""
+    """Print a value as indented JSON on stdout."""
     terminal.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def show(blocks: Iterable[Block]) -> None:
-    """Print a document on stdout."""
+    """Print a document's blocks on stdout."""
     out = console()
     for text, style in lines(blocks, out.width, _shown):
         out.print(text, style=STYLES.get(style, style), markup=False, soft_wrap=True)
 
 
 def whole(document: Document) -> None:
-    """Print a document under its title."""
+    """Print a document under its title on stdout."""
     show((Line(document.title, "strong"), *document.about, *document.blocks))
 
 
 def height(blocks: Iterable[Block]) -> int:
-    """Return the number of lines that a document takes."""
+    """Return the number of terminal lines that a document takes."""
     return len(lines(blocks, console().width, _shown))
 
 
 def line(text: str = "", *, style: Style = "") -> None:
-    """Print a line."""
+    """Print a line of text on stdout."""
     show([Line(text, style)])
 
 
 def bullet(text: str, *, mark: str = "•") -> None:
-    """Print a sentence of a list behind its mark."""
+    """Print a sentence behind a bullet on stdout."""
     show([Remarks([text], mark)])
 
 
 def note(text: str) -> None:
-    """A remark on stderr: what is going on, where a file went."""
+    """Print a remark on stderr: what is going on, where a file went."""
     console(stderr=True).print(_shown(text), markup=False, style="dim")
 
 
 def error(message: str, hint: str | None) -> None:
-    """What is wrong and what to do next, on stderr."""
+    """Print an error message and its hint on stderr."""
     out = console(stderr=True)
     out.print(f"[bold red]error:[/] {_cell(shortened(message, terminal.MOST_MESSAGE_CHARACTERS))}")
     if hint:
@@ -108,7 +108,7 @@ def error(message: str, hint: str | None) -> None:
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """A live line on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
+    """Show a live progress bar on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
     out = console(stderr=True)
     if not out.is_terminal:
         plain = PlainProgress(write=lambda line: out.print(_shown(f"{description}: {line}"), markup=False, style="dim"))
@@ -141,8 +141,8 @@ _FIGURES = re.compile(r"[\d.,]+")
 
 @dataclass(kw_only=True)
 class PlainProgress:
-    """Progress for files and CI logs: a line at each new kind of thing, and of one that goes on a line each tenth of
-    the whole or each minute, whichever comes later.
+    """Progress for files and CI logs: a line at each new kind of activity, then one each tenth of the whole or each
+    minute, whichever comes later.
 
     Two texts are of one kind if their first phrases differ in figures alone.
     """
@@ -154,7 +154,7 @@ class PlainProgress:
     _at_s: float = 0.0
 
     def tell(self, text: str, done: float | None) -> None:
-        """Write a line of it, where one is due."""
+        """Write a line of progress, where one is due."""
         kind, now_s = _FIGURES.sub("", text.partition(PIECES)[0]), self.clock()
         waits = now_s - self._at_s < MINUTE_S or (done is not None and done - self._share < TENTH)
         if kind in self._kinds and waits:
@@ -165,10 +165,10 @@ class PlainProgress:
 
 
 def _shown(text: str) -> str:
-    """Return the text as it may reach the terminal, in the command line's words."""
+    """Return the text escaped for the terminal, with options in place of the library's parameters."""
     return shown(in_flags(text))
 
 
 def _cell(text: str) -> str:
-    """Return plain text where rich expects its own markup."""
+    """Return the text escaped for rich's markup."""
     return escape(_shown(text))

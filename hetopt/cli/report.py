@@ -43,13 +43,13 @@ def report(
     ready_to_write(output, force=force, replaces="report")
     ready_to_write(html, force=force, replaces="hetopt run")
     followed = hetopt.Run.find(run)
-    made = hetopt.report(followed)
+    comparison = hetopt.report(followed)
     record = followed.record()
     assert record.launch is not None, "there would be no report"
     if record.unread.sentence is not None:
         render.note(record.unread.sentence)
     if output is not None:
-        made.save(output)
+        comparison.save(output)
         render.note(f"wrote {output}")
     if learn is not None:
         _learn(learn, record.launch, record.history)
@@ -57,13 +57,13 @@ def report(
         followed.to_html(html)
         render.note(f"wrote {html}")
     if json_:
-        terminal.write(made.to_json())
+        terminal.write(comparison.to_json())
     else:
-        render.whole(document(made))
+        render.whole(document(comparison))
 
 
 def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
-    """Bring a profile up to date with what a run measured."""
+    """Update the profile in a file with what a run measured."""
     from hetopt.reports.learn import learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
@@ -102,21 +102,21 @@ def export(
 def _texts(
     plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
 ) -> dict[Path, str | bytes]:
-    """Return what to write where; everything is made before anything is written."""
+    """Return the contents of the files to write, by path; all are made before any is written."""
     from hetopt.reports import exports
 
     texts: dict[Path, str | bytes] = {}
     if plan is not None:
-        made = hetopt.Plan.load(plan)
-        made.refuse_if_estimated()
+        loaded = hetopt.Plan.load(plan)
+        loaded.refuse_if_estimated()
         name, wheel = exports.own_wheel()
         if torchrun is not None:
             texts[torchrun / name] = wheel
-            texts[torchrun / exports.SPEC_FILE] = made.run.model_dump_json(indent=2) + "\n"
-            texts[torchrun / exports.SCRIPT_FILE] = exports.torchrun_script(made, name, new_secret())
+            texts[torchrun / exports.SPEC_FILE] = loaded.run.model_dump_json(indent=2) + "\n"
+            texts[torchrun / exports.SCRIPT_FILE] = exports.torchrun_script(loaded, name, new_secret())
         if skypilot is not None:
             texts[skypilot.parent / name] = wheel
-            texts[skypilot] = exports.skypilot_task(made, name, new_secret())
+            texts[skypilot] = exports.skypilot_task(loaded, name, new_secret())
     if schemas is not None:
         texts |= {schemas / name: text for name, text in exports.schemas().items()}
     return texts

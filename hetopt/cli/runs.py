@@ -53,24 +53,24 @@ def stop(
       hetopt stop 20261120-131649
     """
 
-    found = Run.find(run)
+    stopping = Run.find(run)
     # Machines are given back first; how far they came is read after.
-    before, over = found.last_known()
+    before, over = stopping.last_known()
     if not over:
-        render.note(f"stopping {found.name} …")
+        render.note(f"stopping {stopping.name} …")
         try:
-            found.stop()
+            stopping.stop()
         except BaseException:
-            render.note(f"{found.name} may still run: end it with `hetopt stop {found.name}`")
+            render.note(f"{stopping.name} may still run: end it with `hetopt stop {stopping.name}`")
             raise
-    after = found.status()
+    after = stopping.status()
     if json_:
         was, now = before.state.value, after.state.value
-        render.print_json({"run": found.name, "was": was, "is": now, "reason": after.reason})
+        render.print_json({"run": stopping.name, "was": was, "is": now, "reason": after.reason})
     elif over:
-        render.line(f"{found.name} was already {before.state.value}.")
+        render.line(f"{stopping.name} was already {before.state.value}.")
     else:
-        render.line(f"{found.name} is {after.state.value}.")
+        render.line(f"{stopping.name} is {after.state.value}.")
 
 
 def inject(
@@ -90,14 +90,14 @@ def inject(
       hetopt inject 20261120-131649 'h2 dies'
     """
 
-    found = Run.find(run)
-    asked, rate_here = found.change(change)
+    rehearsed = Run.find(run)
+    asked, rate_here = rehearsed.change(change)
     if json_:
         render.print_json(asked.model_dump(exclude_none=True))
         return
     scaled = rate_here is not None and rate_here != asked.rate_bits_per_s
     here = f" (here {formatting.bit_rate(rate_here)})" if scaled and rate_here is not None else ""
-    render.line(f"asked {found.name} for: {change.strip()}{here}")
+    render.line(f"asked {rehearsed.name} for: {change.strip()}{here}")
 
 
 def fetch(
@@ -115,23 +115,23 @@ def fetch(
       hetopt fetch 20261120-131649 -o model.safetensors
     """
 
-    found = Run.find(run)
-    path, _ = found.fetch_model()
-    outputs = found.fetch_outputs()
+    fetched = Run.find(run)
+    path, _ = fetched.fetch_model()
+    outputs = fetched.fetch_outputs()
     what = "unfinished model" if is_unfinished(path) else "model"
     if out is not None:
         _copy(path, out)
         path = out
     if json_:
-        told = {"run": found.name, "model": str(path), "bytes": path.stat().st_size}
-        render.print_json({**told, "outputs": list(outputs.sizes), "left_out": outputs.left_out})
+        facts = {"run": fetched.name, "model": str(path), "bytes": path.stat().st_size}
+        render.print_json({**facts, "outputs": list(outputs.sizes), "left_out": outputs.left_out})
     else:
-        render.line(f"the {what} of {found.name} is {path}")
-        _tell(found, outputs)
+        render.line(f"the {what} of {fetched.name} is {path}")
+        _tell(fetched, outputs)
 
 
 def bring_model(run: Run) -> None:
-    """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
+    """Fetch the model and outputs of a rented run; where that fails, print how to fetch them later."""
 
     try:
         path, url = run.fetch_model()
@@ -147,7 +147,7 @@ def bring_model(run: Run) -> None:
 
 
 def _tell(run: Run, outputs: Outputs) -> None:
-    """Where the files of the script are, and what was left out."""
+    """Print the folder of the script's output files, and those that were left out."""
 
     if outputs.sizes:
         render.line(f"{len(outputs.sizes)} outputs are in {run.folder / OUTPUT_FOLDER}")
@@ -156,7 +156,7 @@ def _tell(run: Run, outputs: Outputs) -> None:
 
 
 def _copy(path: Path, out: Path) -> None:
-    """Whole or not at all.
+    """Copy a file whole or not at all.
 
     Raises:
         BadInput: it cannot be written there.

@@ -31,7 +31,7 @@ def show(
 def show_plan(
     plan: hetopt.Plan, path: Path | None, *, as_json: bool, explain: bool, inventory: Path | None = None
 ) -> None:
-    """Print a plan.
+    """Print a plan as a document or as JSON.
 
     Args:
         plan: to print.

@@ -24,7 +24,7 @@ def status(
 
     if all_:
         # A list of runs is read from their folders: it needs no login, and answers at once.
-        listed = [facts_or_why(one) for one in Run.all()]
+        listed = [facts_or_why(run_) for run_ in Run.all()]
         if json_:
             render.print_json(listed)
             return

@@ -25,19 +25,19 @@ MOST_MESSAGE_CHARACTERS = 2_000
 
 
 class OutputLost(HetoptError):
-    """The output cannot be written: its reader has gone, or the disk is full."""
+    """The error of output that cannot be written: its reader has gone, or the disk is full."""
 
     exit_code = BadInput.exit_code
 
 
 class ReaderGone(OutputLost):
-    """Whoever read the output has seen enough: nothing is wrong, and nothing is said."""
+    """The error of output whose reader has closed the pipe: nothing is wrong, and nothing is said."""
 
     exit_code = BROKEN_PIPE
 
 
 def prepare() -> None:
-    """Make the standard streams take any text, whatever encoding they have."""
+    """Make the standard streams replace characters that their encoding lacks."""
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as this process lives
     if sys.stderr is None:
@@ -49,7 +49,7 @@ def prepare() -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse what was typed or pasted where it commands a terminal: names go from there into plans, files and scripts.
+    """Refuse command-line arguments with control characters: names go from there into plans, files and scripts.
 
     Raises:
         BadInput: an argument holds a control character, or a byte that is no text.
@@ -64,7 +64,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def write(text: str) -> None:
-    """Text or JSON on standard output, as it is but for characters that would do something.
+    """Write text or JSON to standard output, with control characters escaped.
 
     Raises:
         OutputLost: it cannot be written.
@@ -75,7 +75,7 @@ def write(text: str) -> None:
 
 
 def flush() -> None:
-    """Send what was written on its way.
+    """Flush standard output.
 
     Raises:
         OutputLost: it cannot be written.
@@ -86,7 +86,7 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def losses_told() -> Iterator[None]:
-    """What the operating system says of a stream that cannot be written, as one sentence."""
+    """Raise `OutputLost` or `ReaderGone` for an operating-system error of a stream inside."""
     try:
         yield
     except OSError as error:
@@ -95,7 +95,7 @@ def losses_told() -> Iterator[None]:
 
 
 def finish(code: int) -> int:
-    """Return the exit code, once everything is out; what cannot get out is given up, and said where that helps.
+    """Flush the standard streams; return the exit code, or that of lost output where the command succeeded.
 
     Args:
         code: that the command ends with.
@@ -118,7 +118,7 @@ def finish(code: int) -> int:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Python would try to write the rest once more when it ends, and complain."""
+    """Redirect a stream that cannot be written to the null device, as Python would flush it once more at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -127,7 +127,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """Return JSON's spelling for letters that the encoding does not know."""
+    """Return the JSON escapes of characters that the encoding lacks, as a codec error handler does."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(spelled, error.object[error.start : error.end])), error.end

@@ -15,7 +15,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
-    """Return the error of what was typed; None: it is a group of commands alone, and its message their help.
+    """Return a usage error of typer's as the command line's own error; None where a group needs its help printed.
 
     Args:
         error: a `UsageError`.
@@ -30,7 +30,7 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
     if message.startswith("No such command"):
         return unknown(typed[command.count(" ")], context.command.list_commands(context), "command", hint=shows)
     if hasattr(error, "possibilities"):
-        every = [name for one in context.command.params for name in one.opts if name.startswith("--")]
+        every = [name for option in context.command.params for name in option.opts if name.startswith("--")]
         return unknown(error.option_name, every, "option", hint=shows)
     if parameter is not None and not hasattr(error, "param_type"):
         name = next((option for option in parameter.opts if option.startswith("--")), str(parameter.name).upper())

@@ -137,7 +137,7 @@ def session(
 
 
 def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return rank and number of workers: of the process group that the script has, else of torchrun.
+    """Return this worker's rank and the number of workers: of the script's process group, else torchrun's variables.
 
     Raises:
         BadInput: they are no numbers, or the group has another number of workers than torchrun started.
@@ -157,7 +157,7 @@ def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tuple[Store | None, Callable[[], None]]:
-    """Meet the other workers where torchrun says; return the store that they meet in, and how to leave them.
+    """Join the worker group at torchrun's rendezvous; return its store, and a function that leaves the group.
 
     Args:
         model: on the device of this worker.

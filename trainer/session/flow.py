@@ -66,7 +66,7 @@ LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 
 @dataclass(kw_only=True, eq=False)
 class Side:
-    """One optimizer of a session.
+    """An optimizer of a session, with the state of its gradients.
 
     Attributes:
         optimizer: of the script.
@@ -86,7 +86,7 @@ class Side:
 
 
 class Flow:
-    """What a session knows of its script: the model, the batches that it was given, and where its optimizers are.
+    """A script's model, batches and optimizers as a session follows them between backward passes and steps.
 
     Attributes:
         rank: of this worker.
@@ -124,14 +124,14 @@ class Flow:
         self._is_joint = not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity")
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._exchange = ExchangeConfig(
-            compression=plan.spec.compression, dense_bytes=sum(one.nbytes for _, one in self._trained)
+            compression=plan.spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in self._trained)
         )
         if self._is_joint:
             # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
             overlaps = len(self._sides) == 1 and can_overlap(self.device, world_size)
-            for side, own in zip(self._sides, named, strict=True):
+            for side, parameters in zip(self._sides, named, strict=True):
                 side.sum = GradientSum(
-                    own,
+                    parameters,
                     self._make_exchange,
                     world_size=world_size,
                     overlaps=overlaps,
@@ -182,7 +182,7 @@ class Flow:
         ]
 
     def _begin_step_of_all(self) -> None:
-        """Forget what the step was like that is over."""
+        """Reset the sums of a step: samples, loss, communication and waiting."""
         self._taken, self._batches = (0,) * self.world_size, 0  # samples of each worker
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._stepped: set[int] = set()  # optimizers
@@ -196,7 +196,7 @@ class Flow:
         return self._periods.shares
 
     def loader(self, loader: LoaderT) -> LoaderT:
-        """The script's training loader, as this worker sees it: its slice of every batch.
+        """Return the script's training loader cut to this worker's slice of every batch.
 
         A dataset is read by index in the order that the loader's sampler draws, as rank 0 would. A stream (an iterable
         dataset) is read whole by every worker, and must give all of them the same samples in the same order.
@@ -215,7 +215,7 @@ class Flow:
     @overload
     def split(self, batch: Tensor) -> Tensor: ...
     def split(self, batch: int | Tensor) -> slice | Tensor:
-        """This worker's rows of a batch that the script draws itself, where there is no DataLoader to share out.
+        """Return this worker's rows of a batch that the script draws itself, without a DataLoader.
 
             rows = run.split(torch.randint(len(data) - length, (batch_size,)))
             inputs = torch.stack([data[row : row + length] for row in rows])
@@ -259,18 +259,18 @@ class Flow:
 
     @contextmanager
     def drawing(self, mark: int = 0) -> Iterator[None]:
-        """Let the workers agree on batches inside; on what all of them do that with, there is a mark."""
+        """Let the workers agree on batches inside, once all have reached the same call with the same ``mark``."""
         self._gate.take("began to draw batches", self._newest, mark=mark)
         with self._gate.watch():
             yield
 
     def _add(self, source: SessionLoader | Splits) -> None:
-        """Take batches from there as well."""
+        """Register a source of batches, and resume it from a checkpoint."""
         self._sources.append(source)
         self._resume_sources(len(self._sources) - 1)
 
     def _resume_sources(self, first: int) -> None:
-        """Go on with sources of batches, from one on, where a checkpoint had them."""
+        """Resume sources of batches, from index ``first`` on, where a checkpoint had them."""
         for source, kept in zip(self._sources[first:], self._restored_sources[first:], strict=False):
             if set(kept) != set(source.state()):
                 raise BadInput(
@@ -280,7 +280,7 @@ class Flow:
             source.resume(kept)
 
     def share_out(self, source: SessionLoader | Splits, size: int, entries: Any, *, varies: bool) -> ShareTable:
-        """Return the shares of batches from somewhere else than before; periods are over those from here on.
+        """Return the table of local batch sizes of a new source of batches; control periods are over it from here on.
 
         Args:
             source: of them.
@@ -318,7 +318,7 @@ class Flow:
         return Audits(accumulate=self.accumulate, largest=self._plan.spec.workers[0].max_local_batch_size)
 
     def _begin_audits(self) -> None:
-        """Audit from the second step on, if the first was of the batches that were given for it alone.
+        """Audit from the second step on, if the gradient of the first was of its own batches alone.
 
         Of a loop that reads ahead, or adds up losses of several batches, nobody can tell which batch a gradient is of.
         """
@@ -329,7 +329,7 @@ class Flow:
             self._periods.table.audits = self._audits_of_steps()
 
     def _synchroniser(self, spec: RunSpec, stopwatch: Stopwatch) -> Synchronizer:
-        """Return what brings together the models of workers that train for themselves.
+        """Return the synchronizer that averages the models of local SGD workers.
 
         Raises:
             BadInput: rounds are counted in epochs, and nobody knows how long those are.
@@ -358,16 +358,20 @@ class Flow:
         return [named for side in self._sides for named in named_parameters(side.optimizer, self._names)]
 
     def _exchange_of_all(self) -> ExchangeConfig:
-        """How gradients travel: alike for all optimizers."""
+        """Return the exchange of gradients that all optimizers have in common."""
         every = [side.sum.exchange for side in self._sides if side.sum is not None]
-        return every[0] if len(every) == 1 else replace(every[0], dense_bytes=sum(one.dense_bytes for one in every))
+        return (
+            every[0]
+            if len(every) == 1
+            else replace(every[0], dense_bytes=sum(exchange.dense_bytes for exchange in every))
+        )
 
     def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
         spec = self._plan.spec
         return make_exchange(spec, spec.compression, shapes, self.device, store=self._store)
 
     def ask(self, is_first: bool) -> None:
-        """The script waits for a batch: the step before is over, and computing one begins with reading it.
+        """End the step before, as the script asks for a batch, and start the clock of the next.
 
         Args:
             is_first: whether it is the first of an epoch.
@@ -396,7 +400,7 @@ class Flow:
         self._asked_s = None if is_first else time.perf_counter()
 
     def begin_part(self, part: Part) -> None:
-        """Note the part of a batch that the script is given."""
+        """Record the part of a batch that the script is given."""
         self._newest = self._whole.part = part
         if part.is_audit:
             self._drawn_before = Generators.at(self.device)
@@ -410,17 +414,17 @@ class Flow:
         self._periods.drawn = self._shared.drawn
 
     def _draws(self) -> bool:
-        """Return whether random numbers of torch were drawn since the audited batch was given."""
+        """Return whether the script has drawn torch random numbers since the audited batch was given."""
         return self._drawn_before.has_drawn(self.device)
 
     def end_data(self) -> None:
-        """There are no more batches in this epoch, which is over as soon as its last batch is computed."""
+        """Note that the epoch has no more batches: it ends as soon as its last batch is computed."""
         self._is_epoch_over = self.world_size > 1
         if not self._waiting:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        """Running statistics of BatchNorm come from each worker's own samples: now of all."""
+        """Average the models of local SGD workers, or the running statistics of BatchNorm, at the end of an epoch."""
         if not self._is_epoch_over:
             return
         self._is_epoch_over = False
@@ -434,13 +438,13 @@ class Flow:
             average_buffers(self._model, self.shares[self.rank] / sum(self.shares), self.world_size)
 
     def _end_local_step(self) -> None:
-        """A step of workers that train for themselves is over; counted alike on all of them."""
+        """Count a step of local SGD workers; all workers count alike."""
         if any(self._taken):
             self._sides[0].backwards = 0
             self._end_step()
 
     def _end_step(self) -> None:
-        """One more step: every so many the workers tell each other what they were like, and decide alike.
+        """Count a step; at the end of a control period, exchange statistics and decide on the next with all workers.
 
         Raises:
             Stopped: somebody asked the run to end, and the script saves nothing.
@@ -476,7 +480,7 @@ class Flow:
         self._begin_step_of_all()
 
     def _save_before_end(self) -> None:
-        """Save what training goes on from."""
+        """Save a checkpoint before the run stops."""
         raise NotImplementedError
 
     def backward(
@@ -520,7 +524,7 @@ class Flow:
         self._complete(loss, part.weight if is_shared and part is not None else 1.0, part, self._sides)
 
     def _backward_jointly(self, loss: Tensor, part: Part, weight: Weight | None, options: dict[str, Any]) -> None:
-        """Call backward, and sum gradients that are complete: in this worker's word, under backward, or after it.
+        """Run the backward pass, and sum complete gradients: inside this worker's message, under backward, or after it.
 
         The word is sent before backward where gradients, or rows of the whole batch, travel meanwhile; after it where
         it carries the gradient, or tells which of several optimizers' parameters got one.
@@ -547,50 +551,52 @@ class Flow:
             only.pack(gate.load[: only.room], self._own.own)
             gate.begin("summed gradients", self._newest, self._own, mark=_RIDES)
         elif len(sides) > 1:
-            made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in sides]
-            gate.begin("summed gradients", self._newest, [*self._own, *made])
-        own, totals, reached = self._weigh(), self._totals, sides
+            has_gradient = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in sides]
+            gate.begin("summed gradients", self._newest, [*self._own, *has_gradient])
+        own_weight, totals, reached = self._weigh(), self._totals, sides
         if rides and only is not None and not totals.is_mixed:  # else weighed by what all have: their samples
             only.unpack(gate.loaded[: only.room], totals.total, time.perf_counter() - begun_s)
         if len(sides) > 1:
             workers = gate.finish()[len(self._own) :]
             reached = [side for side, number in zip(sides, workers, strict=False) if number]
-        self._complete(loss, own, part, reached)
+        self._complete(loss, own_weight, part, reached)
 
     def _counts(self, part: Part, loss: Tensor | None, weight: Weight | None) -> Counts:
-        """Return what this worker's loss is of; in an audit those of the shares add up to the batch's."""
+        """Return the counts of this worker's loss; in an audit those of the parts add up to the batch's."""
         return Counts() if part.is_audit and self.rank == 0 else Counts.of(part.samples, loss, weight)
 
     def _weigh(self) -> float:
-        """Return how much this worker's loss counts, once all workers have said what theirs are of."""
+        """Return the weight of this worker's loss in the batch's, once all workers have sent their counts."""
         self._totals, part = Counts(*self._gate.finish()[: len(self._own)]), self._part
         is_whole = part is not None and part.is_audit and self.rank == 0
         self._weight = 1.0 if is_whole else self._own.weight(self._totals)
         return self._weight
 
-    def _complete(self, loss: Tensor, own: float, part: Part | None, reached: Sequence[Side]) -> None:
-        """Sum the gradients that a backward pass completed, and hold the others, of a loss with such a weight.
+    def _complete(self, loss: Tensor, own_weight: float, part: Part | None, reached: Sequence[Side]) -> None:
+        """Sum the gradients that a backward pass completed, and hold the others with the weight ``own_weight``.
 
         Each loss costs the exchange of what its step needs: of a generator's loss also the discriminator's part, unless
         its parameters are frozen meanwhile or left out (``inputs``), as it is what ``.grad`` has then.
 
         Args:
             loss: of this worker's part.
-            own: its weight.
+            own_weight: of that loss in the batch's.
             part: of the batch.
             reached: optimizers of whose parameters gradients were made, on any worker.
         """
-        self._note_loss(loss, own)
+        self._note_loss(loss, own_weight)
         ready = [side for side in reached if self._completes(side, part)]
         for side in self._sides:
             side.backwards += side in reached
             if side.sum is not None and side.is_trained and side not in ready:
-                side.sum.hold(own) if side in reached else side.sum.put_back()
+                side.sum.hold(own_weight) if side in reached else side.sum.put_back()
         if ready:
-            self._sum_sides(ready, own, part)
+            self._sum_sides(ready, own_weight, part)
 
-    def _sum_sides(self, sides: Sequence[Side], own: float, part: Part | None, held: Sequence[Side] = ()) -> None:
-        """Sum gradients, of which those that were held are weighed already; then a step is done."""
+    def _sum_sides(
+        self, sides: Sequence[Side], own_weight: float, part: Part | None, held: Sequence[Side] = ()
+    ) -> None:
+        """Sum the gradients of optimizers over all workers, and count the step; ``held`` ones are weighted already."""
         engine = self._periods.engine
         if self._periods.computed is None and engine is not None:
             self._periods.computed = self._periods.stopwatch.mark()
@@ -602,24 +608,24 @@ class Flow:
             if side in held:
                 side.sum.begin()
             if part is not None and part.is_audit:
-                self._audit_step(side.sum, own)
+                self._audit_step(side.sum, own_weight)
             else:
-                side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
+                side.sum.sum(0.0 if side in held else own_weight, self._scaler, look_at=look_at)
             self._stats += [] if side.sum.stats is None else [side.sum.stats]
         self._end_sum()
 
-    def _audit_step(self, gradient: GradientSum, own: float) -> None:
-        """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
+    def _audit_step(self, gradient: GradientSum, own_weight: float) -> None:
+        """Take the leader's gradient of the whole batch, and record its distance from the sum over the parts."""
         with self._gate.watch():
-            found = gradient.audit(own, is_leader=self.rank == 0, draws=self._draws())
-        self._audit.tell(found, self._gate.step + 1, self._periods.events)
+            distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=self._draws())
+        self._audit.tell(distance, self._gate.step + 1, self._periods.events)
 
     def _completes(self, side: Side, part: Part | None) -> bool:
         """Return whether one more backward pass completes a step of an optimizer."""
         return side.backwards + 1 >= self.accumulate or (part is not None and part.is_last)
 
     def _follow(self, side: Side) -> None:
-        """Make way for a backward pass; the optimizer's parameters may be others than in the step before."""
+        """Prepare an optimizer's parameters for a backward pass; they may have changed since the step before."""
         if side.sum is None:
             return
         named = named_parameters(side.optimizer, self._names)
@@ -628,19 +634,19 @@ class Flow:
             return
         if side.sum.follow(named):
             self._exchange = self._exchange_of_all()
-            self._gate.trained = sum(one.numel() for _, one in self._trained)
+            self._gate.trained = sum(parameter.numel() for _, parameter in self._trained)
             if self._periods.engine is not None:
                 self._periods.engine.exchange = self._exchange
         is_audit = self._part is not None and self._part.is_audit
         side.sum.begin((self.world_size - 1 if self.rank else 1) if is_audit else None)
 
     def _reach(self, done: float) -> None:
-        """Where this worker is slowed down, wait until this part of the gradient would have been made."""
+        """Wait, on an emulated slower worker, until it would have computed the fraction ``done`` of the gradient."""
         if self._periods.pace.waits:
             self._periods.pace.reach(FORWARD + (1 - FORWARD) * done)
 
     def _note_computed(self) -> None:
-        """This worker has computed: what comes until the sum is the wait for the others."""
+        """Mark the end of this worker's computation: what follows until the sum is waiting for others."""
         self._periods.pace.reach(1.0)
         self._waited_s = self._gate.waited_s + self._whole.waited_s
         if self._periods.engine is not None:
@@ -659,12 +665,12 @@ class Flow:
 
     def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
         held = [side for side in sides if side.sum is not None and side.sum.is_pending]
-        part, own = self._part if len(held) == len(sides) else self._take_part(), 0.0
+        part, own_weight = self._part if len(held) == len(sides) else self._take_part(), 0.0
         if part is not None and self._is_joint:
             self._own = self._counts(part, None, weight)
             self._gate.begin("summed gradients", self._newest, self._own)
-            own = self._weigh()
-        self._sum_sides(sides, own, part, held)
+            own_weight = self._weigh()
+        self._sum_sides(sides, own_weight, part, held)
 
     def _end_sum(self) -> None:
         """Count a step whose gradients are summed."""
@@ -672,14 +678,18 @@ class Flow:
             self._sides[0].backwards = 0
             if self._plan.spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-                gradients = [one.grad.detach().reshape(-1).float() for _, one in self._trained if one.grad is not None]
+                gradients = [
+                    parameter.grad.detach().reshape(-1).float()
+                    for _, parameter in self._trained
+                    if parameter.grad is not None
+                ]
                 self._energy = sum(map(energy, gradients)) / scale**2
         elif any(self._taken) or len(self._stepped) == len(self._sides):  # else one more loss of the same step
             self._gate.step += 1
             self._end_step()
 
     def _take_part(self) -> Part | None:
-        """Return the part of the batch that is computed; None: this worker is alone, and was given none."""
+        """Return this worker's part of the batch that the loss is of; None for a single worker without a batch."""
         self._part = self._waiting.popleft() if self._waiting else self._newest
         if self._part is None and self.world_size > 1:
             raise BadInput(
@@ -689,7 +699,7 @@ class Flow:
         return self._part
 
     def _note_loss(self, loss: Tensor, weight: float) -> None:
-        """Add a loss as a sum over samples: over those of all workers it is the batch's loss times its samples."""
+        """Add a loss, weighted by its batch's samples, to the step's sum."""
         self._is_within = True
         part, weight = self._part, self._loss_weight(weight)
         if weight and part is not None:
@@ -697,16 +707,16 @@ class Flow:
             self._loss_sum.add_(loss.detach(), alpha=weight * part.batch / scale)
 
     def _loss_weight(self, weight: float) -> float:
-        """Return what this worker's loss counts in the batch's: in an audit the leader's is of the whole batch."""
+        """Return the weight of this worker's loss in the batch's: in an audit 1 for the leader and 0 for others."""
         return float(self.rank == 0) if self._part is not None and self._part.is_audit else weight
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
-        """Sum whatever the script did not exchange by now: it would be lost to the others.
+        """Sum gradients that the script has not exchanged yet, before an optimizer steps; compare replicas at times.
 
         Raises:
             BadInput: the optimizer is in no session: it would step by the gradient of this worker's samples alone.
         """
-        side = next((one for one in self._sides if one.optimizer is optimizer), None)
+        side = next((candidate for candidate in self._sides if candidate.optimizer is optimizer), None)
         if side is None:
             self._before_inner_step(optimizer)
             return None
@@ -724,16 +734,16 @@ class Flow:
         return None
 
     def _before_inner_step(self, optimizer: Optimizer) -> None:
-        """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
+        """Sum gradients ahead of an optimizer inside one of the session's (SAM's) that steps on its own."""
         if self._stepping is not None:
             return
         stepped = set(map(id, parameters_of(optimizer)))
         for side in self._sides:
-            own = set(map(id, parameters_of(side.optimizer)))
-            if own & stepped:
+            parameters = set(map(id, parameters_of(side.optimizer)))
+            if parameters & stepped:
                 self._begin_step(side)
                 self._stepped.add(id(side.optimizer))
-            stepped -= own
+            stepped -= parameters
         if self.world_size > 1 and stepped:
             raise BadInput(
                 f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
@@ -743,7 +753,7 @@ class Flow:
             )
 
     def _begin_step(self, side: Side) -> None:
-        """Let an optimizer step by the gradient of all workers."""
+        """Give an optimizer the gradient of all workers to step by."""
         side.backwards, self._is_within = 0, False
         is_held = side.sum is not None and side.sum.is_pending
         if not side.is_summed or is_held:
@@ -751,7 +761,7 @@ class Flow:
         side.is_summed = False
 
     def _together(self, side: Side, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
+        """Return a closure for an optimizer (LBFGS) that computes the loss and gradient of all workers."""
 
         def together(*arguments: Any, **options: Any) -> Any:
             before, side.is_summed = side.is_summed, False

@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class GradientSum:
-    """Replaces ``parameter.grad`` by the sum over all workers.
+    """The sum of ``parameter.grad`` over all workers, left in its place.
 
     A parameter that no worker used in a step is left without a gradient, as in the script. One whose gradient is sparse
     gets a sparse one. A gradient that is there before a backward pass counts as it is: this worker's own, where it
@@ -77,8 +77,11 @@ class GradientSum:
     def _take(self, named: Named) -> None:
         self.parameters = [parameter for _, parameter in named]
         self.close()
-        reals = [torch.view_as_real(one.detach()) if one.is_complex() else one.detach() for one in self.parameters]
-        is_wide = any(torch.finfo(one.dtype).bits > 32 for one in self.parameters)
+        reals = [
+            torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+            for parameter in self.parameters
+        ]
+        is_wide = any(torch.finfo(parameter.dtype).bits > 32 for parameter in self.parameters)
         device = reals[0].device if reals else torch.device("cpu")
         # One number for each parameter travels ahead, and one of all; views of complex numbers begin at an even place.
         self._ahead = -(-(len(reals) + 1) // 2) * 2
@@ -88,8 +91,8 @@ class GradientSum:
         self._marks, self._flat = marks[: len(reals) + 1], self._whole[self._ahead :]
         views = [part.view(real.shape) for part, real in zip(parts, reals, strict=True)]
         self._views = [
-            torch.view_as_complex(view) if one.is_complex() else view
-            for view, one in zip(views, self.parameters, strict=True)
+            torch.view_as_complex(view) if parameter.is_complex() else view
+            for view, parameter in zip(views, self.parameters, strict=True)
         ]
         self._before: list[Tensor | None] = [None] * len(reals)
         self._used, self._sparse = [False] * len(reals), [False] * len(reals)
@@ -106,18 +109,18 @@ class GradientSum:
         self.room = len(self._whole) if fits and exchange.is_dense and device.type == "cpu" else 0
 
     def close(self) -> None:
-        """Look at no backward pass any more."""
+        """Remove the hooks from backward passes."""
         if self._buckets is not None:
             self._buckets.close()
         self._buckets = None
 
     def follow(self, named: Named) -> bool:
-        """Train these parameters from here on; return whether they are others than before.
+        """Set the parameters that are trained from here on; return whether they differ from before.
 
         Raises:
             RunFailed: they are, and compression keeps a residual of those of before.
         """
-        new = [one for _, one in named]
+        new = [parameter for _, parameter in named]
         if len(new) == len(self.parameters) and all(map(operator.is_, new, self.parameters)):
             return False
         if not self.exchange.is_dense:
@@ -130,55 +133,57 @@ class GradientSum:
         return True
 
     def begin(self, sharers: int | None = None) -> None:
-        """Take what is in ``.grad`` out of the way of a backward pass.
+        """Set aside the gradients in ``.grad`` ahead of a backward pass.
 
         Args:
             sharers: workers whose gradients are added up, if not all: in an audit.
         """
         self._sharers = sharers or self._world_size
-        self._before = [one.grad for one in self.parameters]
-        has_any = any(one is not None for one in self._before)
+        self._before = [parameter.grad for parameter in self.parameters]
+        has_any = any(gradient is not None for gradient in self._before)
         self.is_pending = self.is_pending and has_any
         for parameter in self.parameters if has_any else ():
             parameter.grad = None
 
     @property
     def is_clear(self) -> bool:
-        """Whether there was nothing in ``.grad`` before the backward pass."""
+        """Return whether ``.grad`` was empty before the backward pass."""
         return self._before.count(None) == len(self._before)
 
     @property
     def is_made(self) -> bool:
-        """Whether the backward pass made a gradient of these parameters."""
-        return any(one.grad is not None for one in self.parameters)
+        """Return whether the backward pass made a gradient of any of these parameters."""
+        return any(parameter.grad is not None for parameter in self.parameters)
 
     def put_back(self) -> None:
-        """Leave in ``.grad`` what `begin` took away: the backward pass was not of these parameters."""
+        """Put the gradients that `begin` set aside back into ``.grad``, after a backward pass of other parameters."""
         for parameter, gradient in zip(self.parameters, self._before, strict=True):
             parameter.grad = gradient
 
     def hold(self, weight: float) -> None:
-        """Weight what the backward pass left in ``.grad``, and add what was there before: summed by a later `sum`."""
+        """Multiply the gradient in ``.grad`` by ``weight`` and add what `begin` set aside; a later `sum` sums it."""
         for index, parameter in enumerate(self.parameters):
             parameter.grad = self._own(index, weight)
         self.is_pending = True
 
     def _own(self, index: int, weight: float) -> Tensor | None:
-        """Return what this worker adds to the gradient of a parameter; None: nothing."""
+        """Return this worker's summand of a parameter's gradient; None if it has none."""
         gradient, before = self.parameters[index].grad, self._before[index]
-        own = None if gradient is None or not weight else gradient.detach() * weight
+        summand = None if gradient is None or not weight else gradient.detach() * weight
         if before is None:
-            return own
+            return summand
         before = before if self.is_pending else before / self._sharers
-        if own is None:
+        if summand is None:
             return before.clone()
-        return before + own if before.layout == torch.strided else own + before  # as torch adds sparse ones
+        return before + summand if before.layout == torch.strided else summand + before  # as torch adds sparse ones
 
     def _put(self, weight: float, first: int = 0, last: int | None = None) -> None:
-        """Write this worker's weighted gradients of some parameters to their places."""
+        """Copy this worker's weighted gradients of parameters ``first`` to ``last`` into the flat buffer."""
         last = len(self.parameters) if last is None else last
-        gradients, views = [one.grad for one in self.parameters[first:last]], self._views[first:last]
-        dense = [one.detach() for one in gradients if one is not None and one.layout == torch.strided]
+        gradients, views = [parameter.grad for parameter in self.parameters[first:last]], self._views[first:last]
+        dense = [
+            gradient.detach() for gradient in gradients if gradient is not None and gradient.layout == torch.strided
+        ]
         before = self._before[first:last]
         if weight and len(dense) == len(views) and before.count(None) == len(views):
             torch._foreach_copy_(views, dense)
@@ -187,14 +192,14 @@ class GradientSum:
             self._used[first:last] = [True] * len(views)
             return
         for index, (view, gradient) in enumerate(zip(views, gradients, strict=True), start=first):
-            own = self._own(index, weight)
-            self._used[index] = own is not None
-            kinds = [one.layout != torch.strided for one in (gradient, self._before[index]) if one is not None]
+            summand = self._own(index, weight)
+            self._used[index] = summand is not None
+            kinds = [tensor.layout != torch.strided for tensor in (gradient, self._before[index]) if tensor is not None]
             self._sparse[index] = all(kinds) if kinds else self._sparse[index]
-            view.copy_(own.to_dense() if own is not None else torch.zeros(()))
+            view.copy_(summand.to_dense() if summand is not None else torch.zeros(()))
 
     def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
-        """Send what the backward pass that comes makes as soon as it is made, where that can be.
+        """Prepare to sum the gradient bucket by bucket during the coming backward pass, where buckets can be used.
 
         A part that was sent cannot be taken back: where a gradient is made twice, all workers sum anew.
 
@@ -207,7 +212,7 @@ class GradientSum:
             self._buckets.arm()
 
     def _take_part(self, part: Part) -> None:
-        """Put a part of the gradient to its place and send it; the last one waits for the numbers ahead of it."""
+        """Copy a bucket of the gradient into the flat buffer and start its all-reduce; the last waits for the marks."""
         if self._buckets is not None and self._buckets.is_armed:
             self._reach(part.done)
         self._put(self._weigh(), part.members.start, part.members.stop)
@@ -216,7 +221,7 @@ class GradientSum:
             self._sent.append(dist.all_reduce(sent, async_op=True))
 
     def sum(self, weight: float, scaler: GradScaler | None = None, *, look_at: Sequence[float] = ()) -> None:
-        """Sum over all workers what is pending, and what the backward pass left in ``.grad`` times ``weight``.
+        """Sum the held gradients and that in ``.grad`` times ``weight`` over all workers; leave the sum in ``.grad``.
 
         Args:
             weight: of this worker.
@@ -239,7 +244,7 @@ class GradientSum:
         self._give()
 
     def _sum_in_buckets(self, buckets: Buckets, weight: float) -> None:
-        """Wait for the parts that are on their way; where a gradient was made twice on some worker, sum all anew."""
+        """Wait for the all-reduces of buckets; where a worker made a gradient twice, sum all of it again."""
         buckets.finish()
         self._mark(spoilt=buckets.is_repeated)
         self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
@@ -285,7 +290,7 @@ class GradientSum:
         load.copy_(self._whole)
 
     def unpack(self, load: Tensor, weights: float, sync_s: float) -> None:
-        """Take the sum of what all workers have packed, which `sum` leaves in ``.grad``.
+        """Take the sum of the gradients that all workers packed, which `sum` leaves in ``.grad``.
 
         Args:
             load: [room] of the message.
@@ -297,7 +302,7 @@ class GradientSum:
         self.stats, self.has_arrived = self._sent_dense(sync_s), True
 
     def audit(self, weight: float, *, is_leader: bool, draws: bool) -> Found:
-        """Take the leader's gradient, which is of the whole batch; return how far the sum of the others' is from it.
+        """Take the leader's gradient of the whole batch; return its distance from the sum of the other workers' parts.
 
         Args:
             weight: of this worker's gradient.
@@ -306,21 +311,21 @@ class GradientSum:
         """
         self._put(weight)
         self._mark(spoilt=draws)
-        own = self._whole.cpu()
-        parts = own.clone()
+        gradient = self._whole.cpu()
+        parts = gradient.clone()
         if is_leader:
             parts[self._ahead :] = 0
         dist.all_reduce(parts)
-        dist.broadcast(own, 0)
-        self._whole.copy_(own)
+        dist.broadcast(gradient, 0)
+        self._whole.copy_(gradient)
         self._marks.copy_(parts[: len(self._marks)])
         self.stats, self.was_hidden = self._sent_dense(), False
-        drawn, flat = bool(self._marks[-1]), own[self._ahead :].double()
+        drawn, flat = bool(self._marks[-1]), gradient[self._ahead :].double()
         self._give()
         return Found.of(flat - parts[self._ahead :], float(flat.norm()), draws=drawn, before=self._audits)
 
     def _give(self) -> None:
-        """Leave the sum in ``.grad``."""
+        """Write the summed gradient to ``.grad``."""
         marks = self._marks.tolist()
         for parameter, view, used, sparse in zip(self.parameters, self._views, marks, self._sparse, strict=False):
             gradient = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
@@ -329,7 +334,7 @@ class GradientSum:
 
 
 def _sparse(dense: Tensor) -> Tensor:
-    """Return the rows of a gradient that are not zero, as a sparse one."""
+    """Return the rows of a dense gradient that are not zero, as a sparse tensor."""
     rows = dense.reshape(len(dense), -1).ne(0).any(1).nonzero()[:, 0]
     return torch.sparse_coo_tensor(rows[None], dense[rows], dense.shape, is_coalesced=True, check_invariants=False)
 
@@ -352,7 +357,7 @@ def named_parameters(
 
 
 def check_parameters(named: Named) -> torch.device:
-    """Return the device of an optimizer's parameters, and refuse what cannot be trained by several workers.
+    """Return the device of an optimizer's parameters; refuse dtypes and devices that cannot be trained.
 
     Raises:
         BadInput: there are none, or they are not single or double precision, or on several devices.

@@ -28,7 +28,7 @@ _PLAIN = "a script that uses DistributedDataParallel needs no session: launch it
 
 
 def inspect_model(model: object, world_size: int) -> None:
-    """Refuse a model that cannot be trained, or that something else already trains on several workers.
+    """Raise an error for a model that cannot be trained, or that something else already trains on several workers.
 
     Args:
         model: as the script gave it.
@@ -60,7 +60,7 @@ def inspect_model(model: object, world_size: int) -> None:
 
 
 def inspect_wrappers(model: nn.Module) -> None:
-    """Refuse a wrapper that was put around the model since the session began; looked for as batches are shared out.
+    """Raise an error for a data-parallel wrapper that was put around the model since the session began.
 
     Raises:
         BadInput: there is one.
@@ -76,7 +76,7 @@ def inspect_wrappers(model: nn.Module) -> None:
 
 
 def inspect_optimizers(optimizers: Sequence[object]) -> None:
-    """Refuse what is no plain optimizer (a wrapper decides itself when to step, or where gradients come from).
+    """Raise an error for an optimizer that is a wrapper: it decides itself when to step or sums gradients.
 
     Args:
         optimizers: as the script gave them.
@@ -101,7 +101,7 @@ def inspect_optimizers(optimizers: Sequence[object]) -> None:
 
 
 def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
-    """Return a loader; refuse one of which every worker would see other batches than its script means.
+    """Return a training loader; raise an error for one whose batches would differ between workers.
 
     Raises:
         BadInput: with what to give instead.
@@ -130,12 +130,12 @@ def inspect_loader(loader: object, world_size: int) -> DataLoader[Any]:
 
 
 def _is_a(thing: object, name: str) -> bool:
-    """Return whether a thing is of a class by its name, whose module need not be loaded."""
+    """Return whether an object is of a class by its name, whose module need not be imported."""
     return any(kind.__name__ == name for kind in type(thing).__mro__)
 
 
 def take_parameters(tensors: Iterable[Tensor]) -> None:
-    """Take rank 0's values of parameters and buffers."""
+    """Copy rank 0's values of parameters and buffers to all workers."""
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         staged = real.cpu().contiguous()
@@ -148,7 +148,7 @@ Mark: TypeAlias = tuple[str, float, float]
 
 
 def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer | None = None) -> list[Mark]:
-    """Return checksums of parameters, their gradients, and an optimizer's state, and the optimizer's options.
+    """Return checksums of parameters, gradients and optimizer state, with the optimizer's options.
 
     Args:
         named: the parameters.
@@ -167,7 +167,7 @@ def replica_marks(named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimize
 
 
 def check_replicas(marks: Sequence[Mark], step: int, world_size: int) -> None:
-    """Compare numbers with those of the other workers, which have as many.
+    """Compare checksums of replicas with those of the other workers.
 
     Args:
         marks: see `replica_marks`.

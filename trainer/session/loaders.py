@@ -37,7 +37,7 @@ MOST_DRAWN = 1000
 def _part_of(
     table: ShareTable, rank: int, window: int, epoch: int, steps: int, size: int, number: int, mark: int, last: bool
 ) -> Part:
-    """Return a worker's part of a batch.
+    """Return a worker's part of a batch by its number in the epoch.
 
     Args:
         table: of shares.
@@ -54,7 +54,7 @@ def _part_of(
 
 
 class Slices:
-    """A batch sampler of a worker's slices.
+    """A batch sampler of a worker's slices of an epoch's batches.
 
     Args:
         begin: returns the slices of one more epoch.
@@ -68,7 +68,7 @@ class Slices:
 
 
 class SessionLoader:
-    """A script's loader, as seen by a worker; what is asked of it besides is answered by the script's own.
+    """A script's loader cut to a worker's slices; other attributes are those of the script's loader.
 
     Args:
         loader: the script's.
@@ -95,8 +95,10 @@ class SessionLoader:
                 hint="give the DataLoader a batch_size or a batch_sampler",
             )
         samplers = (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler, loader)
-        found = {id(made): made for made in (getattr(sampler, "generator", None) for sampler in samplers)}
-        self._generators = [made for made in found.values() if isinstance(made, torch.Generator)]
+        generators = {
+            id(generator): generator for generator in (getattr(sampler, "generator", None) for sampler in samplers)
+        }
+        self._generators = [generator for generator in generators.values() if isinstance(generator, torch.Generator)]
         self.epoch, self.batches, self.is_within = -1, 0, False
         self.table: ShareTable | None = None
         self._entries: Any = None  # of a table that a checkpoint kept
@@ -117,23 +119,23 @@ class SessionLoader:
 
     @property
     def drawn(self) -> Place:
-        """The next batch that this worker has not drawn; reader processes of a stream do not tell."""
+        """The next batch to draw, as epoch and number; of a stream with reader processes, the next epoch's start."""
         is_hidden = self._is_stream and self._loader.num_workers > 0
         return self._drawn_epoch + is_hidden, 0 if is_hidden else self._drawn
 
     @property
     def passes(self) -> float:
-        """Return the passes over the data, as far as the script was given batches; of a stream whole ones."""
+        """The passes over the data, as far as the script was given batches; of a stream whole ones."""
         length = operator.length_hint(self._loader) or float("inf")
         return max(0.0, self.epoch + (self.batches / length if self.is_within else 1.0))
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; of this worker alone."""
+        """Return the loader's position and random state for a checkpoint; of this worker alone."""
         place = {"epoch": self.epoch, "batches": self.batches, "is_within": self.is_within, "step": self._step}
         return {**place, "start": self._start, "table": None if self.table is None else self.table.state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a position that `state` returned."""
         self.epoch, self.batches, self.is_within = state["epoch"], state["batches"], state["is_within"]
         self._step, self._start, self._entries = state["step"], dict(state["start"]), state["table"]
         self._skip = self.batches if self.is_within else 0
@@ -144,8 +146,8 @@ class SessionLoader:
         loader, sliced = self._loader, copy.copy(self._loader)
         if self._is_stream:
             self._stream = SlicedStream(loader.dataset, loader.batch_size or 1, loader.collate_fn, loader.drop_last)
-            own = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": tuple}
-            vars(sliced).update(own, drop_last=False)
+            attributes = {"dataset": self._stream, "batch_size": None, "batch_sampler": None, "collate_fn": tuple}
+            vars(sliced).update(attributes, drop_last=False)
         else:
             given, rank = loader.generator, self._flow.rank  # each worker's own, where the script gives one
             generator = (
@@ -155,10 +157,13 @@ class SessionLoader:
         return sliced
 
     def _random_now(self) -> dict[str, Any]:
-        return {"random": States.now().vector(), "generators": [one.get_state() for one in self._generators]}
+        return {
+            "random": States.now().vector(),
+            "generators": [generator.get_state() for generator in self._generators],
+        }
 
     def _begin_drawing(self, start: dict[str, Any] | None = None) -> None:
-        """Note the random numbers that an epoch is drawn with, or go back to those that it was drawn with."""
+        """Record the random state that an epoch is drawn with, or restore the one that it was drawn with."""
         if self._skip:
             for generator, state in zip(self._generators, self._start["generators"], strict=False):
                 generator.set_state(state)
@@ -170,12 +175,12 @@ class SessionLoader:
             self._common = CommonNumbers(States.of(self._start["random"]), self._flow.world_size)
 
     def _alike(self) -> AbstractContextManager[None]:
-        """Draw inside what all workers draw alike; alone, nothing but what is passed over is drawn again."""
+        """Return a context in which all workers draw the same random numbers; alone, only of skipped batches."""
         keep, self._is_first = self._is_first and self._flow.rank == 0, False
         return nullcontext() if self._is_alone and not self._skip else self._common.drawn(keep=keep)
 
     def _cut_of(self, size: int) -> Callable[..., Part]:
-        """Return how the epoch is cut, whose first batch has so many samples if the loader declares none."""
+        """Return the function that cuts an epoch's batches into parts; ``size`` is used if the loader declares none."""
         flow, loader = self._flow, self._loader
         if self.table is None:
             declared: Any = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -187,7 +192,7 @@ class SessionLoader:
         return self._cut
 
     def _slices(self) -> Iterator[Any]:
-        """Return the indices of this worker's samples of each batch of an epoch that is not passed over."""
+        """Return the indices of this worker's samples in each batch of an epoch, without skipped batches."""
         if not self._is_alone or self._skip:
             return self._cut_slices(chain.from_iterable([self._loader.batch_sampler or ()]))
         # At once: a loader with reader processes begins twice, and a sampler may draw the order as it begins.
@@ -209,7 +214,7 @@ class SessionLoader:
             yield list(own_items(batch, part))
 
     def _all_batches(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-        """Yield the batches of an epoch, and whether each is the last."""
+        """Yield each batch of an epoch, and whether it is the last."""
         if self._is_alone and not self._skip:
             yield from ((batch, False) for batch in batches)  # each as it is asked for, as without a session
             return
@@ -254,7 +259,7 @@ class SessionLoader:
         flow.end_data()
 
     def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Part, Any]]:
-        """Yield this worker's part of each batch that is not passed over, and the batch."""
+        """Yield this worker's part of each batch, and the batch, without skipped batches."""
         if self._is_sliced:
             yield from ((self._parts.popleft(), batch) for batch in batches)
             return
@@ -288,7 +293,7 @@ def _as_bytes(numbers: Mapping[str, Any]) -> list[bytes]:
 
 
 class SlicedStream(IterableDataset[Any]):
-    """This worker's slices of a stream, collated, each behind its `Part`.
+    """A stream cut to this worker's slices, collated, each behind its `Part`.
 
     Args:
         samples: of the script.
@@ -319,7 +324,7 @@ class SlicedStream(IterableDataset[Any]):
 
 
 class Splits:
-    """A worker's rows of batches that a script draws itself; as of `SessionLoader`.
+    """The worker's rows of batches that a script draws itself; the counterpart of `SessionLoader`.
 
     Args:
         flow: the session.
@@ -334,15 +339,15 @@ class Splits:
         self._entries: Any = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the script draws the batches, by its own random numbers."""
+        """Return the number of drawn batches for a checkpoint; the script draws them by its own random numbers."""
         return {"drawn": self.drawn[1], "table": None if self.table is None else self.table.state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a position that `state` returned."""
         self.drawn, self._entries = (0, state["drawn"]), state["table"]
 
     def take(self, size: int) -> tuple[Part, slice]:
-        """Return this worker's part of the next batch, and its place in it."""
+        """Return this worker's part of the next batch of ``size`` samples, and its rows in it."""
         if self.table is None:
             self.table = self._flow.share_out(self, size, self._entries, varies=False)
         (_, number), self.drawn = self.drawn, (0, self.drawn[1] + 1)

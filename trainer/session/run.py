@@ -58,7 +58,7 @@ Extra = Mapping[str, Any]
 
 
 class Session(Flow):
-    """One worker's side of a run; made by `session`.
+    """A worker's side of a distributed training run; made by `session`.
 
     Attributes:
         rank: of this worker.
@@ -68,12 +68,12 @@ class Session(Flow):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0, which prints and saves."""
+        """Return whether this is rank 0, which prints and saves."""
         return self.rank == 0
 
     @property
     def outputs(self) -> Path:
-        """Folder for the script's own files (pictures, tables, a tokenizer), which the leader writes.
+        """The folder for the script's own files (pictures, tables, a tokenizer), which the leader writes.
 
         They come back from wherever the script is launched: it is that of the run, also named by ``HETOPT_OUTPUT``.
         Without a launch it is ``outputs`` in the session's folder, or in the present one.
@@ -84,7 +84,7 @@ class Session(Flow):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model is the average of all workers' inside, to evaluate or save it in the middle of an epoch.
+        """Set the model to the average of all workers' inside, to evaluate or save it in the middle of an epoch.
 
         All workers must enter together. Between epochs it is so anyway, and without ``sync`` always.
         """
@@ -94,7 +94,7 @@ class Session(Flow):
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
-        """The mean of a figure over all workers, weighted by samples; for logging.
+        """Return the mean of a figure over all workers, weighted by samples; for logging.
 
         Args:
             value: of this worker's samples.
@@ -110,7 +110,7 @@ class Session(Flow):
         step: int | None = None,
         samples: int | None = None,
     ) -> dict[str, float]:
-        """The means of figures over all workers (see `mean`), which the leader gives to an experiment tracker.
+        """Return the means of figures over all workers (see `mean`); the leader gives them to an experiment tracker.
 
             run.log({"loss": loss}, to=wandb.log)
 
@@ -128,12 +128,12 @@ class Session(Flow):
             RunFailed: the workers' figures have other names.
         """
         mark = zlib.crc32(", ".join(figures).encode())
-        means = self._means([_figure(one) for one in figures.values()], samples, mark)
-        told = dict(zip(figures, means, strict=True))
+        means = self._means([_figure(figure) for figure in figures.values()], samples, mark)
+        averages = dict(zip(figures, means, strict=True))
         if to is not None and self.is_leader:
             done = 0 if self._periods.engine is None else self._periods.engine.step
-            to(told, done if step is None else step)
-        return told
+            to(averages, done if step is None else step)
+        return averages
 
     def _means(self, values: Sequence[float], samples: int | None, mark: int = 0) -> list[float]:
         part, means = self._newest, list[float]()
@@ -141,15 +141,15 @@ class Session(Flow):
         if part is not None and part.is_audit and self.rank:  # the leader's figure is of the whole batch
             weight = 0.0
         # A worker without samples may have computed anything of none.
-        own = [one * weight if weight else 0.0 for one in values]
-        for first in range(0, len(own), MOST_TOLD - 1):
-            some = own[first : first + MOST_TOLD - 1]
+        weighted = [value * weight if weight else 0.0 for value in values]
+        for first in range(0, len(weighted), MOST_TOLD - 1):
+            some = weighted[first : first + MOST_TOLD - 1]
             weights, *totals = self._gate.take("called run.mean", part, [weight, *some], mark=mark)
             means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
         return means
 
     def total(self, value: Tensor | float) -> float:
-        """The sum of a count over all workers, to divide a sum by: of tokens, boxes or whatever a batch has many of.
+        """Return the sum of a count over all workers, to divide a sum of losses by: tokens, boxes and the like.
 
             items = run.total(sum(int((labels != -100).sum()) for _, labels in window))
             for inputs, labels in window:
@@ -163,7 +163,7 @@ class Session(Flow):
         return self._gate.take("called run.total", part, [_figure(value) if counts else 0.0])[0]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all workers in the order of the whole batch: features for a loss that depends on all of them.
+        """Return the rows of all workers in the order of the whole batch, for a loss that depends on all of them.
 
             image, text = run.gather(image_encoder(images)), run.gather(text_encoder(texts))
             run.backward(contrastive_loss(image, text))
@@ -189,7 +189,7 @@ class Session(Flow):
         return self._whole.rows(rows, part)
 
     def checkpoint(self, extra: Extra = MappingProxyType({})) -> None:
-        """Save all that training goes on from after an interruption, between two steps; all workers call it alike.
+        """Save a checkpoint that training resumes from, between two steps; all workers call it alike.
 
         Training waits for a copy alone. The newest checkpoint that is whole counts: in ``folder/checkpoint``.
 
@@ -249,11 +249,11 @@ class Session(Flow):
             "buffers": {name: buffer.detach() for name, buffer in self._model.named_buffers()},
             "sources": [source.state() for source in self._sources],
         }
-        own = replace(RankState.now(memory, self.device), script=script)
-        saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
+        rank_state = replace(RankState.now(memory, self.device), script=script)
+        saver.begin(shared, rank_state, digest=shared.digest, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
-        """Go on from the newest checkpoint in the session's folder, if there is one; just before the loop, by all.
+        """Resume from the newest checkpoint in the session's folder, if any; all workers call it just before the loop.
 
             for epoch in range(run.resume({"schedule": schedule}), epochs):
                 for inputs, targets in loader:
@@ -280,32 +280,34 @@ class Session(Flow):
         check_extra(extra)
         self._extra = extra
         self._gate.take("called run.resume", self._newest)
-        found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
-        for torn, reason in found.torn:
+        newest = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
+        for torn, reason in newest.torn:
             self._periods.events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if found.step is None else found.step], self.world_size)[0][0])
+        step = int(gather_numbers([-1 if newest.step is None else newest.step], self.world_size)[0][0])
         if step < 0:
             return 0
         shared = folder.load_shared(step)
-        own = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
-        restore(self._model, self._sides, self._others, extra, shared, own, self.device)
+        rank_state = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
+        restore(self._model, self._sides, self._others, extra, shared, rank_state, self.device)
         for number, exchange in enumerate(self._exchanges):
             tail = f"#{number}"
-            exchange.load_state({key.removesuffix(tail): one for key, one in own.memory.items() if key.endswith(tail)})
+            exchange.load_state(
+                {key.removesuffix(tail): tensor for key, tensor in rank_state.memory.items() if key.endswith(tail)}
+            )
         self._periods.samples_seen, self._gate.step = shared.cursor["samples_seen"], shared.cursor["steps"]
-        self._restored, self._restored_sources = shared, (own.script or {})["sources"]
+        self._restored, self._restored_sources = shared, (rank_state.script or {})["sources"]
         self._resume_sources(0)
         first = self._restored_sources[0]
         return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else step)
 
     @property
     def _is_between_steps(self) -> bool:
-        """Whether all that the script was given is computed, and in the parameters."""
+        """Return whether all given batches are computed, and applied to the parameters."""
         is_pending = any(side.sum is not None and side.sum.is_pending for side in self._sides)
         return not (self._is_within or is_pending or self._waiting)
 
     def _save_before_end(self) -> None:
-        """Save what training goes on from; a script that asks for batches ahead ends without."""
+        """Save a checkpoint before the run stops; not if the script has asked for batches ahead."""
         if self._extra is not None and self._is_between_steps:
             if self._random is not None and isinstance(self._sources[-1], Splits):
                 self._random.use()  # the script has drawn a batch that it will not compute
@@ -313,11 +315,11 @@ class Session(Flow):
 
     @property
     def _exchanges(self) -> list[Exchange]:
-        made = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
-        return list(filter(None, made))
+        exchanges = (side.sum.exchange.exchange for side in self._sides if side.sum is not None)
+        return list(filter(None, exchanges))
 
     def _check_recoverable(self, what: str) -> Path:
-        """Return the folder to save to.
+        """Return the folder to save checkpoints to.
 
         Raises:
             BadInput: there is none, or workers train for themselves.
@@ -331,7 +333,7 @@ class Session(Flow):
         return self._folder
 
     def close(self) -> None:
-        """Leave the other workers; the end of the ``with`` block.
+        """Leave the worker group at the end of the ``with`` block.
 
         Raises:
             RunFailed: the workers' models differ.
@@ -366,7 +368,7 @@ class Session(Flow):
             self._part_from_others()
 
     def _leave_model(self, *, stopped: bool) -> None:
-        """Where hetopt launched the script, its model is found as that of a task is."""
+        """Write the trained model into the run's folder, as a task's run does, where hetopt launched the script."""
         if (
             self.is_leader
             and self._folder is not None
@@ -413,32 +415,32 @@ class Session(Flow):
 
 
 def _figure(value: Tensor | float) -> float:
-    """Return a number; a loss may be given with its graph."""
+    """Return a number of a tensor or a float; a loss may have its graph."""
     return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def check_extra(extra: Extra) -> None:
-    """See that a script's other things can be saved and restored in place.
+    """Refuse an ``extra`` of a script that cannot be saved and restored in place.
 
     Raises:
         BadInput: one is a number, or another thing that nothing can be loaded into.
     """
-    for name, one in extra.items():
-        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+    for name, holder in extra.items():
+        if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
             raise BadInput(
-                f"`extra` has {name} of type {type(one).__name__}, which cannot be restored in place: it has no "
+                f"`extra` has {name} of type {type(holder).__name__}, which cannot be restored in place: it has no "
                 "state_dict and load_state_dict.",
                 hint="keep it in a small object that has both, as docs/your-own-code.md shows for a best value",
             )
 
 
 def script_state(others: Sequence[nn.Parameter], extra: Extra) -> dict[str, Any]:
-    """Return what all workers share of a script besides its model and optimizer.
+    """Return the checkpoint state that all workers share, besides model and optimizer.
 
     Raises:
         BadInput: it is made of other things than tensors and plain values.
     """
-    states = {name: one.state_dict() for name, one in extra.items()}
+    states = {name: holder.state_dict() for name, holder in extra.items()}
     for name, state in states.items():
         strange = next((leaf for leaf in tree_leaves(state) if not isinstance(leaf, _PLAIN)), None)
         if strange is not None:
@@ -447,7 +449,7 @@ def script_state(others: Sequence[nn.Parameter], extra: Extra) -> dict[str, Any]
                 "plain values.",
                 hint="leave it out of `extra`, or give its state_dict numbers, texts, lists and tensors",
             )
-    return {"extra": states, "others": [one.detach() for one in others]}
+    return {"extra": states, "others": [parameter.detach() for parameter in others]}
 
 
 def restore(
@@ -456,15 +458,15 @@ def restore(
     others: Sequence[nn.Parameter],
     extra: Extra,
     shared: SharedState,
-    own: RankState,
+    rank_state: RankState,
     device: torch.device,
 ) -> None:
-    """Give a script what it had when the states were taken.
+    """Restore a script's model, optimizers, ``extra`` and random state from a checkpoint.
 
     Raises:
         BadInput: they are another script's.
     """
-    kept, script = shared.script or {}, own.script or {}
+    kept, script = shared.script or {}, rank_state.script or {}
     if set(kept["extra"]) != set(extra):
         saved, given = (", ".join(sorted(names)) or "nothing" for names in (kept["extra"], extra))
         raise BadInput(
@@ -475,8 +477,8 @@ def restore(
         model.load_state_dict(dict(shared.model))
         for number, side in enumerate(sides):
             side.optimizer.load_state_dict(shared.optimizer[str(number)])
-        for name, one in extra.items():
-            one.load_state_dict(kept["extra"][name])
+        for name, holder in extra.items():
+            holder.load_state_dict(kept["extra"][name])
         with torch.no_grad():
             for parameter, value in zip(others, kept["others"], strict=True):
                 parameter.copy_(value)
@@ -487,5 +489,5 @@ def restore(
             f"The checkpoint of step {shared.step} does not fit the script's model, optimizer or `extra`.",
             hint="resume the script that it was saved by, or begin anew in another folder",
         ) from None
-    own.restore_generators(device)
+    rank_state.restore_generators(device)
     States.of(script["random"]).use()

@@ -53,15 +53,17 @@ _GOODBYE_S = 5.0
 
 
 class Disagreement(RunFailed):
-    """The workers are at different points of the script, as all of them know now."""
+    """The error of workers that are at different points of the script; all of them raise it."""
 
 
 class WorkerFailed(Disagreement, OthersFailed):
-    """A worker ends with an error, as the others know from it."""
+    """The error that a worker raises when another has ended with an error."""
 
 
 class Turns(Guard):
-    """One worker's side. Alone, there is nobody to hear.
+    """The checks that all workers are at the same point of the script, and the numbers they sum at it.
+
+    A single worker checks nothing.
 
     Args:
         number: of the session in this process.
@@ -95,26 +97,26 @@ class Turns(Guard):
         self._words, self._numbers = torch.split(self._received, [sizes[0], sum(sizes[1:])], 1)
         self.loaded = self._sums[MOST_TOLD:]
 
-    def begin(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> None:
-        """Say what this worker is about to do; `finish` is before it does.
+    def begin(self, deed: Deed, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> None:
+        """Send the operation that this worker is about to do with the others; `finish` waits for theirs.
 
         Args:
             deed: what.
             part: of the batch that the script was given last.
-            told: numbers that are summed.
+            numbers: that are summed over the workers.
             mark: of what all workers have to do it with.
         """
         self.finish()
         if self._world_size == 1:
-            self._told = list(told)
+            self._told = list(numbers)
             return
-        place, own = ((0, 0), 0) if part is None else (part.place, part.mark)
+        place, mark_of_part = ((0, 0), 0) if part is None else (part.place, part.mark)
         step = self.step + (
             deed != "called optimizer.step()"
         )  # an optimizer steps by a gradient that was counted already
-        word = (self.number, DEEDS.index(deed), step, *place, own ^ mark, self.trained)
-        rest = [0.0] * (MOST_TOLD - len(told))
-        self._head.copy_(torch.tensor([*word, *told, *rest], dtype=torch.float64))
+        word = (self.number, DEEDS.index(deed), step, *place, mark_of_part ^ mark, self.trained)
+        rest = [0.0] * (MOST_TOLD - len(numbers))
+        self._head.copy_(torch.tensor([*word, *numbers, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
         with self.watch():
             # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
@@ -123,7 +125,7 @@ class Turns(Guard):
             )
 
     def finish(self) -> list[float]:
-        """Return the sums of what all workers told last.
+        """Return the sums of the numbers that all workers sent last.
 
         Raises:
             RunFailed: they are about to do something else, or one is gone; all of them raise it.
@@ -141,9 +143,9 @@ class Turns(Guard):
             self._told = self._sums[:MOST_TOLD].tolist()
         return self._told
 
-    def take(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> list[float]:
-        """Say it, wait for the others' word, and return the sums of what all workers told."""
-        self.begin(deed, part, told, mark=mark)
+    def take(self, deed: Deed, part: Part | None, numbers: Sequence[float] = (), *, mark: int = 0) -> list[float]:
+        """Send an operation, wait for the others', and return the sums of the numbers that all workers sent."""
+        self.begin(deed, part, numbers, mark=mark)
         return self.finish()
 
     def __exit__(
@@ -157,7 +159,7 @@ class Turns(Guard):
             ) from lost
 
     def fail(self, part: Part | None) -> None:
-        """Tell the others, if they listen, that this worker ends with an error."""
+        """Tell the other workers, if they listen, that this one ends with an error."""
         with suppress(RuntimeError, RunFailed):  # nobody listens: they learn of it as the connection breaks
             self.begin("ended with an error", part)
             if self._work is not None:
@@ -165,7 +167,7 @@ class Turns(Guard):
 
 
 def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
-    """Return who does something else than the others, in a sentence.
+    """Return the error that names the workers at another point of the script than the others.
 
     Args:
         words: of all workers, in rank order; not all alike.
@@ -181,14 +183,15 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
     usual = Counter(keys).most_common(1)[0][0]
     ended = [rank for rank, turn in enumerate(turns) if DEEDS[turn["deed"]].startswith("ended")]
     ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
-    one, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
-    if DEEDS[one["deed"]] == "ended with an error":
+    divergent, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
+    if DEEDS[divergent["deed"]] == "ended with an error":
         return WorkerFailed(
-            f"{workers(ones)} ended with an error at step {one['step']}.", hint=f"see what {workers(ones)} printed"
+            f"{workers(ones)} ended with an error at step {divergent['step']}.",
+            hint=f"see what {workers(ones)} printed",
         )
-    if any(turn["trained"] != one["trained"] for turn in turns) and not ended:
+    if any(turn["trained"] != divergent["trained"] for turn in turns) and not ended:
         return Disagreement(
-            f"{workers(ones)} trains other parameters than worker {other} at step {one['step']}.",
+            f"{workers(ones)} trains other parameters than worker {other} at step {divergent['step']}.",
             hint="change requires_grad on all workers at the same step",
         )
     if said(ones[0]) == said(other):

@@ -24,7 +24,7 @@ Weight: TypeAlias = "float | Tensor | Literal['sum']"
 
 
 class Counts(NamedTuple):
-    """What a worker's loss is of; added over the workers, what the batch's is.
+    """The samples, denominator and kind of a worker's loss; added over the workers, those of the batch's.
 
     Attributes:
         samples: of its part of the batch.
@@ -42,7 +42,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, samples: int, loss: Tensor | None, weight: Weight | None) -> Counts:
-        """Return them for a loss of some samples; without any, it counts nothing.
+        """Return the counts of a loss over ``samples`` samples; all zero without any.
 
         Args:
             samples: of this worker's part.
@@ -56,10 +56,10 @@ class Counts(NamedTuple):
             if weight != "sum":
                 raise BadInput(f"`weight` must be a number or 'sum', got {weight!r}.", hint="see run.backward")
             return cls(float(samples), 0.0, 1.0, 0.0, 1.0) if samples else cls()
-        found = cross_entropy_weight(loss) if weight is None and loss is not None else weight
-        if found is None or not samples:
+        denominator = cross_entropy_weight(loss) if weight is None and loss is not None else weight
+        if denominator is None or not samples:
             return cls(float(samples), 0.0, 1.0, 1.0, 0.0) if samples else cls()
-        number = float(found)
+        number = float(denominator)
         if not (math.isfinite(number) and number >= 0):
             raise BadInput(
                 f"`weight` must be a finite number of at least 0, got {number:g}.",
@@ -69,11 +69,11 @@ class Counts(NamedTuple):
 
     @property
     def own(self) -> float:
-        """Return what the gradient is multiplied by where all workers' losses are of one kind."""
+        """The factor of this worker's gradient where all workers' losses are of one kind."""
         return self.sums or (self.samples if self.means else self.denominator)
 
     def weight(self, whole: Counts) -> float:
-        """Return how much the worker's loss counts: the losses of all, so weighted, add up to that of the batch.
+        """Return the weight of this worker's loss: the losses of all, so weighted, add up to that of the batch.
 
         Args:
             whole: the sum of all workers'.
@@ -86,12 +86,12 @@ class Counts(NamedTuple):
                 "Some workers' losses are sums (weight='sum'), and others' are means.",
                 hint="call run.backward with the same kind of weight on all workers",
             )
-        own, total = (self.samples, whole.samples) if whole.means else (self.denominator, whole.denominator)
-        return self.sums if whole.sums else own / total if total else 0.0
+        part, total = (self.samples, whole.samples) if whole.means else (self.denominator, whole.denominator)
+        return self.sums if whole.sums else part / total if total else 0.0
 
     @property
     def total(self) -> float:
-        """Return what the sum of all workers' weighted gradients is divided by, of `own` weights of one kind."""
+        """The divisor of the sum of all workers' gradients that are weighted by `own`."""
         return 1.0 if self.sums else self.samples if self.means else self.denominator or 1.0
 
     @property

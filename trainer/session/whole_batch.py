@@ -28,7 +28,7 @@ from hetopt.trainer.script.batches import Part
 
 
 class WholeBatch:
-    """One worker's end, with connections of its own: gradients may travel meanwhile.
+    """The worker's access to rows of the whole batch, over connections that leave gradient exchange alone.
 
     Args:
         rank: this worker's.
@@ -51,14 +51,14 @@ class WholeBatch:
         self.waited_s = 0.0
 
     def open(self) -> None:
-        """Connect, once; all workers do."""
+        """Connect to the other workers, once; all of them call it."""
         if not self.groups:
             self.groups = [dist.new_group(backend="gloo")]
             if self._audits:
                 self.groups.append(dist.new_group(list(range(1, dist.get_world_size())), backend="gloo"))
 
     def close(self) -> None:
-        """Leave; BatchNorm is again what it was."""
+        """Disconnect, and give BatchNorm layers their own forward pass back."""
         for norm in self._norms:
             vars(norm).pop("forward", None)
         for group in self.groups if dist.is_initialized() else ():
@@ -67,41 +67,43 @@ class WholeBatch:
         self._norms, self.groups = [], []
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all workers."""
+        """Return the sum of a tensor over all workers."""
         is_audit = self.part is not None and self.part.is_audit
         if is_audit and self._rank == 0:
             return tensor
         begun_s = time.perf_counter()
-        own = tensor.detach().cpu().clone()
+        summed = tensor.detach().cpu().clone()
         with self._watched():
-            dist.all_reduce(own, group=self.groups[is_audit])
+            dist.all_reduce(summed, group=self.groups[is_audit])
         self.waited_s += time.perf_counter() - begun_s
-        return own.to(tensor.device)
+        return summed.to(tensor.device)
 
-    def rows(self, own: Tensor, part: Part) -> Tensor:
+    def rows(self, local: Tensor, part: Part) -> Tensor:
         """Return the rows of all workers, in the order of the batch.
 
         Args:
-            own: a row for each sample of this worker's part.
+            local: a row for each sample of this worker's part.
             part: of the batch.
 
         Raises:
             BadInput: it has another number of rows.
         """
-        if not own.dim() or len(own) != part.rows:
+        if not local.dim() or len(local) != part.rows:
             raise BadInput(
                 f"run.gather takes a row for each sample of this worker's part, which has {part.rows}, and got "
-                f"{tuple(own.shape)}.",
+                f"{tuple(local.shape)}.",
                 hint="gather each view of the samples by itself, before they are put together",
             )
-        wide = own.dtype if own.dtype == torch.float64 else torch.float32 if own.is_floating_point() else torch.int64
-        places = torch.arange(part.first, part.first + part.samples, device=own.device)
-        empty = own.new_zeros((part.batch, *own.shape[1:]), dtype=wide)
-        rows: Tensor = _Sum.apply(empty.index_copy(0, places, own[: part.samples].to(wide)), self)  # type: ignore[no-untyped-call]  # torch's gap
-        return rows.to(own.dtype)
+        wide = (
+            local.dtype if local.dtype == torch.float64 else torch.float32 if local.is_floating_point() else torch.int64
+        )
+        places = torch.arange(part.first, part.first + part.samples, device=local.device)
+        empty = local.new_zeros((part.batch, *local.shape[1:]), dtype=wide)
+        rows: Tensor = _Sum.apply(empty.index_copy(0, places, local[: part.samples].to(wide)), self)  # type: ignore[no-untyped-call]  # torch's gap
+        return rows.to(local.dtype)
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
-        """BatchNorm layers among these normalise by the whole batch from here on, while they are trained."""
+        """Make BatchNorm layers among these normalise by the whole batch from here on, while they are trained."""
         self.open()
         for module in modules:
             if isinstance(module, _BatchNorm):
@@ -118,9 +120,9 @@ class WholeBatch:
         counts = part is None or part.samples > 0  # a worker without a share computes some rows for nothing
         wide = x if x.dtype == torch.float64 else x.float()
         dims, shape = [dim for dim in range(x.dim()) if dim != 1], (1, -1, *[1] * (x.dim() - 2))
-        variance, mean = (one.double() for one in torch.var_mean(wide, dims, unbiased=False))
-        own = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * (x.numel() // x.shape[1])
-        total: Tensor = _Sum.apply(own if counts else 0 * own, self)  # type: ignore[no-untyped-call]  # torch's gap
+        variance, mean = (moment.double() for moment in torch.var_mean(wide, dims, unbiased=False))
+        sums = torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * (x.numel() // x.shape[1])
+        total: Tensor = _Sum.apply(sums if counts else 0 * sums, self)  # type: ignore[no-untyped-call]  # torch's gap
         mean, square = (total[:-1] / total[-1]).chunk(2)
         variance = (square - mean.square()).clamp(min=0)
         if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
@@ -139,12 +141,12 @@ class WholeBatch:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all workers of a tensor that each of them has a part of."""
+    """The differentiable sum over all workers of a tensor that each of them has a part of."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, whole: WholeBatch) -> Tensor:
+    def forward(ctx: Any, summand: Tensor, whole: WholeBatch) -> Tensor:
         ctx.whole = whole
-        return whole.sum(own)
+        return whole.sum(summand)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
