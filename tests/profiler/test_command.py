@@ -18,6 +18,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from tests.disturbance import PATIENCE_S
 from tests.forks import Forked
+from tests.listeners import watched
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
@@ -77,15 +78,17 @@ def left_in(folder: Path) -> list[str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """One real profile, written by the command, and what it printed."""
     folder = tmp_path_factory.mktemp("command")
-    result = subprocess.run(
-        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "8s", "--seed", "7"],
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    with watched(os.getpid()) as listeners:
+        result = subprocess.run(
+            [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "5s", "--seed", "7"],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    listeners.assert_all_on_loopback()
     assert result.returncode == 0, result.stderr
     assert left_in(folder) == ["p.json"]  # the run's own folder is gone
     assert "pilot at batch 16" in result.stderr
