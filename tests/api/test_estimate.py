@@ -162,7 +162,7 @@ def test_the_best_region_is_named() -> None:
     anywhere, here = (small(region=region, budget_usd=200, objective="cheapest") for region in ("any", "us-east-1"))
     assert anywhere.plan.regions[0].region == anywhere.plan.chosen.groups[0].region
     assert anywhere.plan.chosen.prediction.cost_usd.value <= 1.03 * here.plan.chosen.prediction.cost_usd.value
-    assert "is the best region" in run(f"{COMMAND} --region any")
+    assert "is the best region" in run(f"{COMMAND} --region any --types g5.*,g6.*")
 
 
 def test_hostile_configurations_are_refused(tmp_path: Path) -> None:
@@ -331,7 +331,9 @@ def test_published_trainings_are_foretold(data: Path) -> None:
 
 def test_intervals_hold_for_public_convolutions(data: Path) -> None:
     prior = utilisation_prior()
-    found = [one for row in convolutions(data) for one in estimated(row, prior.fixed_s, prior.convolution[row.name])]
+    found = [
+        one for row in convolutions(data)[::3] for one in estimated(row, prior.fixed_s, prior.convolution[row.name])
+    ]
     assert len({one.row.column.job for one in found}) >= 6
     assert coverage(found) >= 0.9
 
