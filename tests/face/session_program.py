@@ -231,8 +231,7 @@ def main() -> None:
     for name, script in SCRIPTS.items():
         results[name] = train(script, lambda *a, **k: session(*a, spec=spec, **k))
     for name in EXCHANGES:
-        exchanged = partial(session, compression=name, policy="static")
-        results[name] = train(Script(), exchanged, LEARNING_EPOCHS)
+        results[name] = train(Script(), partial(session, compression=name, policy="static"), LEARNING_EPOCHS)
     for name in ("local-sgd(1)", "selsync(0,vote_lag=0)"):
         shares = unequal(world_size).model_copy(update={"sync": parse_sync(name)})
         results[name] = train(Script(drop_last=True), lambda *a, s=shares, **k: session(*a, spec=s, **k))
@@ -246,8 +245,7 @@ def main() -> None:
     results["warm_up"] = decided(folder / "warm_up", 8, spec=steered)
     # The first steps overflow on some workers, or all.
     overflowing = Script(loss_scale=2.0**127)
-    exchanged = partial(session, compression="topk:0.5", policy="static")
-    results["overflow"] = train(overflowing, exchanged, LEARNING_EPOCHS)
+    results["overflow"] = train(overflowing, partial(session, compression="topk:0.5", policy="static"), LEARNING_EPOCHS)
     results["shares"] = sharing(folder / "record", rank)
     torch.save(results, folder / f"results-{rank}.pt")
     dist.destroy_process_group()

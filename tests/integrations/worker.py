@@ -15,7 +15,6 @@ import signal
 import sys
 import warnings
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,8 @@ def spec(script: str) -> RunSpec:
     )
 
 
-def forked(folder: Path) -> int | None:
-    """Fork the workers; return each one's rank in it, and in this process None, once their exit codes are written."""
+def forked(folder: Path) -> int:
+    """Fork the workers; return each one's rank in it. This process ends once their exit codes are written."""
     here, workers = os.getpid(), []
     for rank in range(int(os.environ["WORLD_SIZE"])):
         workers.append(os.fork())
@@ -57,7 +56,7 @@ def forked(folder: Path) -> int | None:
             return rank
     codes = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
     (folder / "codes.json").write_text(json.dumps(codes))
-    return None
+    return leave(0)
 
 
 def main() -> None:
@@ -75,14 +74,12 @@ def main() -> None:
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]
     with unequal(SessionPlan(spec=spec(script)), folder) if way == "shares" else nullcontext():
-        for line in ast.parse(Path(script).read_text(encoding="utf-8")).body:
-            for name in [line.module] if isinstance(line, ast.ImportFrom) else getattr(line, "names", []):
-                import_module(getattr(name, "name", name))
+        lines = ast.parse(Path(script).read_text(encoding="utf-8")).body
+        imports = [line for line in lines if isinstance(line, ast.Import | ast.ImportFrom)]
+        exec(compile(ast.Module(imports, []), script, "exec"), {})
         rank = forked(folder)
-        if rank is not None:
-            runpy.run_path(script, run_name="__main__")
-    if rank is not None:
-        torch.save(torch.stack(steps), folder / f"{way}-{rank}.pt")
+        runpy.run_path(script, run_name="__main__")
+    torch.save(torch.stack(steps), folder / f"{way}-{rank}.pt")
     leave(0)
 
 
