@@ -54,10 +54,10 @@ Ran = tuple[str, Path, list[str]]
 
 @pytest.fixture(scope="module", params=["scripts", "strangers", "meetings", "memories"])
 def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Every third script of a group; all of them where verdicts are recorded, and with `--slow`."""
+    """Every fourth script of a group; all of them where verdicts are recorded, and with `--slow`."""
     folder = tmp_path_factory.mktemp(request.param)
     all_of_them = request.config.getoption("--slow") or request.config.getoption("--record")
-    names = [case.__name__ for case in GROUPS[request.param]][:: 1 if all_of_them else 3]
+    names = [case.__name__ for case in GROUPS[request.param]][:: 1 if all_of_them else 4]
     all_end_well(["-m", "tests.trainer.cases.server", str(folder), request.param, *names])
     return request.param, folder, names
 
