@@ -83,8 +83,10 @@ demo: $(READY)
 	@echo; echo "The profile, the plan and the run are in $(DEMO)/. Look again with:" \
 	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"
 
+# House rules are looked at by check.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	    --ignore=tests/test_house.py --ignore=tests/test_reachable.py $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import ipaddress
 import os
 import signal
@@ -21,14 +22,25 @@ from tests.forked_hosts import forked_hosts
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_VARIABLE = "HETOPT_SHARED_DATA"
 
-# Files that take minutes. They go first: where tests run side by side, none is left for the end, alone.
+# Files that take longest. They go first: where tests run side by side, none is left for the end, alone.
 LONGEST = (
+    "test_training_laws.py",
+    "test_launcher.py",
+    "test_backend.py",
+    "test_unchanged_scripts.py",
+    "test_strangers.py",
     "test_script_corpus.py",
-    "test_local_launcher.py",
+    "test_script_worlds.py",
+    "test_agent.py",
     "test_runs.py",
     "test_rehearsal.py",
-    "test_launcher.py",
+    "test_signals.py",
+    "test_own_code.py",
+    "test_readme.py",
 )
+
+# Nobody looks for cycles among what is imported and collected: it stays.
+gc.disable()
 
 # Set before any test imports numpy or torch: their thread pools read it once. Worker processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -62,6 +74,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -27,10 +27,11 @@ ALSO_NEEDED = (
     "hetopt.profiler.script.child",
     "hetopt.profiler.script.gradients",
     "hetopt.trainer.torchrun",
+    "sklearn.datasets",
     "tests.ready_to_fork",
     "torch.distributed.launcher.api",
 )
-"""By scripts, by those who host workers, and by those who rehearse."""
+"""By scripts and examples, by those who host workers, and by those who rehearse."""
 
 
 @cache

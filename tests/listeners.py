@@ -49,6 +49,10 @@ class Listeners:
         """Those on any other address."""
         return {where: who for where, who in self.seen.items() if not where[0].startswith(allowed)}
 
+    def assert_all_on_loopback(self) -> None:
+        assert self.seen, "nothing was seen to listen, so nothing was tested"
+        assert not self.outside_of("127."), "another machine could reach these"
+
     def look(self, root: int) -> None:
         with suppress(psutil.Error):
             first = psutil.Process(root)

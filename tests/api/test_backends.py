@@ -35,7 +35,7 @@ def test_a_run_whose_own_process_is_frozen_ends_when_its_workers_have(
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     monkeypatch.setattr("hetopt.api.run.LONGEST_ENDING_S", 1.0)
-    run = hetopt.launch(plan, on="local", steps=100)
+    run = hetopt.launch(plan, on="local", steps=12)
     until_step(run, 1)
     os.kill(json.loads((run.folder / PROCESS_FILE).read_text())["pid"], signal.SIGSTOP)
     assert run.wait().state is RunState.FINISHED
@@ -79,7 +79,7 @@ class Stories:
         assert not list(home.iterdir())
 
     def test_a_run_ends_and_is_held_against_its_prediction(self, plan: Plan) -> None:
-        run = self.launched(plan, steps=30)
+        run = self.launched(plan, steps=12)
         assert run.wait().state is RunState.FINISHED
         report = run.report()
         assert report.on == self.here.PLACE
@@ -90,11 +90,11 @@ class Stories:
         run = self.launched(plan, steps=4_000)
         with pytest.raises(BadInput, match=f"{run.name} is still"):
             hetopt.resume(run)
-        until_step(run, 20)
+        until_step(run, 8)
         assert run.stop().state is RunState.STOPPED
         reached = run.record().progress.step
         again = hetopt.resume(run.name)
-        until_step(again, reached + 10)
+        until_step(again, reached + 3)
         assert again.stop().state is RunState.STOPPED
         interrupted = again.report().interrupted
         assert interrupted is not None
@@ -104,18 +104,18 @@ class Stories:
         self, plan: Plan
     ) -> None:
         run = self.launched(plan, steps=4_000)
-        until_step(run, 10)
+        until_step(run, 5)
         self.workers(run)[-1].kill()
         status = run.wait()
         assert status.state is RunState.FAILED
         assert "was killed" in (status.reason or "")
         assert checkpoint_step(run.folder) is None
         again = hetopt.resume(run.name)
-        until_step(again, 10)
+        until_step(again, 2)
         assert again.stop().state is RunState.STOPPED
 
     def test_a_damaged_log_hides_no_run(self, plan: Plan) -> None:
-        run = self.launched(plan, steps=30)
+        run = self.launched(plan, steps=12)
         run.wait()
         log = run.folder / "events.jsonl"
         log.write_text('{"event": "step", "step": \n' + json.dumps({"event": 5}) + "\n" + log.read_text())

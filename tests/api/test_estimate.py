@@ -36,6 +36,7 @@ from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_
 from hetopt.optimizer.step_time.gpu_transfer import Gpu
 from hetopt.optimizer.step_time.utilisation import REFERENCE, sample_s, utilisation_prior
 from hetopt.optimizer.training_recipe import FULL, STATE_BYTES, Recipe
+from hetopt.reports import plan_document
 from tests.work import counted_command
 
 COMMAND = "estimate --params 110M --samples 3M --tokens 128 --budget 200"
@@ -151,6 +152,10 @@ def test_a_configuration_is_counted(tmp_path: Path) -> None:
         ({"deadline": "3"}, "`deadline` needs a unit"),
         ({"gpus": "A11"}, "A11"),
         ({"region": "moon"}, "moon"),
+        ({"trainable": "1%"}, "trains all of a model"),
+        ({"method": "lor"}, "no method called 'lor'"),
+        ({"method": "lora", "trainable": "0"}, "must be above 0"),
+        ({"optimizer": "lion"}, "no optimizer called 'lion'"),
     ],
 )
 def test_bad_wishes(wish: dict[str, Any], said: str) -> None:
@@ -162,7 +167,7 @@ def test_the_best_region_is_named() -> None:
     anywhere, here = (small(region=region, budget_usd=200, objective="cheapest") for region in ("any", "us-east-1"))
     assert anywhere.plan.regions[0].region == anywhere.plan.chosen.groups[0].region
     assert anywhere.plan.chosen.prediction.cost_usd.value <= 1.03 * here.plan.chosen.prediction.cost_usd.value
-    assert "is the best region" in run(f"{COMMAND} --region any")
+    assert "is the best region" in " ".join(plan_document.region_notes(anywhere.plan))
 
 
 def test_hostile_configurations_are_refused(tmp_path: Path) -> None:
@@ -265,20 +270,6 @@ def test_adapters_take_less_memory_and_fewer_operations(parameters: float) -> No
         )
 
 
-@pytest.mark.parametrize(
-    ("wish", "said"),
-    [
-        ({"trainable": "1%"}, "trains all of a model"),
-        ({"method": "lor"}, "no method called 'lor'"),
-        ({"method": "lora", "trainable": "0"}, "must be above 0"),
-        ({"optimizer": "lion"}, "no optimizer called 'lion'"),
-    ],
-)
-def test_bad_recipes(wish: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        small(**wish)
-
-
 def test_what_an_account_may_not_rent_is_said_first_and_what_is_known_of_it_counts() -> None:
     unknown = run("estimate --params 1B --samples 1M --tokens 2048").splitlines()
     assert unknown[1].startswith("Needs a quota of 192 vCPUs")
@@ -331,7 +322,9 @@ def test_published_trainings_are_foretold(data: Path) -> None:
 
 def test_intervals_hold_for_public_convolutions(data: Path) -> None:
     prior = utilisation_prior()
-    found = [one for row in convolutions(data) for one in estimated(row, prior.fixed_s, prior.convolution[row.name])]
+    found = [
+        one for row in convolutions(data)[::3] for one in estimated(row, prior.fixed_s, prior.convolution[row.name])
+    ]
     assert len({one.row.column.job for one in found}) >= 6
     assert coverage(found) >= 0.9
 

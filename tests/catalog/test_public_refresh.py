@@ -302,8 +302,6 @@ class Done:
 
 def measured(feeds: Feeds, home: Path) -> Done:
     with command(feeds, home, "--json") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         told, noted = process.stdout.read(), process.stderr.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

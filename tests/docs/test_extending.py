@@ -27,6 +27,7 @@ from hetopt.trainer.policies.policy import POLICIES, KeepShares, choose_policy
 from hetopt.trainer.policies.policy import register as register_policy
 from tests.api.test_backends import Stories, plan  # noqa: F401  # a fixture
 from tests.disturbance import PATIENCE_S
+from tests.forks import Forked
 from tests.sources import REPOSITORY
 
 PAGES = REPOSITORY / "docs" / "extending"
@@ -71,17 +72,6 @@ def page(name: str) -> str:
     return str(code)
 
 
-def start(program: Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(program)],
-        cwd=program.parent,
-        env={**os.environ, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_has_one_short_example(name: str) -> None:
     assert len([line for line in page(name).splitlines() if line.strip()]) < MOST_LINES
@@ -89,9 +79,9 @@ def test_a_page_has_one_short_example(name: str) -> None:
 
 def test_the_compressor_of_the_page_obeys_the_laws(tmp_path: Path) -> None:
     program = tmp_path / "laws.py"
-    program.write_text(page("compressor") + LAWS, encoding="utf-8")
-    process = start(program)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    program.write_text(f"import warnings\nwarnings.simplefilter('error')\n{page('compressor')}{LAWS}", encoding="utf-8")
+    with Forked([str(program)], os.environ) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "sent 16\n"), err
 
 
@@ -101,8 +91,6 @@ def background(tmp_path_factory: pytest.TempPathFactory) -> type[LocalBackend]:
     file = tmp_path_factory.mktemp("background") / "background.py"
     file.write_text(page("backend"), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("hetopt_page_background", file)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # a dataclass looks its module up
     spec.loader.exec_module(module)
@@ -199,9 +187,9 @@ def test_an_installed_package_brings_a_backend(tmp_path: Path) -> None:
     program.write_text(
         "from hetopt.api.backends import backend\nprint(type(backend('background')).__name__)\n", encoding="utf-8"
     )
-    process = start(program, PYTHONPATH=str(tmp_path))
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, out) == (0, "Background\n"), err
+    environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "Background\n"), done.stderr
 
 
 @pytest.mark.slow  # the run above is its short form

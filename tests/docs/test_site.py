@@ -20,6 +20,7 @@ import pytest
 from hetopt.core.errors import HetoptError
 from tests.browser import WIDTHS, browser
 from tests.sources import modules
+from tests.thinned import running
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -29,8 +30,6 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def page_maker(name: str) -> ModuleType:
     """A program of the documentation's folder, which is no package."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
@@ -130,10 +129,16 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_nothing_on_a_page_is_cut_at_a_desk_and_nothing_fetched(site: Path, address: str, tmp_path: Path) -> None:
-    """Tables, code and pictures of every page, decisions aside, are seen whole. On a telephone they are scrolled."""
-    pages = [page for page in sorted(site.rglob("*.html")) if page.parent.name != "decisions"]
-    assert len(pages) > 50
+def test_nothing_on_a_page_is_cut_at_a_desk_and_nothing_fetched(
+    site: Path, address: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Tables, code and pictures of every page, decisions aside, are seen whole. On a telephone they are scrolled.
+
+    Of the pages of methods, which are made alike, a few are looked at.
+    """
+    pages = [page for page in sorted(site.rglob("*.html")) if page.parent.name not in ("decisions", "methods")]
+    pages += running(pytestconfig, 6, sorted((site / "methods").glob("*.html")))
+    assert len(pages) > 30
     with browser(tmp_path) as page:
         for path in pages:
             page.open(f"{address}/{path.relative_to(site).as_posix()}", width=max(WIDTHS))

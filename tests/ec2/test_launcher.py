@@ -488,7 +488,7 @@ def changing_calls(follow: Follow, cloud: BotoEdge) -> list[Fault]:
 def test_whenever_the_process_is_killed_the_next_look_goes_on(
     cloud: BotoEdge, follow: Follow, moment: str, pytestconfig: pytest.Config
 ) -> None:
-    every = 1 if pytestconfig.getoption("--slow") else 12
+    every = 1 if pytestconfig.getoption("--slow") else 18
     faults = changing_calls(follow, cloud)
     assert {fault.step.split()[0] for fault in faults} >= {"s3:PutObject", "ec2:CreateFleet", "ec2:TerminateInstances"}
     for fault in faults[MOMENTS.index(moment) :: every]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,8 @@ from hetopt.trainer.session.weights import Weight
 SAMPLES, FEATURES, BATCH = 101, 6, 16
 """A prime number of samples: the last batch of an epoch has five, and with three workers somebody gets one."""
 
-EPOCHS = 3
+EPOCHS, LEARNING_EPOCHS = 2, 3
+"""Of a script that is compared, and of one that is to have learned."""
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -124,7 +126,7 @@ SCRIPTS = {
 }
 
 
-def train(script: Script, wrap: Callable[..., Session] | None) -> tuple[list[float], Tensor]:
+def train(script: Script, wrap: Callable[..., Session] | None, epochs: int = EPOCHS) -> tuple[list[float], Tensor]:
     """The losses of the steps, over all workers, and the parameters at the end; ``wrap`` None: the script as it was."""
     torch.manual_seed(0)
     model = script.model()
@@ -145,7 +147,7 @@ def train(script: Script, wrap: Callable[..., Session] | None) -> tuple[list[flo
     options = {"accumulate": script.accumulate, "scaler": scaler if script.loss_scale else None}
     with nullcontext() if wrap is None else wrap(model, optimizer, **options) as run:
         loader = loader if run is None else run.loader(loader)
-        for _ in range(EPOCHS):
+        for _ in range(epochs):
             for number, batch in enumerate(loader):
                 inputs, targets = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
                 if number % script.accumulate == 0:
@@ -229,21 +231,21 @@ def main() -> None:
     for name, script in SCRIPTS.items():
         results[name] = train(script, lambda *a, **k: session(*a, spec=spec, **k))
     for name in EXCHANGES:
-        results[name] = train(Script(), lambda *a, n=name, **k: session(*a, compression=n, policy="static", **k))
+        results[name] = train(Script(), partial(session, compression=name, policy="static"), LEARNING_EPOCHS)
     for name in ("local-sgd(1)", "selsync(0,vote_lag=0)"):
         shares = unequal(world_size).model_copy(update={"sync": parse_sync(name)})
         results[name] = train(Script(drop_last=True), lambda *a, s=shares, **k: session(*a, spec=s, **k))
     for name in ALONE:
-        results[name] = train(Script(), lambda *a, n=name, **k: session(*a, sync=n, policy="static", **k))
+        results[name] = train(Script(), partial(session, sync=name, policy="static"), LEARNING_EPOCHS)
     skipping = Script(loss_scale=2.0**127, own_backward=True, accumulate=2)
-    results["skipped alone"] = train(skipping, lambda *a, **k: session(*a, sync="local-sgd(3)", **k))
+    results["skipped alone"] = train(skipping, partial(session, sync="local-sgd(3)"), LEARNING_EPOCHS)
     results["auto"] = decided(folder / "auto", 3, compression="auto", policy="static", steps=18)
     warming = {"compression": Compression(name="topk", ratio=0.01), "ratio_policy": "warm_up"}
     steered = spec.model_copy(update={**warming, "collective_policy": "cheapest"})
     results["warm_up"] = decided(folder / "warm_up", 8, spec=steered)
     # The first steps overflow on some workers, or all.
     overflowing = Script(loss_scale=2.0**127)
-    results["overflow"] = train(overflowing, lambda *a, **k: session(*a, compression="topk:0.5", policy="static", **k))
+    results["overflow"] = train(overflowing, partial(session, compression="topk:0.5", policy="static"), LEARNING_EPOCHS)
     results["shares"] = sharing(folder / "record", rank)
     torch.save(results, folder / f"results-{rank}.pt")
     dist.destroy_process_group()

@@ -179,10 +179,10 @@ def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("hetopt la", "launch"),
         ("hetopt launch --batch-p", "--batch-policy"),
-        ("hetopt launch --batch-policy unif", "uniform"),
-        ("hetopt recommend --objective fast", "fastest"),
         ("hetopt launch --sync sels", "selsync"),
-        ("hetopt catalog list --market sp", "spot"),
+        pytest.param("hetopt launch --batch-policy unif", "uniform", marks=pytest.mark.slow),
+        pytest.param("hetopt recommend --objective fast", "fastest", marks=pytest.mark.slow),
+        pytest.param("hetopt catalog list --market sp", "spot", marks=pytest.mark.slow),
     ],
 )
 def test_the_shell_completes(words: str, offered: str, home: Path) -> None:

@@ -48,8 +48,8 @@ def networks_of(folder: Path) -> list[str]:
 def rehearsed(home: Path, plan: Path) -> tuple[Path, str, str]:
     """A whole rehearsal in which a host slows down: its folder, and what launch printed."""
     schedule = home / "schedule.txt"
-    schedule.write_text("step 20 h1 speed=0.25,rate=50mbit  # a neighbour wakes up\n")
-    process = start("launch", plan, *ON_TWO_HOSTS, "--steps", 60, "--schedule", schedule)
+    schedule.write_text("step 15 h1 speed=0.25,rate=50mbit  # a neighbour wakes up\n")
+    process = start("launch", plan, *ON_TWO_HOSTS, "--steps", 40, "--schedule", schedule)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
@@ -58,13 +58,13 @@ def rehearsed(home: Path, plan: Path) -> tuple[Path, str, str]:
 def test_it_trains_and_follows_the_schedule(hetopt: Hetopt, rehearsed: tuple[Path, str, str]) -> None:
     run, _, err = rehearsed
     events = read_events(run / "events.jsonl")
-    assert (events[-1]["event"], events[-1]["step"]) == ("training_finished", 60)
+    assert (events[-1]["event"], events[-1]["step"]) == ("training_finished", 40)
     [changed] = [event for event in events if event["event"] == "condition_changed"]
     assert (changed["host"], changed["speed"], changed["rate_bits_per_s"]) == ("h1", 0.25, 5e7)
-    assert changed["step"] >= 20
+    assert changed["step"] >= 15
     assert "h1: speed 0.25, link 50 Mbit/s" in err, "it is told while it happens"
     report = json.loads(hetopt("report", run.name, "--json").out)
-    assert (report["on"], report["over_time"]["step"][-1]) == ("rehearsal", 60)
+    assert (report["on"], report["over_time"]["step"][-1]) == ("rehearsal", 40)
     assert "condition_changed" in [one["kind"] for one in report["happenings"]]
     status = json.loads(hetopt("status", run.name, "--json").out)
     assert status["conditions"]["speed_factors"] == {"h1": 0.5}

@@ -255,7 +255,6 @@ def test_a_benchmark_that_is_ended_takes_its_network_along(tmp_path: Path) -> No
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     made = process.stdout.readline().strip()
     assert made in {network.id for network in find_networks()}
     process.send_signal(signal.SIGTERM)
@@ -311,7 +310,6 @@ def test_a_signal_to_a_command_that_has_ended_changes_nothing(
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     for line in process.stdout:
         if line in ("first\n", "last\n"):
             process.send_signal(number)
@@ -344,7 +342,6 @@ def test_a_signal_to_a_command_that_has_hardly_begun_ends_it_without_a_traceback
     process = subprocess.Popen(
         [sys.executable, "-c", BEGINS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "begins\n"
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE_S)

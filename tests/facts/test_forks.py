@@ -214,7 +214,6 @@ def test_what_it_is_to_keep_is_open_in_it_and_nothing_else(server: ForkServer, t
 def test_forks_and_their_server_end_with_whoever_asked(tmp_path: Path) -> None:
     command = [sys.executable, written(tmp_path, PARENT), written(tmp_path, WAITS)]
     asker = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert asker.stdout is not None
     assert {asker.stdout.readline() for _ in range(2)} > {b"waiting\n"}
     until_s = time.monotonic() + PATIENCE_S
     # Who stood between the server and the fork has ended at once, and may be there until the server has looked.

@@ -12,7 +12,9 @@ SCRIPT = EXAMPLES.parent / "finetune" / "finetune.py"
 SHORT = ("--batch-size", "32", "--samples", "256", "--epochs", "1", "--layers", "2", "--width", "32")
 
 
-@pytest.mark.parametrize("more", [(), ("--lora", "4")], ids=["all weights", "an adapter"])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--lora", "4"), marks=pytest.mark.slow)], ids=["all weights", "an adapter"]
+)
 def test_another_number_of_devices_goes_on_from_its_checkpoints(more: tuple[str, ...], tmp_path: Path) -> None:
     whole, _ = trained(tmp_path / "whole", "plain", SCRIPT, *SHORT, *more, ranks=1, HETOPT_OUTPUT=str(tmp_path / "a"))
     begun = {"SHARES": "a:12,a:12,b:4,b:4", "HETOPT_OUTPUT": str(tmp_path / "b")}

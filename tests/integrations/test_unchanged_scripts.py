@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -33,11 +34,11 @@ def start(folder: Path, way: str, script: Path, *arguments: str, ranks: int = 2,
     }
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     program = ["-m", "tests.integrations.worker", str(folder), way, str(script), *arguments]
-    workers = [
-        Forked(program, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, REPOSITORY) for rank in range(ranks)
-    ]
-    said = [worker.communicate(timeout=4 * PATIENCE_S)[1] for worker in workers]
-    return [(worker.wait(), text) for worker, text in zip(workers, said, strict=True)]
+    with Forked(program, shared, REPOSITORY) as workers:
+        said = workers.communicate(timeout=4 * PATIENCE_S)[1]
+    assert workers.returncode == 0, said
+    codes = json.loads((folder / "codes.json").read_text())
+    return [(code, (folder / f"said-{rank}").read_text()) for rank, code in enumerate(codes)]
 
 
 def trained(

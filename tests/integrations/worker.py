@@ -1,13 +1,17 @@
-"""Runs a script as one of several workers, in shares or not, and keeps the parameters of its optimizer steps.
+"""Runs a script as several workers, in shares or not, and keeps the parameters of its optimizer steps.
 
-``python -m tests.integrations.worker FOLDER plain|shares SCRIPT ARGUMENTS``, with torchrun's variables. Shares are 2:1
-or those of the variable SHARES, such as ``a:12,a:12,b:4,b:4`` for two devices of each of two hosts.
+``python -m tests.integrations.worker FOLDER plain|shares SCRIPT ARGUMENTS``, with torchrun's variables but for ranks:
+the workers are forks of one process that has imported what the script imports. Shares are 2:1 or those of the variable
+SHARES, such as ``a:12,a:12,b:4,b:4`` for two devices of each of two hosts.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import runpy
+import signal
 import sys
 import warnings
 from contextlib import nullcontext
@@ -20,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.ddp.comm_hook import keep_modules
 from hetopt.trainer.ddp.script import unequal
@@ -39,6 +44,21 @@ def spec(script: str) -> RunSpec:
     )
 
 
+def forked(folder: Path) -> int:
+    """Fork the workers; return each one's rank in it. This process ends once their exit codes are written."""
+    here, workers = os.getpid(), []
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            die_with_parent(here, signal.SIGKILL)
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            os.dup2(os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT), 2)
+            return rank
+    codes = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
+    (folder / "codes.json").write_text(json.dumps(codes))
+    return leave(0)
+
+
 def main() -> None:
     folder, way, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
@@ -54,8 +74,12 @@ def main() -> None:
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]
     with unequal(SessionPlan(spec=spec(script)), folder) if way == "shares" else nullcontext():
+        lines = ast.parse(Path(script).read_text(encoding="utf-8")).body
+        imports = [line for line in lines if isinstance(line, ast.Import | ast.ImportFrom)]
+        exec(compile(ast.Module(imports, []), script, "exec"), {})
+        rank = forked(folder)
         runpy.run_path(script, run_name="__main__")
-    torch.save(torch.stack(steps), folder / f"{way}-{os.environ['RANK']}.pt")
+    torch.save(torch.stack(steps), folder / f"{way}-{rank}.pt")
     leave(0)
 
 

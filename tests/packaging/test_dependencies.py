@@ -90,8 +90,6 @@ REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 
 def test_the_tests_run_on_the_pinned_versions() -> None:
     spec = importlib.util.spec_from_file_location("freeze", REQUIREMENTS / "freeze.py")
-    assert spec is not None
-    assert spec.loader is not None
     freeze = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(freeze)
     installed = freeze.closure(freeze.declared())
@@ -128,8 +126,6 @@ def pins() -> dict[str, str]:
 def torch_index(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     path = Path(__file__).resolve().parents[2] / "requirements" / "torch_index.py"
     spec = importlib.util.spec_from_file_location("torch_index", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "has_gpu", lambda: False)

@@ -18,6 +18,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from tests.disturbance import PATIENCE_S
 from tests.forks import Forked
+from tests.listeners import watched
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
@@ -74,26 +75,23 @@ def left_in(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """One real profile, written by the command, and what it printed."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One real profile, written by the command."""
     folder = tmp_path_factory.mktemp("command")
-    result = subprocess.run(
-        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "8s", "--seed", "7"],
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    command = folder.parent / "profile.py"
+    command.write_text(COMMAND)
+    arguments = [str(command), TASK, "-o", "p.json", "--time-budget", "5s", "--seed", "7"]
+    with watched(os.getpid()) as listeners, Forked(arguments, {**os.environ, "TMPDIR": str(folder)}, folder) as process:
+        _, err = process.communicate(timeout=PATIENCE_S)
+    listeners.assert_all_on_loopback()
+    assert process.returncode == 0, err
     assert left_in(folder) == ["p.json"]  # the run's own folder is gone
-    assert "pilot at batch 16" in result.stderr
-    return folder / "p.json", result.stdout
+    assert "pilot at batch 16" in err
+    return folder / "p.json"
 
 
-def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None:
-    measured = Profile.load(made[0])
+def test_the_command_writes_a_profile_that_loads(made: Path) -> None:
+    measured = Profile.load(made)
     assert measured.seed == 7
     assert measured.job.task == TASK
     assert measured.devices[0].type == "local"

@@ -47,7 +47,6 @@ class Transfer:
     def wait_s(self) -> float:
         """How long they took until the other host had them all."""
         # Read from the stream: it may hold the last line already, which `communicate` would pass over.
-        assert self.process.stdout is not None
         with self.process.stdout as stream:
             assert self.process.wait(PATIENCE_S) == 0
             return float(stream.read())
@@ -66,7 +65,6 @@ def least_s(measure_s: Callable[[], float], enough_s: float) -> float:
 def receive(network: EmulatedNetwork, place: int) -> None:
     """Let a host take in whatever it is sent, until its network is removed."""
     process = network.popen(place, [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == b"listening\n"
 
@@ -75,6 +73,5 @@ def send(network: EmulatedNetwork, place: int, to: int, size: int) -> Transfer:
     """Send so many bytes; returns when they begin to flow."""
     arguments = [sys.executable, "-c", SEND, network.address(to), str(size)]
     process = network.popen(place, arguments, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"sending\n"
     return Transfer(process)

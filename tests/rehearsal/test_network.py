@@ -183,7 +183,6 @@ def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None)
 def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box: None) -> None:
     def own() -> tuple[subprocess.Popen[str], str, int]:
         owner = subprocess.Popen([sys.executable, "-c", OWN, "/runs/x y"], stdout=subprocess.PIPE, text=True)
-        assert owner.stdout is not None
         with owner.stdout:
             network_id, pid = owner.stdout.readline().split()
         return owner, network_id, int(pid)

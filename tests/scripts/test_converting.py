@@ -22,6 +22,7 @@ from hetopt.cli.main import app
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.profiler.script import gradients
+from tests.thinned import few
 
 from .forms import BY_HAND, DIFFERS, FORMS
 from .warm import FORKS, PATIENCE_S, alone
@@ -80,7 +81,7 @@ def _distances(folder: Path, before: str, after: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [*BY_HAND, *few(6, [name for name in FORMS if name not in BY_HAND][::-1])])
 def test_a_form_of_script_computes_what_it_did_or_is_left_to_a_person(name: str, tmp_path: Path) -> None:
     if name in BY_HAND:
         with pytest.raises(BadInput) as raised:

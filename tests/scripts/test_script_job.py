@@ -11,6 +11,7 @@ import pytest
 
 import hetopt as api
 from hetopt.api.options import Local
+from hetopt.api.profiling_script import profile_script
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
@@ -22,7 +23,7 @@ from tests.face.conftest import Answer, hetopt, until
 __all__ = ["hetopt"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
-EPOCHS = 8
+EPOCHS = 5
 BATCH = 32
 """Half of what the script has by itself."""
 
@@ -33,7 +34,18 @@ BEFORE = str(EXAMPLES / "train.py")
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return api.profile(BEFORE, arguments=["--batch-size", str(BATCH)], time_budget_s=5)
+    """In less time than a person may ask for."""
+    return profile_script(
+        EXAMPLES / "train.py",
+        ("--batch-size", str(BATCH)),
+        dataset_size=None,
+        workers=2,
+        accelerators=0,
+        time_budget_s=2.0,
+        seed=0,
+        machine_type="local",
+        told=Reporter(),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -222,15 +222,15 @@ def wheel(folder: Path, name: str) -> str:
     return hashlib.sha256(data.read_bytes()).hexdigest()
 
 
-def begun(tmp_path: Path, locks: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What `receive` says that is given these locks, and a node that says where its package is from."""
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str | None = None) -> dict[str, str]:
+    """What `receive` says that is given a lock, if any, and a node that says where its package is from."""
     node = "import json, sys, one\nprint('NODE', json.dumps([sys.executable, one.SAYS]))\n"
     files = {
         "hetopt/__init__.py": "",
         "hetopt/backends/__init__.py": "",
         "hetopt/backends/ssh/__init__.py": "",
-        "hetopt/backends/ssh/node.py": node,
-        **{f"locks/{platform.machine()}-{name}.txt": text for name, text in locks.items()},
+        "hetopt/backends/ssh/node.py": "" if lock is None else node,
+        f"locks/{platform.machine()}-gpu.txt": lock or "",
     }
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -246,7 +246,7 @@ def begun(tmp_path: Path, locks: dict[str, str], monkeypatch: pytest.MonkeyPatch
         "bytes": len(code),
         "sha256": hashlib.sha256(code).hexdigest(),
         "config": {},
-        "install": True,
+        "install": lock is not None,
         "gpu": True,
     }
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -268,7 +268,7 @@ def begun(tmp_path: Path, locks: dict[str, str], monkeypatch: pytest.MonkeyPatch
 def test_what_the_lock_names_is_installed_and_nothing_else_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = begun(tmp_path, {"gpu": f"one==1.0 --hash=sha256:{wheel(tmp_path, 'one')}\n"}, monkeypatch)
+    told = begun(tmp_path, monkeypatch, f"one==1.0 --hash=sha256:{wheel(tmp_path, 'one')}\n")
     root = tmp_path / "there" / "runs" / "run" / "box"
     assert told == {"ready": str(root), "python": str(root / "venv" / "bin" / "python"), "says": "installed"}
     assert not (root / "tmp").exists()
@@ -278,19 +278,18 @@ def test_a_folder_that_was_made_for_a_run_goes_with_it_though_its_host_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node of these tests cleans nothing up, as one that lost power."""
-    lock = {"gpu": f"one==1.0 --hash=sha256:{wheel(tmp_path, 'one')}\n"}
     config = tmp_path / "there" / "runs" / "run" / "box" / receive.CONFIG
     for _ in range(2):
-        begun(tmp_path, lock, monkeypatch)
+        begun(tmp_path, monkeypatch)
         assert json.loads(config.read_text())["made"] is True
     shutil.rmtree(tmp_path / "there" / "runs")
-    begun(tmp_path, lock, monkeypatch)
+    begun(tmp_path, monkeypatch)
     assert json.loads(config.read_text())["made"] is False, "it was there before"
 
 
 def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel(tmp_path, "one")
-    told = begun(tmp_path, {"gpu": f"one==1.0 --hash=sha256:{'0' * 64}\n"}, monkeypatch)
+    told = begun(tmp_path, monkeypatch, f"one==1.0 --hash=sha256:{'0' * 64}\n")
     assert told["refused"].startswith("its packages cannot be installed")
     assert not (tmp_path / "there" / "runs" / "run" / "box").exists()
 

@@ -66,21 +66,21 @@ class Case:
 
 
 CASES = {
-    "dense": Case(),
-    "saved with the last batch of an epoch": Case(save_every=STEPS, killed_at=2 * STEPS + 2),
     "held back": Case(options={"compression": "topk:0.2,memory=error_feedback"}),
-    "several optimizers": Case(several=True, options={"compression": "topk:0.2,memory=error_feedback"}),
     "random": Case(options={"compression": "qsgd_maxnorm"}),
     "alone": Case(workers=1, scaled=True),
-    "alone with a stream": Case(workers=1, data=Stream),
     "stream": Case(data=Stream),
-    "two loaders side by side": Case(reads=lambda *given: two_loaders(*given)),
     "two loaders saved with their last batches": Case(
         save_every=STEPS, killed_at=2 * STEPS + 2, reads=lambda *given: two_loaders(*given)
     ),
-    "two streams": Case(data=Stream, reads=lambda *given: two_loaders(*given)),
     "two loaders one after the other": Case(reads=lambda *given: two_phases(*given)),
     "rows that the script draws": Case(reads=lambda *given: drawn_rows(*given)),
+    "dense": Case(),
+    "saved with the last batch of an epoch": Case(save_every=STEPS, killed_at=2 * STEPS + 2),
+    "several optimizers": Case(several=True, options={"compression": "topk:0.2,memory=error_feedback"}),
+    "alone with a stream": Case(workers=1, data=Stream),
+    "two loaders side by side": Case(reads=lambda *given: two_loaders(*given)),
+    "two streams": Case(data=Stream, reads=lambda *given: two_loaders(*given)),
     "rows that it draws alone": Case(workers=1, reads=lambda *given: drawn_rows(*given)),
 }
 

@@ -19,7 +19,7 @@ from tests.forks import all_end_well
 TOY = Path(__file__).with_name("toy_task.py")
 WORLD_SIZE = 3
 SHARES = (9, 5, 2)
-STEPS, HALF_STEPS, SHORT_STEPS = 64, 27, 32
+STEPS, HALF_STEPS, SHORT_STEPS = 46, 27, 26
 """Of a run, of one that is interrupted, and of one of which little is asked; epochs are of six or seven steps."""
 
 SPLITS = [[9, 5, 2], [1, 1, 14], [30, 11, 3], [4, 4, 4]]
@@ -53,9 +53,13 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
 TOPK = {"name": "topk", "ratio": 0.1}
 HALF = {"stop": {"max_steps": HALF_STEPS}}
 SHORT = {"stop": {"max_steps": SHORT_STEPS}}
-SHORT_HALF = {"stop": {"max_steps": 23}}
+LONG_STEPS = 64
+LONG = {"stop": {"max_steps": LONG_STEPS}}
+"""Where buffers and what was rounded have come to rest."""
+
+SHORT_HALF = {"stop": {"max_steps": 17}}
 THIN = {"name": "topk", "ratio": 0.01}
-STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 40}}
+STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 32}}
 # Far longer than the real computation, so that a busy machine does not show: 1, 1 and 8 ms a sample.
 UNEVEN = {
     "shares": (20, 20, 20),
@@ -75,14 +79,17 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync", "spec": toy_spec(sync=SELSYNC)},
     {"name": "selsync-resumed", "spec": toy_spec(sync=SELSYNC, **HALF)},
     {"name": "selsync-resumed", "spec": toy_spec(sync=SELSYNC)},
-    {"name": "local-buffers", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
+    {"name": "local-buffers", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7}, **LONG)},
     {
         "name": "local-buffers-resumed",
         "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7}, **HALF),
     },
-    {"name": "local-buffers-resumed", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
+    {
+        "name": "local-buffers-resumed",
+        "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7}, **LONG),
+    },
     {"name": "fedavg", "spec": toy_spec(sync={"name": "fedavg", "participants": 0.5, "every_epochs": 0.5})},
-    {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
+    {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED, **LONG)},
     {"name": "outer", "spec": toy_spec("with_buffers", sync=OUTER)},
     {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER, **HALF)},
     {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER)},

@@ -10,8 +10,6 @@ import os
 import pickle
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -22,7 +20,6 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-import hetopt
 from benchmarks._ports import own_port
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
@@ -39,6 +36,7 @@ from hetopt.trainer.host.gate import (
     open_store,
 )
 from tests.disturbance import PATIENCE_S
+from tests.forks import Forked
 from tests.listeners import Listeners, watched
 
 from .test_local_launcher import has, kill_worker, spec, wait_for, worker_processes
@@ -63,7 +61,7 @@ with session(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
 """
 
 
-STRANGER = """
+STRANGER = """\
 import datetime, os, sys, threading, time
 from torch._C._distributed_c10d import TCPStore
 def knock(address, port):
@@ -76,18 +74,13 @@ user = os.getuid()
 for where in sys.argv[2:]:
     address, _, port = where.rpartition(":")
     threading.Thread(target=knock, args=(address, int(port)), daemon=True).start()
-time.sleep(8)
+time.sleep(6)
 sys.stdout.write("".join(f"{user} {where}\\n" for where in entered))
 sys.stdout.flush()
 if user != int(sys.argv[1]):
     os.wait()
 os._exit(0)  # whoever knocks at what is no store waits for ever
 """
-
-
-def assert_all_on_loopback(listeners: Listeners) -> None:
-    assert listeners.seen, "nothing was seen to listen, so nothing was tested"
-    assert not listeners.outside_of("127."), "another machine could reach these"
 
 
 def test_the_walk_sees_what_listens_on_all_addresses() -> None:
@@ -99,12 +92,13 @@ def test_the_walk_sees_what_listens_on_all_addresses() -> None:
     assert listeners.outside_of("127.")
 
 
-def entered_by(places: list[str]) -> dict[int, set[str]]:
+def entered_by(places: list[str], program: Path) -> dict[int, set[str]]:
     """The stores that another user and this one can open among what listens."""
-    lines = subprocess.run(
-        [sys.executable, "-c", STRANGER, str(NOBODY), *places], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.splitlines()
-    opened = [line.split(" ", 1) for line in lines]
+    program.write_text(STRANGER)
+    with Forked([str(program), str(NOBODY), *places], os.environ) as process:
+        out, said = process.communicate(PATIENCE_S)
+    assert process.returncode == 0, said
+    opened = [line.split(" ", 1) for line in out.splitlines()]
     return {user: {where for who, where in opened if int(who) == user} for user in (NOBODY, os.geteuid())}
 
 
@@ -115,7 +109,7 @@ def test_a_local_run_listens_on_loopback_alone_and_opens_no_store_to_another_use
     """
     launcher = LocalLauncher()
     # Whatever network a person has chosen for other runs.
-    environment = {"TOY_WAIT_S": "0.001", "GLOO_SOCKET_IFNAME": "eth0", SECRET_VARIABLE: new_secret()}
+    environment = {"TOY_WAIT_S": "0.02", "GLOO_SOCKET_IFNAME": "eth0", SECRET_VARIABLE: new_secret()}
     wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
     with watched(os.getpid()) as listeners:
         store, gate, secret = gated("127.0.0.2")
@@ -127,14 +121,16 @@ def test_a_local_run_listens_on_loopback_alone_and_opens_no_store_to_another_use
             told = [process for process in workers if SECRET_VARIABLE in process.environ()]
             listeners.look(os.getpid())
             if os.geteuid() == 0:  # only root can be another user
-                entered = entered_by([f"{address}:{port}" for address, port in listeners.seen])
+                entered = entered_by(
+                    [f"{address}:{port}" for address, port in listeners.seen], tmp_path / "stranger.py"
+                )
             kill_worker(tmp_path)
             wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
             listeners.look(os.getpid())
         finally:
             launcher.stop(handle)
     assert has(tmp_path, "training_finished", reason="stopped")
-    assert_all_on_loopback(listeners)
+    listeners.assert_all_on_loopback()
     assert workers
     assert not told
     if os.geteuid() == 0:
@@ -143,28 +139,21 @@ def test_a_local_run_listens_on_loopback_alone_and_opens_no_store_to_another_use
         assert opened_here < entered[0], "both, and the run's own, which no one else has"
 
 
-def test_a_profile_listens_on_loopback_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    with watched(os.getpid()) as listeners:
-        hetopt.profile(f"{REPOSITORY / 'tests' / 'profiler' / 'tiny_task.py'}:task", time_budget_s=5, workers=2)
-    assert_all_on_loopback(listeners)
-
-
 def test_a_session_listens_on_loopback_alone(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SESSION)
     environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    command = [sys.executable, "-m", "hetopt.trainer.torchrun", "--nproc-per-node=2", str(script)]
+    command = ["-m", "hetopt.trainer.torchrun", "--nproc-per-node=2", str(script)]
     deadline_s = time.monotonic() + PATIENCE_S
     with watched(os.getpid()) as listeners:
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        process = Forked(command, environment)
         while not (tmp_path / "trains").exists() and process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.05)
         listeners.look(os.getpid())
         (tmp_path / "was_seen").touch()
-        told = process.communicate(timeout=PATIENCE_S)[1]
+        told = process.communicate(PATIENCE_S)[1]
     assert process.returncode == 0, told
-    assert_all_on_loopback(listeners)
+    listeners.assert_all_on_loopback()
 
 
 class Intruder:
@@ -193,20 +182,15 @@ def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path) -> None:
     pickled = pickle.dumps(Intruder(marker))
     launcher = LocalLauncher()
     written: list[int] = []
-    silent: set[int] = set()  # what is no store (gloo) need not answer, and a client of a store waits for ever
     wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
-    handle = launcher.start(wish, run_dir, {"TOY_WAIT_S": "0.002"})
+    handle = launcher.start(wish, run_dir, {"TOY_WAIT_S": "0.02"})
     try:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not launcher.poll(handle).state.is_over and len(written) < 30 and time.monotonic() < deadline_s:
+        while not launcher.poll(handle).state.is_over and len(written) < 10 and time.monotonic() < deadline_s:
             listeners = Listeners()
             listeners.look(os.getpid())
-            for port in {port for _, port in listeners.seen} - silent:
-                client = threading.Thread(target=write_pickles, args=(port, pickled, written), daemon=True)
-                client.start()
-                client.join(timeout=3.0)
-                if client.is_alive():
-                    silent.add(port)
+            for port in {port for (_, port), who in listeners.seen.items() if "trainer.host" in who}:
+                write_pickles(port, pickled, written)
             time.sleep(0.2)
         assert written, "no store was found to write into"
     finally:
@@ -224,7 +208,7 @@ def test_a_store_of_rank_0_is_where_its_address_says() -> None:
         again = group_store({**environment, "TORCHELASTIC_RESTART_COUNT": "1"}, 1, PATIENCE)
         assert not again.check(["key"]), "workers that start again see nothing of the last ones"
     assert (address, port) in listeners.seen
-    assert_all_on_loopback(listeners)
+    listeners.assert_all_on_loopback()
 
 
 @pytest.mark.parametrize(

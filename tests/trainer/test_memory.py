@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,14 +14,13 @@ from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from . import memory_program
 from .scenarios import toy_spec
 
 CPU = torch.device("cpu")
 STEPS = 3
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_a_worker_without_memory_for_one_sample_says_so(
@@ -49,31 +45,8 @@ def runs(folder: Path) -> dict[str, list[Event]]:
             write_spec(run_dir, RunSpec.model_validate_json(json.dumps(spec)))
             plan.append({"folder": str(run_dir), "allowed_bytes": allowed})
     (folder / "runs.json").write_text(json.dumps(plan))
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        # Large blocks go back to the system when they are freed: what was used before is no reserve.
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 16),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.memory_program", str(rank), str(folder)],
-            env=environment,
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(memory_program.WORLD_SIZE)
-    ]
-    try:
-        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    program = "tests.trainer.memory_program"
+    all_end_well(*(["-m", program, str(rank), str(folder)] for rank in range(memory_program.WORLD_SIZE)))
     return {Path(run["folder"]).name: read_events(Path(run["folder"]) / "events.jsonl") for run in plan}
 
 

@@ -39,7 +39,7 @@ from .scenarios import TOY, run_crew, toy_spec
 ROOT = Path(__file__).resolve().parents[2]
 SHARES = (36, 20, 8)
 """Of four times the batch that the toy task is tuned at."""
-USUAL = {"stop": {"max_steps": 24}}
+USUAL = {"stop": {"max_steps": 16}}
 LOGGED = [name for name, field in FIELDS.items() if isinstance(field.task, str)]
 SCRIPTED = [name for name, field in FIELDS.items() if isinstance(field.script, str)]
 

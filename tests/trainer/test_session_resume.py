@@ -13,19 +13,22 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import read_events
 from hetopt.trainer.session import session
 from tests.forks import all_end_well
+from tests.thinned import few, running
 
 from .resume_program import CASES, EPOCHS, STEPS
 
+FEW = 7
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What became of every script, whole, and killed and resumed."""
+def folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """What became of the scripts, whole, and killed and resumed."""
     folder = tmp_path_factory.mktemp("resume")
-    all_end_well(["-m", "tests.trainer.resume_program", str(folder)])
+    all_end_well(["-m", "tests.trainer.resume_program", str(folder), *running(pytestconfig, FEW, CASES)])
     return folder
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(FEW, CASES))
 def test_a_killed_script_ends_where_it_would_have(name: str, folder: Path) -> None:
     case = CASES[name]
     for rank in range(case.workers):

@@ -12,6 +12,7 @@ from hetopt.trainer.steps.local_batch import drawn_samples, given_samples
 
 from .scenarios import (
     HALF_STEPS,
+    LONG_STEPS,
     SCENARIOS,
     SHARES,
     SHORT_STEPS,
@@ -57,7 +58,7 @@ def test_a_delta_that_is_never_reached_sends_nothing_but_votes(crew: Crew) -> No
     assert told(crew, "selsync-never", "synchronised") == 0
     assert told(crew, "selsync-never", "local") == SHORT_STEPS
     assert told(crew, "selsync-never", "sent_bytes") == SHORT_STEPS * 8
-    assert crew.finished("selsync-never")["metrics"]["mse"] < 0.2
+    assert crew.finished("selsync-never")["metrics"]["mse"] < 0.3
 
 
 def test_parameters_travel_only_where_models_are_averaged(crew: Crew) -> None:
@@ -87,7 +88,7 @@ def test_shares_follow_the_speeds_of_workers_that_train_for_themselves(crew: Cre
 
 def test_averages_may_be_rounded_and_what_rounding_left_goes_with_the_next(crew: Crew) -> None:
     """The same averages as in fp32, in less than half of the bytes even of a model of a hundred parameters."""
-    assert told(crew, "rounded", "synchronised") == told(crew, "local-buffers", "synchronised") == STEPS // 7
+    assert told(crew, "rounded", "synchronised") == told(crew, "local-buffers", "synchronised") == LONG_STEPS // 7
     assert told(crew, "rounded", "sent_bytes") < told(crew, "local-buffers", "sent_bytes") / 2
     rounded, whole = (crew.finished(name)["metrics"]["mse"] for name in ("rounded", "local-buffers"))
     assert rounded == pytest.approx(whole, rel=0.3)

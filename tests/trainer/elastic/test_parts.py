@@ -217,7 +217,6 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, dies: int, then: str, lost:
 
 def test_who_asks_the_warden_to_end_asks_the_worker(tmp_path: object) -> None:
     with warden(tmp_path, dies=0, then="wait") as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
