@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,6 @@ from hetopt.core.run_folder import (
     SPEC_VARIABLE,
     STOP_FILE,
     Hosts,
-    HostThere,
     living_file,
     read_living,
     read_spec,
@@ -45,7 +44,6 @@ from hetopt.core.run_folder import (
 from hetopt.core.run_spec import RunSpec, first_rank, host_names
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import run_script
-from hetopt.trainer.elastic.rendezvous import Presence
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
 from hetopt.trainer.host.forks import only_imports
 
@@ -378,7 +376,7 @@ def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
     """Train with whoever is there, from one generation of workers to the next."""
-    from hetopt.trainer.elastic.rendezvous import Abandoned
+    from hetopt.trainer.elastic.rendezvous import Abandoned, Presence
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
 
@@ -396,7 +394,7 @@ def _work_among_changing(
         attempt=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/" if len(meetings) == 1 else "",
         device=device,
         stop_requested=stop_wish,
-        presence=KnownPresence(run_dir, [worker.host for worker in spec.workers]),
+        presence=Presence(ReplacedRecord(Hosts, run_dir / PRESENCE_FILE), [worker.host for worker in spec.workers]),
     )
     with closing(crew):
         try:
@@ -554,37 +552,6 @@ def _tell_end(run_dir: Path, reason: str) -> bool:
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=told.trained_for_s or 0.0)
     return True
-
-
-class KnownPresence(Presence):
-    """Presence as the file tells it; without one nothing is known. A look costs one system call."""
-
-    def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
-        self._file = ReplacedRecord(Hosts, run_dir / PRESENCE_FILE)
-        self._hosts = tuple(hosts)
-
-    def is_away(self, place: int) -> bool:
-        """Whether there is no host that a worker could come from."""
-        there = self._now()
-        return there is not None and self._hosts[place] not in there
-
-    def is_dead(self, place: int, life: str) -> bool:
-        """Whether a worker ended with its host."""
-        there = self._now()
-        if there is None:
-            return False
-        host = there.get(self._hosts[place])
-        return host is None or int(life.partition(".")[0]) < host.incarnation
-
-    @property
-    def all_leave(self) -> bool:
-        """Whether no host stays: what the workers have in memory will be lost."""
-        there = self._now() or {}
-        return bool(there) and all(host.leaving for host in there.values())
-
-    def _now(self) -> Mapping[str, HostThere] | None:
-        hosts = self._file.now()
-        return None if hosts is None else hosts.there
 
 
 if __name__ == "__main__":

@@ -394,7 +394,7 @@ class WorkerGroup:
             Abandoned: the run was asked to stop, or is over.
         """
         if held is not None:
-            self._me = replace(self._me, version=held.version, share=held.share)
+            self._me = self._me.model_copy(update={"version": held.version, "share": held.share})
         while True:
             generation = self._meet()
             try:
@@ -534,7 +534,9 @@ class WorkerGroup:
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation
-        self._me = replace(self._me, joined=generation.number, beside=generation.places, lives=generation.lives)
+        self._me = self._me.model_copy(
+            update={"joined": generation.number, "beside": generation.places, "lives": generation.lives}
+        )
         self._known = open_sockets()
         assert self._watching is not None
         self._watch = Watch(
