@@ -329,7 +329,7 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
     size, rank, workers = len(dataset), context.rank, context.world_size
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
-        order = everything if parts is None else partial(parts.order, rank)
+        order = everything if parts is None else partial(parts, rank)
         replay = Replay(spec.stream, rank, order=order)
         return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
     if parts is None:
@@ -347,8 +347,8 @@ def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | No
     parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
     assert parts is not None
     digest = hashlib.sha256()
-    for worker in range(parts.workers):
-        digest.update(parts.order(worker, 0).tobytes())
+    for worker in range(len(weights)):
+        digest.update(parts(worker, 0).tobytes())
     if len(set(gather_texts(digest.hexdigest(), context.world_size))) > 1:
         raise RunFailed(
             "the workers divide the training data in different ways.", hint="give all workers the same data"
@@ -771,7 +771,7 @@ def try_twins(training: Training, ratio: float) -> Verdict:
         with suppress(torch.OutOfMemoryError):
             twins = (_Twin(training, reader, None), _Twin(training, reader, ratio))
         while verdict is None:
-            steps = [reader.cutting.parts(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
+            steps = [reader.cut(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
             losses = [_loss(twin, steps, seed=context.spec.seed + cursor.position) for twin in twins]
             row = [*(losses or [math.nan, math.nan]), float(samples[context.rank])]
             verdict = trial.after(gather_numbers(row, context.world_size))

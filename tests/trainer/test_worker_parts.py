@@ -177,7 +177,7 @@ def test_micro_batches_cover_the_slice_in_order(
     position = batch.position
     for rank, share in enumerate(shares):
         parts = reader.cut(batch, rank)
-        assert [index for part in parts for index in part.indices] == list(batch.slices[rank])
+        assert [index for part in parts for index in part.indices] == batch.slice(rank).tolist()
         assert all(len(part) <= (limit or share) for part in parts)
         if limit is not None and not augmented:
             assert len(parts) == math.ceil(share / limit)

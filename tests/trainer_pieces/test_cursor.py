@@ -28,10 +28,10 @@ def test_every_epoch_holds_every_sample_once(size, seed, steps):
             cursor = cursor.at(json.loads(json.dumps(cursor.state())))
         position, epoch = cursor.position, cursor.epoch
         batch = cursor.take(shares)
-        assert [len(part) for part in batch.slices] == shares
+        assert [len(batch.slice(rank)) for rank in range(len(shares))] == shares
         assert len(batch) == sum(shares)
         assert (batch.position, batch.epoch) == (position, epoch)
-        stream += [index for part in batch.slices for index in part]
+        stream += batch.samples.tolist()
     assert cursor.position == len(stream)
     assert cursor.epoch == len(stream) // size
     for start in range(0, len(stream) - size + 1, size):
@@ -44,7 +44,7 @@ def test_every_epoch_holds_every_sample_once(size, seed, steps):
 def test_the_stream_does_not_depend_on_the_shares(size, one, other):
     def stream(steps):
         cursor = SampleCursor(size, 7)
-        return [index for shares in steps for part in cursor.take(shares).slices for index in part]
+        return [index for shares in steps for index in cursor.take(shares).samples.tolist()]
 
     first, second = stream(one), stream(other)
     common = min(len(first), len(second))
