@@ -565,11 +565,6 @@ class Node:
                     hint="for example 10.0.0.1:29400",
                 )
 
-    @property
-    def stands_alone(self) -> bool:
-        """Return whether it comes and goes without the others, and only its workers know of them."""
-        return "," in self.meeting
-
     def to_arguments(self) -> list[str]:
         """Return the node on a command line."""
         return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]

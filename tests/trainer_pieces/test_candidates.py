@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks._published_collectives import dense
 from hetopt.core.comm.composition import combine
-from hetopt.core.comm.cost import dense
 from hetopt.core.comm.options import RATIOS, Candidates, Option, make_option, way_name
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.errors import BadInput

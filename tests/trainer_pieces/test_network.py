@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, time_s
+from benchmarks._published_collectives import dense, gathered, time_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.options import make_option
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import ANOTHER, StepTimes

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s, time_s
+from benchmarks._published_collectives import time_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s
 from hetopt.core.comm.options import Candidates, CompressTime
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule

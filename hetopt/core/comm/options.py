@@ -20,7 +20,7 @@ from hetopt.core.comm.composition import (
     combine,
 )
 from hetopt.core.comm.compression_text import spell
-from hetopt.core.comm.cost import Operation, dense, pipelined_s
+from hetopt.core.comm.cost import Operation, pipelined_s
 from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
 
@@ -237,12 +237,12 @@ class Candidates:
     @functools.cached_property
     def dense(self) -> Candidate:
         """Return everything in fp32, with what was held back."""
-        payload_bytes = VALUE_BYTES * self.numel
+        part_bytes = VALUE_BYTES * self.numel / self.buckets
         option = Option(
             compressor=IDENTITY,
             collective=DENSE,
             ratio=1.0,
-            operations=dense(payload_bytes / self.buckets, self.workers),
+            operations=(Operation(primitive="all_reduce", payload_bytes=part_bytes, members=self.workers),),
             gain=1.0,
             buckets=self.buckets,
         )
