@@ -26,7 +26,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -320,14 +320,6 @@ CLOSE = 1e-9
 _WORD = {4: torch.int32, 8: torch.int64}
 
 
-class Groups(Protocol):
-    """An optimizer, or several: parameters in groups with options."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """As of ``torch.optim.Optimizer``."""
-
-
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
     """A checksum of some tensors in their order, for comparison between workers."""
     total: Tensor | None = None
@@ -339,7 +331,7 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
     return 0 if total is None else int(total) % LARGEST
 
 
-def options_of(optimizer: Groups) -> list[tuple[str, float]]:
+def options_of(optimizer: Any) -> list[tuple[str, float]]:
     """The optimizer's numbers by name: learning rates, momenta and so on of every group."""
     found = []
     for index, group in enumerate(optimizer.param_groups):
@@ -352,7 +344,7 @@ def options_of(optimizer: Groups) -> list[tuple[str, float]]:
     return found
 
 
-def parameters_of(optimizer: Groups) -> list[nn.Parameter]:
+def parameters_of(optimizer: Any) -> list[nn.Parameter]:
     """All that it has, in the order of its groups."""
     return [one for group in optimizer.param_groups for one in group["params"]]
 

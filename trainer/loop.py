@@ -343,7 +343,7 @@ class _Run:
         if stopped:
             self._finish_checkpoint(stopped=True)
         with self._training.one_model():
-            digest = parameters_sha256(self._training.model)
+            digest = parameters_sha256(self._training.model.named_parameters())
             if len(set(gather_texts(digest, context.world_size))) > 1:
                 raise RunFailed(
                     "the workers' models differ at the end of the run.",
@@ -351,7 +351,7 @@ class _Run:
                     "please report it if not",
                 )
             if context.is_leader:
-                leave_model(context.run_dir, self._training.model, stopped=stopped)
+                leave_model(context.run_dir, self._training.model.state_dict(), stopped=stopped)
         if not stopped:
             self._finish_checkpoint(stopped=False)
         if self._crew is not None and context.is_leader:
@@ -386,20 +386,10 @@ def conclude(training: Training, period: Period) -> None:
             learning_rate=float(training.optimizer.param_groups[0]["lr"]),
             steps_left=training.milestones.steps_left(training.step, training.feed.cursor.position),
         )
-        _try_twins(training)
+        steering = training.exchange.steering
+        if steering is not None and (ratio := steering.try_ratio) is not None:
+            # It is worth knowing whether thin exchanges would hold training back.
+            steering.heard(try_twins(training, ratio))
     if training.share(period, training.feed.cursor.epoch):
         drawn = training.feed.drawn(training.balance.shares)
         training.milestones = replace(training.milestones, global_batch_size=sum(drawn))
-
-
-def _try_twins(training: Training) -> None:
-    """Where it is worth knowing whether thin exchanges would hold training back."""
-    context, steering = training.context, training.exchange.steering
-    ratio = None if steering is None else steering.try_ratio
-    if steering is None or ratio is None:
-        return
-    begun_s = context.clock()
-    verdict = try_twins(training, ratio)
-    steering.heard(verdict)
-    took_s = round(context.clock() - begun_s, 6)
-    context.events.write("twins_tried", step=training.step, ratio=ratio, says=verdict.says, took_s=took_s)

@@ -27,7 +27,7 @@ from hetopt.core.artifact import ReplacedRecord
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
-from hetopt.core.interruption import die_with_parent
+from hetopt.core.interruption import StopSignal, die_with_parent
 from hetopt.core.run_folder import (
     INCARNATION_VARIABLE,
     OUTPUT_FOLDER,
@@ -213,23 +213,21 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
     return f"cuda:{turn % cuda_devices}"
 
 
-class StopWish:
-    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file."""
+class StopWish(StopSignal):
+    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
+
+    A second signal ends the process at once.
+    """
 
     def __init__(self, run_dir: Path) -> None:
+        super().__init__()
         self._file = run_dir / STOP_FILE
-        self._signalled = False
-
-    def listen(self) -> None:
-        """Take SIGTERM and SIGINT as wishes from now on; a second one ends the process at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
 
     def __call__(self) -> bool:
-        return self._signalled or self._file.exists()
+        return super().__call__() is not None or self._file.exists()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
+        super()._on_signal(number, frame)
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -220,17 +220,17 @@ def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
     model[2].weight = model[0].weight
     model[0].weight.data = torch.arange(9.0).view(3, 3).t()
-    before = parameters_sha256(model)
-    save_model(tmp_path / "model.safetensors", model)
+    before = parameters_sha256(model.named_parameters())
+    save_model(tmp_path / "model.safetensors", model.state_dict())
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     loaded = load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
     model[1].bias.data[0] = torch.nextafter(model[1].bias.data[0], torch.tensor(9.0))
-    assert parameters_sha256(model) != before
+    assert parameters_sha256(model.named_parameters()) != before
     model.load_state_dict(loaded)
-    assert parameters_sha256(model) == before, "a fingerprint tells the smallest difference"
+    assert parameters_sha256(model.named_parameters()) == before, "a fingerprint tells the smallest difference"
 
 
 def test_what_is_written_is_what_was_when_it_began(tmp_path: Path, one: CheckpointSaver) -> None:
@@ -297,13 +297,13 @@ def test_the_trained_model_is_worth_more_than_checkpoints(tmp_path: Path, monkey
         save(folder, step)
     needs_the_room_of_all_but(0)
     with pytest.raises(RunFailed, match="No space left on device"):
-        leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=True)
+        leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
     assert folder.newest(DIGEST) == Found(step=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"], "whole or not at all"
     needs_the_room_of_all_but(1)
-    leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=True)
+    leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
     needs_the_room_of_all_but(0)
-    leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=False)
+    leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model.safetensors"]
 
 

@@ -37,7 +37,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,7 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.stopwatch import FORWARD, Mark, Slowdown, Stopwatch
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 
@@ -156,13 +157,6 @@ class StepTrace:
     exchange: ExchangeStats | None = None
     under_backward: bool = False
     gradient_energy: float | None = None
-
-
-class Reader(Protocol):
-    """Reads the samples of a step's micro-batches."""
-
-    def read(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the device."""
 
 
 class LossModule(nn.Module):
@@ -475,7 +469,7 @@ class FusedStep:
         self,
         *,
         module: LossModule,
-        reader: Reader,
+        reader: BatchReader | SampleFeed,
         stopwatch: Stopwatch,
         pace: Slowdown,
         exchange: Exchange | None = None,

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -60,8 +60,6 @@ from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_para
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
-
-StateT = TypeVar("StateT", bound=Record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,19 +92,6 @@ class SyncDecision:
     participants: tuple[int, ...] | None = None
 
 
-class SyncPolicy(Protocol, Generic[StateT]):
-    """Decides after every step, with the same arguments on every rank."""
-
-    votes: ClassVar[bool]
-    """Whether it goes by how gradients change, which the workers then have to tell each other."""
-
-    def initial(self) -> StateT:
-        """The state before the first step; its type reads a checkpoint's back (`Record.model_validate`)."""
-
-    def decide(self, state: StateT, observation: SyncObservation) -> tuple[StateT, SyncDecision]:
-        """The next state, and what to do now."""
-
-
 class Rounds(Record):
     """State of a periodic policy: the number of averages so far."""
 
@@ -134,11 +119,10 @@ class Periodic:
     seed: int = 0
 
     votes: ClassVar[bool] = False
-    """False: the averaging period is fixed, so workers need no vote."""
+    """Whether it goes by how gradients change, which the workers then have to tell each other."""
 
-    def initial(self) -> Rounds:
-        """The state before the first round."""
-        return Rounds()
+    initial: ClassVar[type[Rounds]] = Rounds
+    """The state before the first round."""
 
     def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
         """Whether the round is over, and whose parameters count (see `SyncPolicy`)."""
@@ -228,9 +212,8 @@ class SelSync:
     votes: ClassVar[bool] = True
     """True: in every step the workers vote whether to synchronize."""
 
-    def initial(self) -> SelSyncState:
-        """The state before the first vote."""
-        return SelSyncState()
+    initial: ClassVar[type[SelSyncState]] = SelSyncState
+    """The state before the first vote."""
 
     def threshold(self, state: SelSyncState) -> float | None:
         """Delta as it is now; None: it is steered, and no change was seen yet."""
@@ -284,6 +267,10 @@ class SelSync:
         return SelSyncState(log_delta=state.log_delta + STEERING_GAIN * (synchronised - self.synchronised_share))
 
 
+SyncPolicy: TypeAlias = Periodic | SelSync
+"""Decides after every step, with the same arguments on every rank."""
+
+
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
     """How many of the workers have to vote for a synchronisation: one, more than half, or a part of them."""
     of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
@@ -292,7 +279,7 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
-) -> SyncPolicy[Any] | None:
+) -> SyncPolicy | None:
     """The policy that says when parameters are averaged; None: nobody asks (``bsp``).
 
     Args:
@@ -422,7 +409,7 @@ class Synchronizer:
         channel: Callable[[], Channel],
         stopwatch: Stopwatch,
         sync: Synchronization,
-        policy: SyncPolicy[Any],
+        policy: SyncPolicy,
         compression: Compression,
     ) -> None:
         self._sync = sync

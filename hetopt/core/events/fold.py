@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from hetopt.core.events.records import (
-    AuditDiffers,
     Audited,
     CheckpointSaved,
     ClockJumped,
@@ -26,6 +25,7 @@ from hetopt.core.events.records import (
     ExchangeTold,
     LogEvent,
     ProbeEvent,
+    Remarked,
     RunFailure,
     RunStarted,
     SharesChanged,
@@ -260,9 +260,9 @@ class Audits:
     tolerance: float = 0.0
     reason: str = ""
 
-    def take(self, event: Audited | AuditDiffers) -> None:
+    def take(self, event: Audited | Remarked) -> None:
         """Go on with one more audit, or with what the audits so far have shown."""
-        if isinstance(event, AuditDiffers):
+        if isinstance(event, Remarked):
             self.reason = event.reason
             return
         self.count += 1
@@ -369,7 +369,7 @@ class RunFold:
                 self._change_shares(event)
             case ExchangeChanged():
                 self.exchange_changes += 1
-            case Audited() | AuditDiffers():
+            case Audited() | Remarked(event="audit_differs"):
                 self.audits = self.audits or Audits()
                 self.audits.take(event)
             case Evaluated():

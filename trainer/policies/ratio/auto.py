@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -264,9 +265,8 @@ class AutoRatio:
         if not any(map(is_dense, self.options)) or len({option.key for option in self.options}) != len(self.options):
             raise ValueError("a dense option (ratio 1, gain 1) has to be among the options, each of another key")
 
-    def initial(self) -> AutoState:
-        """The state before the first step: no option was measured."""
-        return AutoState()
+    initial: ClassVar[type[AutoState]] = AutoState
+    """The state before the first step: no option was measured."""
 
     def first(self, network: Network | None) -> RatioDecision:
         """Dense, or the largest ratio with a curve if that exchanges sooner: from there all other gains can be read."""
