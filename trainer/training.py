@@ -52,10 +52,9 @@ from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.context import Generators, WorkerContext
 from hetopt.trainer.data.cursor import (
     NEED_LABELS,
-    Cursor,
+    AnyCursor,
     MicroBatch,
     PartitionedCursor,
-    Parts,
     Replay,
     SampleCursor,
     StreamCursor,
@@ -318,42 +317,32 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
     )
 
 
-def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
+def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
     """Return the beginning of the training samples: one order for all workers, a part for each, or a stream.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
         RunFailed: the workers see other labels, or arrive at other parts.
     """
-    parts, spec = make_agreed_parts(context, dataset), context.spec
-    size, rank, workers = len(dataset), context.rank, context.world_size
+    spec, size, rank, workers = context.spec, len(dataset), context.rank, context.world_size
+    weights, parts = first_shares(spec), None
+    if workers > 1 and spec.partition.name != "global":
+        labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
+        parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
+    if parts is not None:
+        digest = hashlib.sha256()
+        for worker in range(workers):
+            digest.update(parts(worker, 0).tobytes())
+        if len(set(gather_texts(digest.hexdigest(), workers))) > 1:
+            raise RunFailed(
+                "the workers divide the training data in different ways.", hint="give all workers the same data"
+            )
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
         order = everything if parts is None else partial(parts, rank)
         replay = Replay(spec.stream, rank, order=order)
         return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
-    if parts is None:
-        return SampleCursor(size, spec.seed)
-    return PartitionedCursor(parts, size, weights=first_shares(spec))
-
-
-def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | None:
-    """What each worker sees, alike on all of them; None: all see everything (see `make_cursor` for errors)."""
-    spec, size = context.spec, len(dataset)
-    if context.world_size == 1 or spec.partition.name == "global":
-        return None
-    weights = first_shares(spec)
-    labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
-    parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
-    assert parts is not None
-    digest = hashlib.sha256()
-    for worker in range(len(weights)):
-        digest.update(parts(worker, 0).tobytes())
-    if len(set(gather_texts(digest.hexdigest(), context.world_size))) > 1:
-        raise RunFailed(
-            "the workers divide the training data in different ways.", hint="give all workers the same data"
-        )
-    return parts
+    return SampleCursor(size, spec.seed) if parts is None else PartitionedCursor(parts, size, weights=weights)
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:

@@ -154,38 +154,11 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """The place that the environment names; a process started without torchrun is a run of one worker.
-
-        Raises:
-            BadInput: the variables are no numbers, or contradict each other.
-        """
-        try:
-            place = cls(
-                rank=int(environment.get("RANK", "0")),
-                local_rank=int(environment.get("LOCAL_RANK", "0")),
-                world_size=int(environment.get("WORLD_SIZE", "1")),
-            )
-        except ValueError:
-            raise BadInput("RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers.", hint="use torchrun") from None
-        if not 0 <= place.local_rank <= place.rank < place.world_size:
-            raise BadInput(
-                f"0 <= LOCAL_RANK <= RANK < WORLD_SIZE must hold, got {place.local_rank}, {place.rank} and "
-                f"{place.world_size}.",
-                hint="use torchrun",
-            )
-        return place
-
-
-def check_place(spec: RunSpec, place: Place) -> None:
-    """Refuse to be one of another number of workers than the run has.
-
-    Raises:
-        BadInput: it is.
-    """
-    if place.world_size != len(spec.workers):
-        raise BadInput(
-            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
-            hint=f"run torchrun with {len(spec.workers)} processes",
+        """The place that the environment names; a process started without torchrun is a run of one worker."""
+        return cls(
+            rank=int(environment.get("RANK", "0")),
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            world_size=int(environment.get("WORLD_SIZE", "1")),
         )
 
 
@@ -324,10 +297,18 @@ def keep_freed_memory() -> bool:
 
 
 def _prepared(spec: RunSpec, place: Place) -> str:
-    """Make this process what the spec says of its worker; return the worker's device."""
+    """Make this process what the spec says of its worker; return the worker's device.
+
+    Raises:
+        BadInput: it is one of another number of workers than the run has.
+    """
     import torch
 
-    check_place(spec, place)
+    if place.world_size != len(spec.workers):
+        raise BadInput(
+            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
+            hint=f"run torchrun with {len(spec.workers)} processes",
+        )
     keep_freed_memory()
     threads = spec.workers[place.rank].threads
     if threads is not None:

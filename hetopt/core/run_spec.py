@@ -462,15 +462,6 @@ class RunSpec(RecordLeavingOut):
     )
 
     @model_validator(mode="after")
-    def _workers_live_on_the_hosts(self) -> Self:
-        if self.miniature is None:
-            return self
-        ranked = [host.name for host in self.miniature.hosts for _ in range(host.workers)]
-        if ranked != [worker.host for worker in self.workers]:
-            raise ValueError("the workers must be those of the miniature's hosts, host by host")
-        return self
-
-    @model_validator(mode="after")
     def _policies_have_such_settings(self) -> Self:
         check_settings(self.ratio_policy, self.ratio_settings, RATIO_SETTINGS)
         check_settings(self.batch_policy, self.batch_settings, BATCH_SETTINGS)

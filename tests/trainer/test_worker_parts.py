@@ -45,15 +45,6 @@ def test_without_torchrun_a_worker_is_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [{"RANK": "one"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}],
-)
-def test_a_place_that_cannot_be_is_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(BadInput):
-        Place.of(environment)
-
-
-@pytest.mark.parametrize(
     ("wished", "cuda_devices", "expected"),
     [
         (("auto", "auto", "auto"), 2, ["cuda:0", "cuda:1", "cpu"]),

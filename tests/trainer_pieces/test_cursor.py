@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.errors import BadInput
 from hetopt.trainer.data.cursor import SampleCursor, permutation
 
 GOLDEN_FIRST = [11, 3, 2, 1, 8, 6, 0, 7, 4, 10, 5, 9]
@@ -63,15 +61,3 @@ def test_shuffles_are_fair():
         [int(np.flatnonzero(permutation(10, 1, epoch) == 4)[0]) for epoch in range(2000)], minlength=10
     )
     assert ((counts - 200) ** 2 / 200).sum() < 27.9
-
-
-@pytest.mark.parametrize(("size", "seed", "key"), [(0, 0, "empty"), (3, -1, "`seed`")])
-def test_nonsense_is_refused(size, seed, key):
-    with pytest.raises(BadInput, match=key):
-        SampleCursor(size, seed)
-
-
-@pytest.mark.parametrize("shares", [[], [0, 0], [3, -1]])
-def test_a_step_needs_a_sample(shares):
-    with pytest.raises(ValueError, match="at least one sample"):
-        SampleCursor(3, 0).take(shares)

@@ -356,21 +356,17 @@ class CheckpointFolder:
             )
         return Found(step=None)
 
-    def write_shared(self, shared: SharedState) -> FileRecord:
-        """Write what all workers share, into the checkpoint that is being written.
+    def write(self, step: int, name: str, state: SharedState | RankState) -> FileRecord:
+        """Write what all workers share, or what is a worker's own, into the checkpoint that is being written.
 
         Raises:
             OSError: the disk refuses.
         """
-        return self._write(shared.step, STATE_FILE, vars(shared))
-
-    def write_own(self, step: int, rank: int, own: RankState) -> FileRecord:
-        """Write what is a worker's own, likewise.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        return self._write(step, rank_file(rank), vars(own))
+        folder = self.partial(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _written_whole(folder / name) as partial:
+            save_tensors(partial, _flattened(vars(state)).items())
+            return FileRecord.of(partial.read_bytes())
 
     def publish(self, manifest: Manifest) -> None:
         """Make the checkpoint that was being written the newest, now that all of its files are on disk.
@@ -446,13 +442,6 @@ class CheckpointFolder:
             return Manifest.from_json(text, origin=str(path))
         except BadInput:
             return f"{MANIFEST_FILE} is damaged"
-
-    def _write(self, step: int, name: str, data: Mapping[str, Any]) -> FileRecord:
-        folder = self.partial(step)
-        folder.mkdir(parents=True, exist_ok=True)
-        with _written_whole(folder / name) as partial:
-            save_tensors(partial, _flattened(data).items())
-            return FileRecord.of(partial.read_bytes())
 
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
         manifest, path = self._manifest(step), self.path(step) / name
@@ -651,8 +640,8 @@ class CheckpointSaver:
         step, of_all, of_mine = shared.step, shared.snapshot() if self._context.rank == 0 else None, own.snapshot()
 
         def write() -> dict[str, FileRecord]:
-            parts = {rank_file(self._context.rank): self._folder.write_own(step, self._context.rank, of_mine)}
-            return parts if of_all is None else {**parts, STATE_FILE: self._folder.write_shared(of_all)}
+            states = ((rank_file(self._context.rank), of_mine), (STATE_FILE, of_all))
+            return {name: self._folder.write(step, name, state) for name, state in states if state is not None}
 
         parts = self._thread.submit(write)
         now_s = self._context.clock()

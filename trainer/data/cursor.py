@@ -85,6 +85,9 @@ class GlobalBatch:
 class Cursor:
     """A place in the samples of a run, the same on every rank.
 
+    ``take(shares)`` gives the next samples, ``shares[r]`` of them for rank r, and moves the cursor behind them;
+    ``at(state)`` gives a cursor over the same data that continues exactly where ``state`` was taken.
+
     Args:
         dataset_size: samples that are an epoch.
     """
@@ -103,40 +106,15 @@ class Cursor:
         """Number of completed epochs."""
         return self.position // self.dataset_size
 
-    def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next samples, ``shares[r]`` of them for rank r; moves the cursor behind them."""
-        raise NotImplementedError
-
     def state(self) -> dict[str, int]:
         """Where the cursor stands, as plain JSON."""
         return {"dataset_size": self.dataset_size, "position": self.position}
-
-    def at(self, state: Mapping[str, int]) -> Cursor:
-        """A cursor over the same data that continues exactly where ``state`` was taken."""
-        raise NotImplementedError
-
-
-def count_of(shares: Sequence[int], workers: int | None = None) -> int:
-    """Samples of a step.
-
-    Raises:
-        ValueError: there are none, or not as many shares as workers.
-    """
-    if sum(shares) < 1 or min(shares) < 0 or len(shares) != (workers or len(shares)):
-        raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
-    return sum(shares)
 
 
 class SampleCursor(Cursor):
     """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
 
     def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
-        if dataset_size < 1:
-            raise BadInput("The training data is empty.", hint="check the task's data")
-        if seed < 0:
-            raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
-        if position < 0:
-            raise ValueError(f"position must not be negative, not {position}")
         super().__init__(dataset_size)
         self._seed = seed
         self._stream = Passes(partial(permutation, dataset_size, seed), *divmod(position, dataset_size), drawn=position)
@@ -149,7 +127,7 @@ class SampleCursor(Cursor):
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
         epoch, position = self.epoch, self.position
-        samples, epochs = self._stream.take(count_of(shares))
+        samples, epochs = self._stream.take(sum(shares))
         return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
@@ -346,8 +324,7 @@ def make_parts(
             _check_enough(size, weights)
             return fixed_parts(_cut(permutation(size, seed, 0), weights), seed)
         case "labels":
-            if labels is None or len(labels) != size:
-                raise ValueError(f"{partition.name} needs a label for each of the {size} samples")
+            assert labels is not None, "whoever asks has read them"
             return fixed_parts(label_skew(labels, len(weights), partition.labels, seed), seed)
 
 
@@ -431,7 +408,6 @@ class PartitionedCursor(Cursor):
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next samples of every worker's own; moves the cursors behind them."""
-        count_of(shares, len(self._streams))
         epoch, position = self.epoch, self.position
         taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
         return GlobalBatch(
@@ -626,7 +602,7 @@ class StreamCursor(Cursor):
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """Return this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
-        total, share = count_of(shares, self._workers), shares[self._rank]
+        total, share = sum(shares), shares[self._rank]
         names = np.full(total, ELSEWHERE, dtype=np.int64)
         epochs = np.zeros(total, dtype=np.int64)
         batch = GlobalBatch(
@@ -650,3 +626,6 @@ class StreamCursor(Cursor):
         self._position = state["position"]
         self.replay.go_to(state)
         return self
+
+
+AnyCursor: TypeAlias = SampleCursor | PartitionedCursor | StreamCursor

@@ -692,11 +692,6 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             _refuse_other_ways(optimizer)
 
     def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
-        if "nccl" in (backend or options.get("backend") or "") and not torch.cuda.is_available():
-            raise BadInput(
-                "The script asks for nccl, and this worker has no GPU.",
-                hint='init_process_group("nccl" if torch.cuda.is_available() else "gloo") runs on any machine',
-            )
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}

@@ -310,7 +310,8 @@ def meet_again(
             if wanted(store) > number:
                 number -= 1
                 break
-            registered = _registered(store, number, places)
+            texts = {place: store.get(f"{number}/member/{place}") for place in places}
+            registered = {place: read_words(Member, text, f"worker {place}") for place, text in texts.items() if text}
             if may_close(registered, places, clock() - registered_s, patience, presence):
                 members = tuple(registered[place] for place in sorted(registered))
                 store.compare_set(f"{number}/closed", "", Generation(number=number, members=members).model_dump_json())
@@ -349,8 +350,3 @@ def _all_here(
             return False
         yield LOOK_S
     return True
-
-
-def _registered(store: RendezvousStore, number: int, places: Sequence[int]) -> dict[int, Member]:
-    texts = {place: store.get(f"{number}/member/{place}") for place in places}
-    return {place: read_words(Member, text, f"worker {place}") for place, text in texts.items() if text}

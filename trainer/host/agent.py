@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_log, tell_failure
@@ -82,7 +82,7 @@ def fork_from(server: ForkServer) -> None:
             try:
                 words = args[1:]
                 program = next(n for n, word in enumerate(words) if word == "-m" or not word.startswith("-"))
-                forked = server.start(
+                return server.start(
                     words[program:],  # after Python and its options
                     environment=env,
                     stdin=0,
@@ -91,7 +91,6 @@ def fork_from(server: ForkServer) -> None:
                 )
             except NoFork:
                 return super()._popen(args, env)
-            return cast("Popen[bytes]", forked)  # the agent asks for its number, polls and waits
 
     setattr(api, "get_subprocess_handler", ForkedWorker)  # noqa: B010  # torch has no other place for it
 

@@ -55,54 +55,20 @@ class NoFork(OSError):
     """A fork server that cannot be, or is no more: start the process by itself."""
 
 
-class ForkedProcess:
-    """A process that a `ForkServer` made, with what `subprocess.Popen` has for one without pipes."""
+class ForkedProcess(subprocess.Popen[bytes]):
+    """A process that a `ForkServer` made: a child of this one, as those are that `subprocess` starts, without pipes."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code, minus the signal that ended it; None: it lives."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid == self.pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not within so many seconds.
-        """
-        until_s = None if timeout is None else time.monotonic() + timeout
-        pause_s = _SOON_S
-        while (code := self.poll()) is None:
-            if until_s is not None and time.monotonic() > until_s:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.05)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send it SIGTERM, unless it has ended."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send it SIGKILL, unless it has ended."""
-        self.send_signal(signal.SIGKILL)
+        # All that its methods go by; nothing is started, and what is forgotten lives on.
+        self.args, self.pid, self.returncode = f"process {pid}", pid, None
+        self.stdin = self.stdout = self.stderr = None
+        self._waitpid_lock, self._sigint_wait_secs, self._child_created = threading.Lock(), 0.25, False
 
 
 class ForkServer:
     """The process that forks, as those see it who want a fork. It ends with them."""
 
-    def __init__(self, connection: socket.socket, process: ForkedProcess | subprocess.Popen[bytes]) -> None:
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self._connection, self._process = connection, process
         connection.settimeout(_LONGEST_IMPORT_S)
 

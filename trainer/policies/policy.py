@@ -272,7 +272,10 @@ class DynamicShares(DynamicSettings):
             return state.model_copy(update={"gathered": gathered}), BatchDecision(local_batch_sizes=shares)
 
         known = state.local_batch_sizes == shares
-        smoothed_s = _smoothed(state.smoothed_s if known else (), times_s, self.smoothing)
+        smoothed_s = times_s
+        if known and state.smoothed_s:
+            pairs = zip(times_s, state.smoothed_s, strict=True)
+            smoothed_s = tuple(self.smoothing * fresh + (1 - self.smoothing) * before for fresh, before in pairs)
         throughputs = [share / time_s for share, time_s in zip(shares, smoothed_s, strict=True)]
         caps = state.caps if len(state.caps) == len(shares) else (None,) * len(shares)
         if known and state.grown:
@@ -328,12 +331,6 @@ class DynamicShares(DynamicSettings):
 def omnilearn(*, minimum: int = 1) -> DynamicShares:
     """The law with the settings of OmniLearn's released code."""
     return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
-
-
-def _smoothed(old: tuple[float, ...], new: tuple[float, ...], weight: float) -> tuple[float, ...]:
-    if not old:
-        return new
-    return tuple(weight * fresh + (1 - weight) * before for fresh, before in zip(new, old, strict=True))
 
 
 OVERHEAD_SD = 0.5

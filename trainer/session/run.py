@@ -221,7 +221,7 @@ class Session(Flow):
         saver, begun_s = self._periods.saver, engine.context.clock()
         if saver.begun_step == engine.step:
             return
-        with self._gate.watch():
+        with self._gate:
             saver.finish()
         shared = SharedState(
             digest=run_digest(engine.context.spec),

@@ -32,7 +32,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.synchronization import Injection
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, MicroBatch, by_epoch, evenly
+from hetopt.trainer.data.cursor import AnyCursor, GlobalBatch, Indices, MicroBatch, by_epoch, evenly
 from hetopt.trainer.data.fetch import (
     Batch,
     MapDataset,
@@ -183,7 +183,8 @@ class ReadAhead:
     def next(self, part: MicroBatch) -> Batch:
         """Return the samples of the next micro-batch, once they are read."""
         expected, future = self._reading.popleft()
-        _check_same(expected, part)
+        if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
+            raise RuntimeError("other samples were read ahead than are asked for")
         self._read_one_more()
         return future.result()
 
@@ -195,11 +196,6 @@ class ReadAhead:
         part = next(self._upcoming, None)
         if part is not None:
             self._reading.append((part, self._thread.submit(self._read, part)))
-
-
-def _check_same(expected: MicroBatch, part: MicroBatch) -> None:
-    if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
-        raise RuntimeError("other samples were read ahead than are asked for")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +271,7 @@ class SampleFeed:
         *,
         reader: BatchReader,
         rank: int,
-        cursor: Cursor,
+        cursor: AnyCursor,
         reads_ahead: bool = False,
         injector: Injector | None = None,
     ) -> None:

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.comm import cost
-from hetopt.core.comm.options import Candidate
+from hetopt.core.comm.options import Option
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.memory import Precision
@@ -408,7 +408,7 @@ Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
 whether the step looks at gains."""
 
 
-def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Candidate]) -> Switch:
+def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
     """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
@@ -423,11 +423,11 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
     def now(looks: bool) -> tuple[BucketSum | None, str]:
         candidate = present()
         if not candidate.in_buckets:
-            return None, candidate.option.key
+            return None, candidate.key
         if looks or exchange.has_residual:
             # Whole gradients are exceptions: nobody should compare their times with those of the others.
             return None, ""
-        return buckets[candidate.compression.name], candidate.option.key
+        return buckets[candidate.compression.name], candidate.key
 
     return now
 

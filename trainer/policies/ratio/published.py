@@ -391,14 +391,8 @@ class ScanRatio(ScanSettings):
 
 
 def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
-    """Index of the best; the first of equals.
-
-    Raises:
-        ValueError: nothing to choose from.
-    """
+    """Index of the best of some; the first of equals."""
     front = pareto(prospects)
-    if not front:
-        raise ValueError("a scan needs prospects")
     times = _scaled([prospects[i].time_s for i in front])
     losses = _scaled([1 / prospects[i].gain for i in front])
     worst = [max(time_weight * time, gain_weight * loss) for time, loss in zip(times, losses, strict=True)]
