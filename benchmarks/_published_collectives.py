@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from hetopt.core.comm.cost import Algorithm, Algorithms, Operation, dense, gathered
+from hetopt.core.comm.cost import GLOO, Algorithm, Algorithms, LinkSpeed, Operation
 
 SCALAR_BYTES = 4
 
@@ -16,6 +17,21 @@ PUBLISHED_RING = Algorithms(all_gather=DOUBLING_ALL_GATHER)
 
 PUBLISHED_TREE = Algorithms(all_reduce=TREE_ALL_REDUCE, all_gather=DOUBLING_ALL_GATHER)
 """Behind the tree columns."""
+
+
+def time_s(operations: Iterable[Operation], network: LinkSpeed, *, algorithms: Algorithms = GLOO) -> float:
+    """Return seconds of an exchange, its operations one after the other, when no member has to wait for another."""
+    return sum(network.time_s(operation.terms(algorithms)) for operation in operations)
+
+
+def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
+    """Return everything, summed on the way."""
+    return (Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=members),)
+
+
+def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
+    """Return every member receives every payload."""
+    return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)
 
 
 def shared_index(index_bytes: float, value_bytes: float, members: int, *, vote: bool = False) -> tuple[Operation, ...]:

@@ -345,14 +345,16 @@ class Simulation:
                 yield self._draw.uniform(0.0, _WATCH_S)
                 continue
             self.result.generations = max(self.result.generations, generation.number + 1)
-            me = replace(me, joined=generation.number, beside=generation.places, lives=generation.lives)
+            me = me.model_copy(
+                update={"joined": generation.number, "beside": generation.places, "lives": generation.lives}
+            )
             try:
                 held = yield from self._hand_over(store, generation, me, held)
-                me = replace(me, share=self._shares(generation)[place])
+                me = me.model_copy(update={"share": self._shares(generation)[place]})
                 while held[1].step < self._schedule.steps:
                     held = yield from self._step(store, generation, me, held)
             except Broken:
-                me = replace(me, version=held[0])
+                me = me.model_copy(update={"version": held[0]})
                 with suppress(_StoreLost):
                     want(store, generation.number + 1)
                 yield self._draw.uniform(0.0, 0.2)

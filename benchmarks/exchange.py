@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, options, publish, run_benchmark
-from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
+from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, gathered, shared_index, time_s
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
 from hetopt.backends.emulation.conductor import CONDITION_CHANGED
-from hetopt.core.comm.cost import LinkSpeed, gathered, time_s
+from hetopt.core.comm.cost import LinkSpeed
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.records import ANY_EVENT, RECORDS, LogEvent, kinds
+from hetopt.core.events.records import ANY_EVENT, Happened, LogEvent
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
-KNOWN = frozenset(kind for record in RECORDS for kind in kinds(record))
+BY_KIND: dict[str, type[Happened]] = {
+    kind: record for record in get_args(get_args(LogEvent)[0]) for kind in get_args(get_type_hints(record)["event"])
+}
+KNOWN = frozenset(BY_KIND)
 
 _REST: Mapping[str, Mapping[str, Any]] = {
     "run_started": {"task": "digits", "workers": [{"host": "h0"}]},

@@ -1,4 +1,4 @@
-"""Small facts that all workers must share: gathered vectors, texts and sums. Everything here travels on the CPU.
+"""Small facts that all workers must share: gathered vectors and texts. Everything here travels on the CPU.
 
 A run of one worker has no process group and agrees with itself.
 """
@@ -110,12 +110,3 @@ def gather_texts(text: str, world_size: int) -> list[str]:
     rows = [torch.empty_like(own) for _ in range(world_size)]
     dist.all_gather(rows, own)
     return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="ignore") for gathered in rows]
-
-
-def sum_numbers(values: Sequence[float], world_size: int) -> list[float]:
-    """The sums over all workers, in double precision and the same bits everywhere."""
-    if world_size == 1 or not values:
-        return list(values)
-    total = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(total)
-    return [float(value) for value in total.tolist()]

@@ -25,16 +25,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import first_shares, micro_batch_size, within_memory
-from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec, StopRule
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
@@ -47,7 +45,7 @@ from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ControlRow:
     """One worker's entry in the control vector. A mean is over the steps of the period unless it says otherwise.
 
@@ -96,17 +94,7 @@ class ControlRow:
     drawn_epoch: float = 0.0
     drawn_batch: float = 0.0
 
-    def to_list(self) -> list[float]:
-        """The numbers, in the order of the fields."""
-        return [getattr(self, name) for name in _ROW]
 
-    @classmethod
-    def from_list(cls, row: Sequence[float]) -> ControlRow:
-        """The row that `to_list` gave."""
-        return cls(**dict(zip(_ROW, row, strict=True)))
-
-
-_ROW = tuple(field.name for field in fields(ControlRow))
 NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
 """Of a worker that is alone."""
 
@@ -126,11 +114,13 @@ class Period:
     @classmethod
     def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...]) -> Period:
         """The period that the workers sent rows of (a `ControlRow`, then a `Traffic`)."""
-        width = len(_ROW)
+        first, last = len(fields(ControlRow)), len(fields(ControlRow)) + len(fields(Traffic)) - 1
         return cls(
-            rows=tuple(ControlRow.from_list(numbers[:width]) for numbers in gathered),
+            rows=tuple(ControlRow(*numbers[:first]) for numbers in gathered),
             local_batch_sizes=local_batch_sizes,
-            traffic=GroupTraffic(rows=tuple(Traffic.from_list(numbers[width:]) for numbers in gathered)),
+            traffic=GroupTraffic(
+                rows=tuple(Traffic(*numbers[first:last], look_energies=tuple(numbers[last:])) for numbers in gathered)
+            ),
         )
 
     @property
@@ -320,14 +310,6 @@ CLOSE = 1e-9
 _WORD = {4: torch.int32, 8: torch.int64}
 
 
-class Groups(Protocol):
-    """An optimizer, or several: parameters in groups with options."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """As of ``torch.optim.Optimizer``."""
-
-
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
     """A checksum of some tensors in their order, for comparison between workers."""
     total: Tensor | None = None
@@ -339,7 +321,7 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
     return 0 if total is None else int(total) % LARGEST
 
 
-def options_of(optimizer: Groups) -> list[tuple[str, float]]:
+def options_of(optimizer: Any) -> list[tuple[str, float]]:
     """The optimizer's numbers by name: learning rates, momenta and so on of every group."""
     found = []
     for index, group in enumerate(optimizer.param_groups):
@@ -352,7 +334,7 @@ def options_of(optimizer: Groups) -> list[tuple[str, float]]:
     return found
 
 
-def parameters_of(optimizer: Groups) -> list[nn.Parameter]:
+def parameters_of(optimizer: Any) -> list[nn.Parameter]:
     """All that it has, in the order of its groups."""
     return [one for group in optimizer.param_groups for one in group["params"]]
 
@@ -404,11 +386,7 @@ class Balance:
         return self._state.model_dump(mode="json")
 
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
-        """Continue with what a checkpoint holds, where it suits the cluster and the policy that the run has now.
-
-        Raises:
-            BadInput: the state is damaged.
-        """
+        """Continue with what a checkpoint holds, where it suits the cluster and the policy that the run has now."""
         spec = self._spec
         if policy != spec.batch_policy or len(shares) != len(spec.workers):
             return
@@ -416,12 +394,7 @@ class Balance:
             return
         if spec.batch_policy == "allocation" and any(share % (micro_batch_size(spec) or 1) for share in shares):
             return
-        try:
-            self._state = type(self._policy.initial()).model_validate(state)
-        except ValidationError:
-            raise BadInput(
-                f"The checkpoint's state of the batch policy '{policy}' is damaged.", hint="use an older checkpoint"
-            ) from None
+        self._state = type(self._policy.initial()).model_validate(state)
         self.shares = shares
 
 
@@ -616,7 +589,8 @@ class Engine:
             looks=0 if steering is None else len(steering.looks),
             spans=self.log.spans,
         )
-        row = [*self.log.close(**told).to_list(), *traffic.to_list()]
+        *exchanges, looked = astuple(traffic)
+        row = [*astuple(self.log.close(**told)), *exchanges, *looked]
         gathering = Gathering(row, self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()

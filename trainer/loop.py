@@ -105,19 +105,17 @@ def _attempt(
             run.close()
 
 
-class _Run:
+class _Run(Training):
     """One worker's way through the run: what is done when, decided alike by all."""
 
     def __init__(
         self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, crew: WorkerGroup | None = None
     ) -> None:
-        self._context = context
+        super().__init__(context, task, data, model, CheckpointSaver(context))
         self._crew = crew
         self._agreed: int | None = None  # generation in which all workers took over one state; None: they have not yet
         self._decisions = 0
         self._evaluation_owed = False
-        self._saver = CheckpointSaver(context)
-        self._training = Training(context, task, data, model, self._saver)
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
         self._evaluated_step: int | None = None
@@ -130,17 +128,15 @@ class _Run:
             self._resume_from_disk()
             return
         assert crew.generation is not None
-        found = hand_over(held, crew.generation, self._context.rank)
+        found = hand_over(held, crew.generation, self.context.rank)
         if found is None:
             self._resume_from_disk()
         else:
-            own = found.own or self._training.own_state()
-            self._training.take_over(
-                found.shared, replace(own, memory={**own.memory, **found.alike}), "the other workers"
-            )
+            own = found.own or self.own_state()
+            self.take_over(found.shared, replace(own, memory={**own.memory, **found.alike}), "the other workers")
             self._decisions, self._evaluation_owed = found.version.decisions, found.evaluation_owed
         self._agreed = crew.generation.number
-        crew.agreed(found, step=self._training.step)
+        crew.agreed(found, step=self.step)
 
     def held(self) -> Held | None:
         """What this worker has of the training, as it was before the step under way; None: not all had one state yet.
@@ -149,23 +145,23 @@ class _Run:
         """
         if self._agreed is None:
             return None
-        shared, own_after = self._training.shared_state(), self._training.own_state()
-        own, unfinished = own_after, self._training.unfinished
+        shared, own_after = self.shared_state(), self.own_state()
+        own, unfinished = own_after, self.unfinished
         if unfinished is not None:
             cursor, generators = unfinished
             shared, own = replace(shared, cursor=cursor), replace(own, **vars(generators))
         return Held(
-            version=Version(agreed=self._agreed, step=self._training.step, decisions=self._decisions),
+            version=Version(agreed=self._agreed, step=self.step, decisions=self._decisions),
             shared=shared.snapshot(),
             own=own.snapshot(),
             own_after=own_after.snapshot(),
             alike=copied(alike_part(own.memory)),
             evaluation_owed=self._evaluation_owed,
-            share=self._training.balance.shares[self._context.rank],
+            share=self.balance.shares[self.context.rank],
         )
 
     def _resume_from_disk(self) -> None:
-        context, folder = self._context, CheckpointFolder(self._context.run_dir)
+        context, folder = self.context, CheckpointFolder(self.context.run_dir)
         found = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
         for torn, reason in found.torn:
             context.events.write("checkpoint_skipped", step=torn, reason=reason)
@@ -174,70 +170,70 @@ class _Run:
             return
         shared = folder.load_shared(step)
         own = folder.load_own(step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size)
-        self._training.take_over(shared, own, f"the checkpoint of step {step}")
+        self.take_over(shared, own, f"the checkpoint of step {step}")
         self._checkpoint_step = self._saver.saved_step = step
 
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
-        context, clock = self._context, self._context.clock
+        context, clock = self.context, self.context.clock
         announce(
             context,
-            self._training.model,
-            self._training.exchange,
-            shares=self._training.balance.shares,
-            step=self._training.step,
+            self.model,
+            self.exchange,
+            shares=self.balance.shares,
+            step=self.step,
         )
-        self._training.feed.begin(self._training.balance.shares)
-        if self._training.replay is not None:
-            self._training.replay.begin()
-        context.events.write("training_started", step=self._training.step)
-        self._training.begun_s = self._checkpoint_s = clock()
+        self.feed.begin(self.balance.shares)
+        if self.replay is not None:
+            self.replay.begin()
+        context.events.write("training_started", step=self.step)
+        self.begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
         if self._evaluation_owed:
             self._evaluate()
-        reason, feed = self._training.ended(), self._training.feed
+        reason, feed = self.ended(), self.feed
         while reason is None:
             if self._crew is not None:
                 self._crew.check()
             before = feed.cursor.position
-            period = self._period(self._training.milestones.period_steps(self._training.step, before, step_time_s))
+            period = self._period(self.milestones.period_steps(self.step, before, step_time_s))
             step_time_s = period.step_time_s
             self._decisions += 1
-            self._evaluation_owed = self._training.milestones.evaluation_due(before, feed.cursor.position)
+            self._evaluation_owed = self.milestones.evaluation_due(before, feed.cursor.position)
             if self._evaluation_owed:
                 self._evaluate()
-            reason = self._training.ended() or ("stopped" if period.stop_wished else None)
+            reason = self.ended() or ("stopped" if period.stop_wished else None)
             self._saver.conclude([row.checkpoint_part for row in period.rows])
             since_s, period_s = period.rows[0].since_checkpoint_s, period.steps * period.step_time_s
             due = is_due(since_s, period_s=period_s, every_s=context.spec.checkpoint_every_s)
             if reason is None and due and not self._saver.is_busy:
                 self._begin_checkpoint()
-        if self._training.log.unread:
-            self._tell(self._training.gather_all(self._checkpoint_s))
+        if self.log.unread:
+            self._tell(self.gather_all(self._checkpoint_s))
         self._finish(reason)
 
     def close(self) -> None:
         """Let go of threads and processes."""
-        self._training.close()
+        super().close()
         self._saver.close()
 
     def _period(self, steps: int) -> Period:
         """Do some steps over the present shares, read what they were like, and decide."""
-        context, clock, training = self._context, self._context.clock, self._training
-        steps = training.period_steps(steps)
-        gathering = training.run_period(
+        context, clock = self.context, self.context.clock
+        steps = self.period_steps(steps)
+        gathering = self.run_period(
             steps,
-            learning_rate_scale=self._training.learning_rate_scale,
+            learning_rate_scale=self.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
             all_meet=context.world_size == 1
-            or training.replay is not None
-            or training.milestones.all_meet(training.step, training.feed.cursor.position, steps),
+            or self.replay is not None
+            or self.milestones.all_meet(self.step, self.feed.cursor.position, steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.presence.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
         period = self._tell(gathering)
-        conclude(self._training, period)
-        training.control_s += clock() - begun_s
+        conclude(self, period)
+        self.control_s += clock() - begun_s
         return period
 
     def _tell(self, gathering: Gathering) -> Period:
@@ -246,74 +242,74 @@ class _Run:
         Raises:
             RunFailed: the loss is no longer finite.
         """
-        training, unread = self._training, self._training.log.unread
-        period = training.read(gathering)
-        step = training.step - unread
+        unread = self.log.unread
+        period = self.read(gathering)
+        step = self.step - unread
         if period.diverged:
             ranks = [rank for rank, row in enumerate(period.rows) if not math.isfinite(row.loss_sum)] or [0]
             raise RunFailed(
                 f"the loss is {period.loss} at step {step} or up to {period.steps} before, on {workers(ranks)}.",
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
-        feed = self._training.feed
-        seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
-        training.tell(
+        feed = self.feed
+        seen = feed.cursor.position - unread * sum(feed.drawn(self.balance.shares))
+        self.tell(
             period,
             epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
-            learning_rate_scale=self._training.learning_rate_scale,
+            learning_rate_scale=self.learning_rate_scale,
             **feed.event(),
-            **({} if (stream := self._context.spec.stream) is None else period.stream_event(stream.rates)),
+            **({} if (stream := self.context.spec.stream) is None else period.stream_event(stream.rates)),
         )
-        for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
+        for rank, (bound, known) in enumerate(zip(period.memory_bounds, self.memory_bounds, strict=True)):
             if bound not in (0, known):
-                self._context.events.write("memory_bound_learned", step=step, rank=rank, samples=bound)
-        self._training.memory_bounds = period.memory_bounds
+                self.context.events.write("memory_bound_learned", step=step, rank=rank, samples=bound)
+        self.memory_bounds = period.memory_bounds
         return period
 
     def _evaluate(self) -> None:
-        context = self._context
+        context = self.context
         begun_s = context.clock()
-        with self._training.one_model():
+        with self.one_model():
             self._metrics = evaluate(
-                self._training.task,
-                self._training.model,
-                self._training.data.evaluation,
-                shares=self._training.balance.shares,
+                self.task,
+                self.model,
+                self.data.evaluation,
+                shares=self.balance.shares,
                 rank=context.rank,
                 device=context.device,
             )
-        self._evaluated_step = self._training.step
+        self._evaluated_step = self.step
         self._evaluation_owed = False
         self._decisions += 1
-        self._training.target_reached = self._training.task.target.reached(self._metrics)
+        self.target_reached = self.task.target.reached(self._metrics)
         context.events.write(
             "evaluated",
-            step=self._training.step,
-            epoch=round(self._training.epoch, 4),
+            step=self.step,
+            epoch=round(self.epoch, 4),
             metrics=self._metrics,
             evaluation_s=round(context.clock() - begun_s, 6),
         )
 
     def _begin_checkpoint(self) -> None:
-        context = self._context
-        if self._checkpoint_step == self._training.step:
+        context = self.context
+        if self._checkpoint_step == self.step:
             return
         begun_s = context.clock()
-        with self._training.one_model():
-            if not all(bool(torch.isfinite(parameter).all()) for parameter in self._training.model.parameters()):
+        with self.one_model():
+            if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
                 # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
                 raise RunFailed(
-                    f"the model is no longer finite at step {self._training.step}.",
+                    f"the model is no longer finite at step {self.step}.",
                     hint="lower the learning rate",
                 )
             self._saver.begin(
-                self._training.shared_state(),
-                self._training.own_state(),
+                self.shared_state(),
+                self.own_state(),
                 digest=run_digest(context.spec),
                 begun_s=begun_s,
             )
-        self._checkpoint_step = self._training.step
+        self._checkpoint_step = self.step
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self, *, stopped: bool) -> None:
@@ -322,7 +318,7 @@ class _Run:
         Raises:
             RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.
         """
-        while self._saver.saved_step != self._training.step:
+        while self._saver.saved_step != self.step:
             self._checkpoint_step = None  # one that was begun here may have been given up
             self._begin_checkpoint()
             problem = self._saver.finish(keeps=int(stopped))
@@ -333,17 +329,17 @@ class _Run:
             return
 
     def _finish(self, reason: str) -> None:
-        context = self._context
+        context = self.context
         # Whoever asked the run to stop is waiting for it.
-        if reason != "stopped" and self._evaluated_step != self._training.step:
+        if reason != "stopped" and self._evaluated_step != self.step:
             self._evaluate()
-        training_s = self._training.training_s
+        training_s = self.training_s
         self._saver.finish()
         stopped = reason == "stopped"
         if stopped:
             self._finish_checkpoint(stopped=True)
-        with self._training.one_model():
-            digest = parameters_sha256(self._training.model)
+        with self.one_model():
+            digest = parameters_sha256(self.model.named_parameters())
             if len(set(gather_texts(digest, context.world_size))) > 1:
                 raise RunFailed(
                     "the workers' models differ at the end of the run.",
@@ -351,15 +347,15 @@ class _Run:
                     "please report it if not",
                 )
             if context.is_leader:
-                leave_model(context.run_dir, self._training.model, stopped=stopped)
+                leave_model(context.run_dir, self.model.state_dict(), stopped=stopped)
         if not stopped:
             self._finish_checkpoint(stopped=False)
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(
             "training_finished",
-            step=self._training.step,
-            epoch=round(self._training.epoch, 4),
+            step=self.step,
+            epoch=round(self.epoch, 4),
             reason=reason,
             training_s=round(training_s, 6),
             metrics=self._metrics,
@@ -386,20 +382,10 @@ def conclude(training: Training, period: Period) -> None:
             learning_rate=float(training.optimizer.param_groups[0]["lr"]),
             steps_left=training.milestones.steps_left(training.step, training.feed.cursor.position),
         )
-        _try_twins(training)
+        steering = training.exchange.steering
+        if steering is not None and (ratio := steering.try_ratio) is not None:
+            # It is worth knowing whether thin exchanges would hold training back.
+            steering.heard(try_twins(training, ratio))
     if training.share(period, training.feed.cursor.epoch):
         drawn = training.feed.drawn(training.balance.shares)
         training.milestones = replace(training.milestones, global_batch_size=sum(drawn))
-
-
-def _try_twins(training: Training) -> None:
-    """Where it is worth knowing whether thin exchanges would hold training back."""
-    context, steering = training.context, training.exchange.steering
-    ratio = None if steering is None else steering.try_ratio
-    if steering is None or ratio is None:
-        return
-    begun_s = context.clock()
-    verdict = try_twins(training, ratio)
-    steering.heard(verdict)
-    took_s = round(context.clock() - begun_s, 6)
-    context.events.write("twins_tried", step=training.step, ratio=ratio, says=verdict.says, took_s=took_s)

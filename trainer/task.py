@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from hetopt.core.batch_partition import largest_remainder, least_within
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.profile import LearningRateRule
 from hetopt.core.training_laws import learning_rate_scale
-from hetopt.trainer.agreement import sum_numbers
+from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
@@ -247,11 +248,10 @@ def evaluation_sums(
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Add up the evaluation sums of several parts, key by key, in double precision."""
-    total: dict[str, float] = {}
+    total: Any = Counter()  # of numbers of any kind
     for part in parts:
-        for key, value in part.items():
-            total[key] = total.get(key, 0.0) + value
-    return total
+        total.update(part)
+    return dict(total)
 
 
 def make_model(task: Task) -> nn.Module:
@@ -380,8 +380,8 @@ def evaluate(
         # A worker without samples still has to know which sums there are.
         sums = dict.fromkeys(evaluation_sums(task, model, dataset, range(1), device), 0.0)
     names = sorted(sums)
-    totals = sum_numbers([sums[name] for name in names], world_size)
-    metrics = task.metrics(dict(zip(names, totals, strict=True)), len(dataset))
+    rows = gather_numbers([sums[name] for name in names], world_size)
+    metrics = task.metrics(dict(zip(names, map(sum, zip(*rows, strict=True)), strict=True)), len(dataset))
     for name, value in metrics.items():
         if not math.isfinite(value):
             raise RunFailed(

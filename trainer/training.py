@@ -52,10 +52,9 @@ from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.context import Generators, WorkerContext
 from hetopt.trainer.data.cursor import (
     NEED_LABELS,
-    Cursor,
+    AnyCursor,
     MicroBatch,
     PartitionedCursor,
-    Parts,
     Replay,
     SampleCursor,
     StreamCursor,
@@ -318,42 +317,32 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
     )
 
 
-def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
+def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
     """Return the beginning of the training samples: one order for all workers, a part for each, or a stream.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
         RunFailed: the workers see other labels, or arrive at other parts.
     """
-    parts, spec = make_agreed_parts(context, dataset), context.spec
-    size, rank, workers = len(dataset), context.rank, context.world_size
+    spec, size, rank, workers = context.spec, len(dataset), context.rank, context.world_size
+    weights, parts = first_shares(spec), None
+    if workers > 1 and spec.partition.name != "global":
+        labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
+        parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
+    if parts is not None:
+        digest = hashlib.sha256()
+        for worker in range(workers):
+            digest.update(parts(worker, 0).tobytes())
+        if len(set(gather_texts(digest.hexdigest(), workers))) > 1:
+            raise RunFailed(
+                "the workers divide the training data in different ways.", hint="give all workers the same data"
+            )
     if spec.stream is not None:
         everything = every_nth_of_all(size, spec.seed, rank, workers)
-        order = everything if parts is None else partial(parts.order, rank)
+        order = everything if parts is None else partial(parts, rank)
         replay = Replay(spec.stream, rank, order=order)
         return StreamCursor(replay, dataset_size=size, rank=rank, workers=workers)
-    if parts is None:
-        return SampleCursor(size, spec.seed)
-    return PartitionedCursor(parts, size, weights=first_shares(spec))
-
-
-def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | None:
-    """What each worker sees, alike on all of them; None: all see everything (see `make_cursor` for errors)."""
-    spec, size = context.spec, len(dataset)
-    if context.world_size == 1 or spec.partition.name == "global":
-        return None
-    weights = first_shares(spec)
-    labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
-    parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
-    assert parts is not None
-    digest = hashlib.sha256()
-    for worker in range(parts.workers):
-        digest.update(parts.order(worker, 0).tobytes())
-    if len(set(gather_texts(digest.hexdigest(), context.world_size))) > 1:
-        raise RunFailed(
-            "the workers divide the training data in different ways.", hint="give all workers the same data"
-        )
-    return parts
+    return SampleCursor(size, spec.seed) if parts is None else PartitionedCursor(parts, size, weights=weights)
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:
@@ -758,7 +747,7 @@ def try_twins(training: Training, ratio: float) -> Verdict:
 
     A worker whose memory does not hold two more models says so by a loss that is not a number.
     """
-    context, feed = training.context, training.feed
+    context, feed, begun_s = training.context, training.feed, training.context.clock()
     samples = [max(LEAST_SAMPLES, share // PART) for share in training.balance.shares]
     cursor = feed.cursor.at(feed.cursor.state())
     reader = BatchReader(
@@ -767,66 +756,61 @@ def try_twins(training: Training, ratio: float) -> Verdict:
     trial = PairedTrial(ratio=ratio)
     verdict: Verdict | None = None
     with torch.random.fork_rng(devices=[context.device] if context.device.type == "cuda" else []):
-        twins: tuple[_Twin, ...] = ()
+        twins: list[Callable[[Sequence[Sequence[MicroBatch]]], float]] = []
         with suppress(torch.OutOfMemoryError):
-            twins = (_Twin(training, reader, None), _Twin(training, reader, ratio))
+            twins = [_twin(training, reader, part) for part in (1.0, ratio)]
         while verdict is None:
-            steps = [reader.cutting.parts(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
-            losses = [_loss(twin, steps, seed=context.spec.seed + cursor.position) for twin in twins]
-            row = [*(losses or [math.nan, math.nan]), float(samples[context.rank])]
+            steps = [reader.cut(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
+            losses = [math.nan, math.nan]
+            for place, train in enumerate(twins):
+                torch.manual_seed(context.spec.seed + cursor.position)  # both draw alike, where a model draws
+                with suppress(DoesNotFit, torch.OutOfMemoryError):
+                    losses[place] = train(steps)
+            row = [*losses, float(samples[context.rank])]
             verdict = trial.after(gather_numbers(row, context.world_size))
+    took_s = round(context.clock() - begun_s, 6)
+    context.events.write("twins_tried", step=training.step, ratio=ratio, says=verdict.says, took_s=took_s)
     return verdict
 
 
-def _loss(twin: _Twin, steps: Sequence[Sequence[MicroBatch]], *, seed: int) -> float:
-    torch.manual_seed(seed)  # both draw alike, where a model draws
-    try:
-        return twin.train(steps)
-    except (DoesNotFit, torch.OutOfMemoryError):
-        return math.nan
-
-
-class _Twin:
-    """A copy of the model as it is, and of its optimizer.
+def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Sequence[Sequence[MicroBatch]]], float]:
+    """Return what trains a copy of the model as it is, and of its optimizer, for some steps; it returns the mean loss.
 
     Args:
         training: that is under way.
         reader: of its samples.
-        ratio: of the gradient's elements that are learned from in a step, the others later; None: all at once.
+        ratio: of the gradient's elements that are learned from in a step, the others later; 1: all at once.
     """
+    context, task = training.context, training.task
+    model = make_model(task).to(context.device)
+    model.load_state_dict(training.model.state_dict())
+    optimizer = make_optimizer(task, model)
+    rate = LearningRate.of(task, optimizer)
+    optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
+    rate.apply(optimizer, training.epoch, training.learning_rate_scale)
+    step = FusedStep(
+        module=LossModule(
+            model, task.loss, Autocast(device_type=context.device.type, precision=context.spec.precision)
+        ),
+        reader=reader,
+        stopwatch=Stopwatch(context.device),
+        pace=training.pace,
+        counts="alone",
+    )
+    selection, residual = TopK(ratio), ErrorFeedback(step.flat.numel(), device=context.device)
 
-    def __init__(self, training: Training, reader: BatchReader, ratio: float | None) -> None:
-        context, task = training.context, training.task
-        model = make_model(task).to(context.device)
-        model.load_state_dict(training.model.state_dict())
-        self._optimizer = make_optimizer(task, model)
-        rate = LearningRate.of(task, self._optimizer)
-        self._optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
-        rate.apply(self._optimizer, training.epoch, training.learning_rate_scale)
-        autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
-        self._step = FusedStep(
-            module=LossModule(model, task.loss, autocast),
-            reader=reader,
-            stopwatch=Stopwatch(context.device),
-            pace=training.pace,
-            counts="alone",
-        )
-        self._thin: tuple[TopK, ErrorFeedback] | None = None
-        if ratio is not None and ratio < 1:
-            self._thin = TopK(ratio), ErrorFeedback(self._step.flat.numel(), device=context.device)
-
-    def train(self, steps: Sequence[Sequence[MicroBatch]]) -> float:
-        """Take these steps; the mean loss over their samples."""
+    def train(steps: Sequence[Sequence[MicroBatch]]) -> float:
         losses, samples = 0.0, 0
         for parts in steps:
             size = sum(map(len, parts))
-            losses += float(self._step.run(parts, size, None).loss_sum)
+            losses += float(step.run(parts, size, None).loss_sum)
             samples += size
-            if self._thin is not None:
-                selection, residual = self._thin
-                prepared = residual.prepare(self._step.flat)
+            if ratio < 1:
+                prepared = residual.prepare(step.flat)
                 sent = selection.encode(prepared, Turn(Channel()))
-                self._step.flat.copy_(sent.dense())
+                step.flat.copy_(sent.dense())
                 residual.commit(prepared, sent)
-            self._optimizer.step()
+            optimizer.step()
         return losses / samples
+
+    return train

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from hetopt.core.artifact import ReplacedRecord
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
-from hetopt.core.interruption import die_with_parent
+from hetopt.core.interruption import StopSignal, die_with_parent
 from hetopt.core.run_folder import (
     INCARNATION_VARIABLE,
     OUTPUT_FOLDER,
@@ -37,7 +37,6 @@ from hetopt.core.run_folder import (
     SPEC_VARIABLE,
     STOP_FILE,
     Hosts,
-    HostThere,
     living_file,
     read_living,
     read_spec,
@@ -45,7 +44,6 @@ from hetopt.core.run_folder import (
 from hetopt.core.run_spec import RunSpec, first_rank, host_names
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import run_script
-from hetopt.trainer.elastic.rendezvous import Presence
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
 from hetopt.trainer.host.forks import only_imports
 
@@ -156,38 +154,11 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """The place that the environment names; a process started without torchrun is a run of one worker.
-
-        Raises:
-            BadInput: the variables are no numbers, or contradict each other.
-        """
-        try:
-            place = cls(
-                rank=int(environment.get("RANK", "0")),
-                local_rank=int(environment.get("LOCAL_RANK", "0")),
-                world_size=int(environment.get("WORLD_SIZE", "1")),
-            )
-        except ValueError:
-            raise BadInput("RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers.", hint="use torchrun") from None
-        if not 0 <= place.local_rank <= place.rank < place.world_size:
-            raise BadInput(
-                f"0 <= LOCAL_RANK <= RANK < WORLD_SIZE must hold, got {place.local_rank}, {place.rank} and "
-                f"{place.world_size}.",
-                hint="use torchrun",
-            )
-        return place
-
-
-def check_place(spec: RunSpec, place: Place) -> None:
-    """Refuse to be one of another number of workers than the run has.
-
-    Raises:
-        BadInput: it is.
-    """
-    if place.world_size != len(spec.workers):
-        raise BadInput(
-            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
-            hint=f"run torchrun with {len(spec.workers)} processes",
+        """The place that the environment names; a process started without torchrun is a run of one worker."""
+        return cls(
+            rank=int(environment.get("RANK", "0")),
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            world_size=int(environment.get("WORLD_SIZE", "1")),
         )
 
 
@@ -215,23 +186,21 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
     return f"cuda:{turn % cuda_devices}"
 
 
-class StopWish:
-    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file."""
+class StopWish(StopSignal):
+    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
+
+    A second signal ends the process at once.
+    """
 
     def __init__(self, run_dir: Path) -> None:
+        super().__init__()
         self._file = run_dir / STOP_FILE
-        self._signalled = False
-
-    def listen(self) -> None:
-        """Take SIGTERM and SIGINT as wishes from now on; a second one ends the process at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
 
     def __call__(self) -> bool:
-        return self._signalled or self._file.exists()
+        return super().__call__() is not None or self._file.exists()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
+        super()._on_signal(number, frame)
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -328,10 +297,18 @@ def keep_freed_memory() -> bool:
 
 
 def _prepared(spec: RunSpec, place: Place) -> str:
-    """Make this process what the spec says of its worker; return the worker's device."""
+    """Make this process what the spec says of its worker; return the worker's device.
+
+    Raises:
+        BadInput: it is one of another number of workers than the run has.
+    """
     import torch
 
-    check_place(spec, place)
+    if place.world_size != len(spec.workers):
+        raise BadInput(
+            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
+            hint=f"run torchrun with {len(spec.workers)} processes",
+        )
     keep_freed_memory()
     threads = spec.workers[place.rank].threads
     if threads is not None:
@@ -378,7 +355,7 @@ def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
     """Train with whoever is there, from one generation of workers to the next."""
-    from hetopt.trainer.elastic.rendezvous import Abandoned
+    from hetopt.trainer.elastic.rendezvous import Abandoned, Presence
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
 
@@ -396,7 +373,7 @@ def _work_among_changing(
         attempt=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/" if len(meetings) == 1 else "",
         device=device,
         stop_requested=stop_wish,
-        presence=KnownPresence(run_dir, [worker.host for worker in spec.workers]),
+        presence=Presence(ReplacedRecord(Hosts, run_dir / PRESENCE_FILE), [worker.host for worker in spec.workers]),
     )
     with closing(crew):
         try:
@@ -554,37 +531,6 @@ def _tell_end(run_dir: Path, reason: str) -> bool:
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=told.trained_for_s or 0.0)
     return True
-
-
-class KnownPresence(Presence):
-    """Presence as the file tells it; without one nothing is known. A look costs one system call."""
-
-    def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
-        self._file = ReplacedRecord(Hosts, run_dir / PRESENCE_FILE)
-        self._hosts = tuple(hosts)
-
-    def is_away(self, place: int) -> bool:
-        """Whether there is no host that a worker could come from."""
-        there = self._now()
-        return there is not None and self._hosts[place] not in there
-
-    def is_dead(self, place: int, life: str) -> bool:
-        """Whether a worker ended with its host."""
-        there = self._now()
-        if there is None:
-            return False
-        host = there.get(self._hosts[place])
-        return host is None or int(life.partition(".")[0]) < host.incarnation
-
-    @property
-    def all_leave(self) -> bool:
-        """Whether no host stays: what the workers have in memory will be lost."""
-        there = self._now() or {}
-        return bool(there) and all(host.leaving for host in there.values())
-
-    def _now(self) -> Mapping[str, HostThere] | None:
-        hosts = self._file.now()
-        return None if hosts is None else hosts.there
 
 
 if __name__ == "__main__":

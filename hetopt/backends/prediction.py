@@ -446,7 +446,7 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
         ways = (option.compression for option in candidates.all)
         return [way for way in ways if _slowdown(run, meeting, way) <= 1 + MOST_LOST]
     if meeting.workers > 1 and run.weighs_ways:
-        ungained = [option.compression for option in candidates.all if option.option.gain is None]
+        ungained = [option.compression for option in candidates.all if option.gain is None]
         return [way for way in ungained if meeting.gain(way) >= LEAST_GAIN] or ungained
     if meeting.workers > 1 and run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
         return [option.compression for option in candidates.at(asked.ratio)]

@@ -155,8 +155,6 @@ def proportional_quotas(
     Raises:
         BadInput: the bounds leave no room for ``total``.
     """
-    if not weights or any(not 0 < weight < math.inf for weight in weights):
-        raise ValueError(f"weights must be positive and finite, not {list(weights)}")
     lines = [
         (0.0, weight, low, total if high is None else high)
         for weight, low, high in zip(weights, minimum, maximum, strict=True)

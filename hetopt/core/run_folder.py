@@ -82,22 +82,13 @@ def model_in(run_dir: Path) -> Path | None:
     return next((path for name in MODEL_FILES if (path := run_dir / name).is_file()), None)
 
 
-def write_spec(run_dir: Path, spec: RunSpec) -> None:
-    """Put the spec into the run's folder.
+def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
+    """Put a spec into the run's folder: the run's, or as `LIVING_FILE` that of who is there as workers begin.
 
     Raises:
         BadInput: the folder cannot be written.
     """
-    write_atomically(run_dir / SPEC_FILE, spec.model_dump_json(indent=2) + "\n")
-
-
-def write_living(run_dir: Path, spec: RunSpec) -> None:
-    """Tell the workers that begin now who of the run is there.
-
-    Raises:
-        BadInput: the folder cannot be written.
-    """
-    write_atomically(run_dir / LIVING_FILE, spec.model_dump_json(indent=2) + "\n")
+    write_atomically(run_dir / name, spec.model_dump_json(indent=2) + "\n")
 
 
 def living_file(run_dir: Path) -> Path:

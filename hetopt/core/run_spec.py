@@ -462,15 +462,6 @@ class RunSpec(RecordLeavingOut):
     )
 
     @model_validator(mode="after")
-    def _workers_live_on_the_hosts(self) -> Self:
-        if self.miniature is None:
-            return self
-        ranked = [host.name for host in self.miniature.hosts for _ in range(host.workers)]
-        if ranked != [worker.host for worker in self.workers]:
-            raise ValueError("the workers must be those of the miniature's hosts, host by host")
-        return self
-
-    @model_validator(mode="after")
     def _policies_have_such_settings(self) -> Self:
         check_settings(self.ratio_policy, self.ratio_settings, RATIO_SETTINGS)
         check_settings(self.batch_policy, self.batch_settings, BATCH_SETTINGS)
@@ -564,11 +555,6 @@ class Node:
                     f"a rendezvous must be an IP address and a port, got {shown(address)}, port {shown(port)}.",
                     hint="for example 10.0.0.1:29400",
                 )
-
-    @property
-    def stands_alone(self) -> bool:
-        """Return whether it comes and goes without the others, and only its workers know of them."""
-        return "," in self.meeting
 
     def to_arguments(self) -> list[str]:
         """Return the node on a command line."""

@@ -14,9 +14,9 @@ from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, ITS_OWNER, LineParser
 from hetopt.core.events.records import (
     ConditionChanged,
-    EmulationSlowed,
     LogEvent,
     ProbeEvent,
+    Remarked,
     RunStarted,
     TrainingFinished,
 )
@@ -71,7 +71,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
         last_line: what its processes' output says of the end, told where no event says how the run ended.
     """
     # What others write between the workers' events says nothing about how the run itself is.
-    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | EmulationSlowed)), None)
+    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | Remarked)), None)
     if alive:
         is_starting = last is None or isinstance(last, RunStarted)
         return RunStatus(state=RunState.STARTING if is_starting else RunState.RUNNING)

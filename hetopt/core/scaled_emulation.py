@@ -76,16 +76,6 @@ class ScaledEmulation(Record):
     time_factor: PositiveFloat = 1.0
     changes: tuple[Change, ...] = ()
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        names = {host.name for host in self.hosts}
-        if len(names) != len(self.hosts):
-            raise ValueError("every host of a rehearsal needs a name of its own")
-        for change in self.changes:
-            if change.host != EVERY_HOST and change.host not in names:
-                raise ValueError(f"a change names the host {change.host!r}, which the rehearsal does not have")
-        return self
-
 
 class Conditions(Record):
     """How the miniature is right now. Written by its conductor, read by every worker between steps.

@@ -76,12 +76,6 @@ class Moments:
     gradient_variance: float
     gradient_square: float
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.gradient_variance) and math.isfinite(self.gradient_square)):
-            raise ValueError("the moments of a gradient must be finite")
-        if self.gradient_variance < 0:
-            raise ValueError(f"gradient_variance cannot be negative, got {self.gradient_variance}")
-
 
 def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_square_norm: float) -> Moments:
     """Estimate both moments from one batch that was computed in groups of any sizes, by sums alone.

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hetopt.core.artifact import Record, Told
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.core.events.fold import RunHistory, matrix
+from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, SyncTold
 
 Column: TypeAlias = npt.NDArray[np.float64]
@@ -168,7 +168,7 @@ def _of_workers(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]
         """Return [rows, workers]; NaN where a worker had not come yet, or was gone."""
         values = list(map(attrgetter(name), history.steps))
         if places[0] == tuple(range(width)) and places.count(places[0]) == len(places):
-            return matrix(values)
+            return np.array(values, dtype=np.float64)
         known = np.full((len(values), width), np.nan)
         for number, (row, at) in enumerate(zip(values, places, strict=True)):
             known[number, list(at)] = row

@@ -16,16 +16,13 @@ from hetopt.core.artifact import Record, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.records import (
-    AuditDiffers,
-    CheckpointFailed,
-    CheckpointSkipped,
     ClockJumped,
     ConditionChanged,
-    EmulationSlowed,
     ExchangeChanged,
     LogEvent,
     MemoryBoundLearned,
     PairedTrialEnded,
+    Remarked,
     RunStarted,
     SharesChanged,
     StepsLogged,
@@ -59,6 +56,7 @@ ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
 
 
+_WHAT = {"checkpoint_failed": "no checkpoint: ", "checkpoint_skipped": "passed over a checkpoint: "}
 _DONE = {"replace": "another machine takes its place", "on-demand": "moving to on-demand machines"}
 
 
@@ -141,16 +139,12 @@ def _text(event: LogEvent, time_factor: float) -> str | None:
     match event:
         case ConditionChanged():
             return _conditions(event, time_factor)
-        case EmulationSlowed() | AuditDiffers() | WorkerLost():
-            return event.reason
+        case Remarked() | WorkerLost():
+            return f"{_WHAT.get(event.event, '')}{event.reason}"
         case MemoryBoundLearned():
             return f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
         case WorkersChanged():
             return _who_trains(event)
-        case CheckpointFailed():
-            return f"no checkpoint: {event.reason}"
-        case CheckpointSkipped():
-            return f"passed over a checkpoint: {event.reason}"
         case ClockJumped():
             return f"the clock went {'forward' if event.by_s > 0 else 'back'} by {formatting.duration(abs(event.by_s))}"
         case SupervisorActed():

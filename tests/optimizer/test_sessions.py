@@ -1,7 +1,6 @@
 """A run that was stopped, went on and lost workers is one run: its parts add up, and pauses count for nothing.
 
 The fold of a log into moments and happenings: nothing is lost, and what is not known is passed over.
-Rows become the matrix that numpy would make of them.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
-from hetopt.core.events.fold import RunFold, RunHistory, matrix
+from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import Event, EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, TrainingFinished
 from hetopt.reports.series import over_time
@@ -210,14 +207,3 @@ def test_what_was_sent_is_added_up(exchanges: list[Event | None]) -> None:
         assert told.dense_bytes == 10 * 4000 * len(known)
         assert sum(told.steps.values()) == 10 * len(known)
         assert told.way == known[-1]["way"]
-
-
-@given(arrays.arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(0, 9))))
-def test_rows_are_kept(expected: np.ndarray) -> None:
-    np.testing.assert_array_equal(matrix(expected.tolist()), expected, strict=True)
-
-
-@pytest.mark.parametrize("rows", [[], [[1.0, 2.0], [1.0]], [[2.0, 2.0], [1.0], [1.0, 1.0, 1.0]]])
-def test_what_is_no_matrix_is_refused(rows: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="unpack"):
-        matrix(rows)

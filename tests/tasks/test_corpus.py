@@ -138,7 +138,7 @@ def test_no_pair_of_files(tmp_path: Path, roles: tuple[str, ...]) -> None:
     [
         (TRAIN.encode(), b"two words", r"valid\.txt has 3 tokens"),
         (b"", OTHER.encode(), r"train\.txt has 0 tokens"),
-        (b"fine so far \xff\xfe", OTHER.encode(), r"train\.txt is not UTF-8 text"),
+        (b"fine so far \xff\xfe", OTHER.encode(), r"train\.txt cannot be read: not UTF-8 text"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_named(tmp_path: Path, train: bytes, valid: bytes, said: str) -> None:

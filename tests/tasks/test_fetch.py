@@ -78,11 +78,6 @@ def test_samples_that_cannot_be_collated_are_bad_input(dataset: Nested) -> None:
         fetch(dataset, [1, 2])
 
 
-def test_a_batch_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        fetch(PAIRS, [])
-
-
 def test_unequal_inputs_and_targets_are_bad_input() -> None:
     with pytest.raises(BadInput, match="20 inputs but 19 targets"):
         TensorPairs(INPUTS, TARGETS[1:])

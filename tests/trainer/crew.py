@@ -160,9 +160,9 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     )
     step.warm_up(part)
     gradients = []
-    by_key = {way.option.key: way for way in candidates.all}
+    by_key = {way.key: way for way in candidates.all}
     thin = "topk 0.01 by all_gather"
-    dense = candidates.dense.option.key
+    dense = candidates.dense.key
     half = f"bf16 by all_reduce in {len(parts)} buckets"
     for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
         present[0] = by_key[key]

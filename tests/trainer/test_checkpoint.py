@@ -83,8 +83,8 @@ def test_a_loss_undoes_no_more_than_an_interval(period_s: float, every_s: float)
 
 
 def save(folder: CheckpointFolder, step: int, workers: int = 2, digest: str = DIGEST) -> None:
-    files = {rank_file(rank): folder.write_own(step, rank, own(rank)) for rank in range(workers)}
-    files[STATE_FILE] = folder.write_shared(shared(step))
+    files = {rank_file(rank): folder.write(step, rank_file(rank), own(rank)) for rank in range(workers)}
+    files[STATE_FILE] = folder.write(step, STATE_FILE, shared(step))
     folder.publish(Manifest(step=step, digest=digest, workers=workers, files=files))
 
 
@@ -141,11 +141,11 @@ def test_the_two_newest_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
 def test_what_others_have_begun_meanwhile_is_left_alone(tmp_path: Path) -> None:
     """The last worker to hear that all parts are there may be the one that publishes them."""
     folder = CheckpointFolder(tmp_path)
-    early = {rank_file(1): folder.write_own(10, 1, own(1))}
+    early = {rank_file(1): folder.write(10, rank_file(1), own(1))}
     save(folder, 9)
     assert folder.newest(DIGEST) == Found(step=9)
-    files = {**early, rank_file(0): folder.write_own(10, 0, own(0)), STATE_FILE: folder.write_shared(shared(10))}
-    folder.publish(Manifest(step=10, digest=DIGEST, workers=2, files=files))
+    files = {name: folder.write(10, name, state) for name, state in ((rank_file(0), own(0)), (STATE_FILE, shared(10)))}
+    folder.publish(Manifest(step=10, digest=DIGEST, workers=2, files={**early, **files}))
     assert folder.newest(DIGEST) == Found(step=10)
 
 
@@ -212,7 +212,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=rf"{STATE_FILE} is damaged"):
         folder.load_shared(1)
     with pytest.raises(TypeError, match="cannot be packed"):
-        folder._write(2, STATE_FILE, evil)
+        folder.write(2, STATE_FILE, SharedState(**evil))
 
 
 def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:
@@ -220,17 +220,17 @@ def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
     model[2].weight = model[0].weight
     model[0].weight.data = torch.arange(9.0).view(3, 3).t()
-    before = parameters_sha256(model)
-    save_model(tmp_path / "model.safetensors", model)
+    before = parameters_sha256(model.named_parameters())
+    save_model(tmp_path / "model.safetensors", model.state_dict())
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     loaded = load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
     model[1].bias.data[0] = torch.nextafter(model[1].bias.data[0], torch.tensor(9.0))
-    assert parameters_sha256(model) != before
+    assert parameters_sha256(model.named_parameters()) != before
     model.load_state_dict(loaded)
-    assert parameters_sha256(model) == before, "a fingerprint tells the smallest difference"
+    assert parameters_sha256(model.named_parameters()) == before, "a fingerprint tells the smallest difference"
 
 
 def test_what_is_written_is_what_was_when_it_began(tmp_path: Path, one: CheckpointSaver) -> None:
@@ -264,7 +264,7 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["write_shared", "write_own", "publish"])
+@pytest.mark.parametrize("where", ["write", "publish"])
 def test_where_the_disk_is_full_an_older_checkpoint_gives_way_and_the_newest_whole_one_never(
     tmp_path: Path, one: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -297,13 +297,13 @@ def test_the_trained_model_is_worth_more_than_checkpoints(tmp_path: Path, monkey
         save(folder, step)
     needs_the_room_of_all_but(0)
     with pytest.raises(RunFailed, match="No space left on device"):
-        leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=True)
+        leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
     assert folder.newest(DIGEST) == Found(step=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"], "whole or not at all"
     needs_the_room_of_all_but(1)
-    leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=True)
+    leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=True)
     needs_the_room_of_all_but(0)
-    leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=False)
+    leave_model(tmp_path, torch.nn.Linear(3, 3).state_dict(), stopped=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model.safetensors"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_a_row_tells_of_the_steps_since_the_last_one() -> None:
     row = close(log)
     assert row.step_time_s == 14, "what lies between periods is no part of a step"
     assert (row.judged_steps, row.compute_median_s) == (5, 11), "judged are all steps since shares were last judged"
-    assert ControlRow.from_list(row.to_list()) == row
+    assert ControlRow(*astuple(row)) == row
 
 
 def test_steps_with_other_shares_are_no_evidence_about_the_new_ones() -> None:

@@ -107,7 +107,7 @@ def test_every_worker_trains_on_its_own_stream_across_an_interruption(crew: Crew
         stream: list[int] = []
         turn = 0
         while len(stream) < len(seen):
-            stream += parts.order(rank, turn).tolist()
+            stream += parts(rank, turn).tolist()
             turn += 1
         assert seen == stream[: len(seen)]
         assert len(seen) == share * (SHORT_STEPS if name == "shards" else STEPS)
@@ -117,7 +117,7 @@ def test_workers_train_on_what_others_hand_them_and_the_bytes_are_counted(crew: 
     injection = Injection(workers=0.5, samples=0.5)
     parts = make_parts(Partition(name="shards"), size=TRAINING_SAMPLES, weights=SHARES, seed=0)
     assert parts is not None
-    own = [set(parts.order(rank, 0).tolist()) for rank in range(WORLD_SIZE)]
+    own = [set(parts(rank, 0).tolist()) for rank in range(WORLD_SIZE)]
     drawn = drawn_samples(injection, SHARES)
     gifts = [given_samples(injection, drawn, seed=0, position=step * sum(drawn)) for step in range(SHORT_STEPS)]
     for rank in range(WORLD_SIZE):

@@ -27,7 +27,7 @@ def big_batch_gradient(samples: int, loss: Callable[..., torch.Tensor] | None = 
     torch.manual_seed(0)
     task = toy_task.wide()
     model = task.model().double()
-    indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slices[0]
+    indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slice(0).tolist()
     inputs, targets, chosen = task.data(None).train.gather(indices)
     (loss or task.loss)(model, (inputs.double(), targets.double(), chosen)).backward()
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])

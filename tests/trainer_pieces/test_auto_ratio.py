@@ -11,6 +11,7 @@ import pytest
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed
 from hetopt.core.comm.options import make_option
+from hetopt.core.run_spec import Compression
 from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
 from hetopt.trainer.policies.ratio.auto import TRIAL_STEPS, AutoRatio
 from tests.thinned import few
@@ -164,9 +165,7 @@ def test_a_run_of_fixed_length_learns_nearly_as_much_as_dense_training(seed):
     virtual.last_step = steps
     bits = [
         make_option(
-            name,
-            "all_reduce",
-            1.0,
+            Compression(name=name),
             numel=policy.options[0].operations[0].payload_bytes // 4,
             workers=virtual.workers,
             compress_s=0.1 * virtual.compute_s,

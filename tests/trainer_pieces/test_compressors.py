@@ -12,7 +12,7 @@ from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Turn
-from hetopt.trainer.comm.methods import make_compressor, registered
+from hetopt.trainer.comm.methods import COMPRESSORS, make_compressor
 from hetopt.trainer.comm.topk import (
     LOWER,
     RAISE,
@@ -52,7 +52,7 @@ def contract_of(name):
 
 
 # Whatever the registry holds obeys the contract.
-globals().update({f"Test_{name}": contract_of(name) for name in registered() if sends_elements(name)})
+globals().update({f"Test_{name}": contract_of(name) for name in COMPRESSORS if sends_elements(name)})
 
 
 def test_the_contract_is_asked_of_every_selection():

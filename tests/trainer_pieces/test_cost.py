@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
+from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, dense, gathered, shared_index, time_s
 from hetopt.core.comm.cost import (
     GLOO,
     TRAINER,
     LinkSpeed,
     Operation,
     Terms,
-    dense,
-    gathered,
-    time_s,
 )
 from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
 from tests.collective_time import collective_time_s

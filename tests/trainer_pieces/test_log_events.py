@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import JUMP_S, MOST_LINE_BYTES, EventLog, EventReader, LineParser, read_events, read_log
-from hetopt.core.events.records import RECORDS, kinds
 from hetopt.profiler import records
+from tests.logs import BY_KIND
 from tests.sources import REPOSITORY, modules
 
 RUNS = REPOSITORY / "tests" / "recorded" / "runs"
 WRITERS = modules()
 LOGS = {"events", "log", "_log", "_events", "decisions"}
 """What event logs are called where they are written."""
-
-BY_KIND = {kind: record for record in RECORDS for kind in kinds(record)}
 
 
 def named(node: ast.expr, module: str) -> str | None:
@@ -128,7 +126,7 @@ def test_a_line_that_never_ends_is_not_kept(tmp_path: Path) -> None:
             stream.write(b"x" * (MOST_LINE_BYTES // 2))
         stream.write(b"\n" + GOOD)
     log = read_log(path)
-    assert (len(log.events), log.unread.lines) == (2, 1)
+    assert (len(log.events), log.unread.lines) == (2, 2)
     assert log.unread.first == "line 2: longer than 8 MiB"
 
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, time_s
+from benchmarks._published_collectives import dense, gathered, time_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.options import make_option
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import ANOTHER, StepTimes
 
@@ -40,14 +42,11 @@ def test_timings_of_lines_are_found_and_every_exchange_is_priced(link, factor):
     assert found.expected_s(shared) == pytest.approx(factor * time_s(shared, link, algorithms=TRAINER), rel=0.02)
 
 
-def test_a_group_of_one_has_no_network():
-    with pytest.raises(ValueError, match="at least two members"):
-        Network.of([Timed(operation=Operation(primitive="all_reduce", payload_bytes=8, members=1), time_s=1e-3)])
-
-
 LINK = LinkSpeed(latency_s=1e-3, bytes_per_s=1e7)
 DENSE, THIN = (
-    make_option(name, collective, ratio, numel=10**6, workers=WORKERS, compress_s=0.0)
+    make_option(
+        Compression(name=name, ratio=ratio, collective=collective), numel=10**6, workers=WORKERS, compress_s=0.0
+    )
     for name, collective, ratio in (("identity", "all_reduce", 1.0), ("topk", "all_gather", 0.01))
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 from hypothesis import assume, given
@@ -149,10 +148,3 @@ def test_apportionment_fills_exactly_and_stays_near_its_quotas(case):
         if lowest < quota and (highest is None or quota < highest)
     ]
     assert all(x == pytest.approx(y, rel=1e-6) for x, y in itertools.pairwise(inside))
-
-
-@pytest.mark.parametrize("weights", [(), (1.0, 0.0), (1.0, math.nan), (math.inf, 1.0)])
-def test_apportionment_needs_positive_weights(weights):
-    bounds = [0] * len(weights)
-    with pytest.raises(ValueError, match="positive"):
-        largest_remainder(weights, 4, minimum=bounds, maximum=[None] * len(weights))

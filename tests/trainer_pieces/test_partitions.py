@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Injection, Partition
-from hetopt.trainer.data.cursor import Cutting, PartitionedCursor, make_parts
+from hetopt.trainer.data.cursor import PartitionedCursor, make_parts
 from hetopt.trainer.data.fetch import TensorPairs, labels_of
-from hetopt.trainer.steps.local_batch import drawn_samples, given_samples
+from hetopt.trainer.steps.local_batch import BatchReader, drawn_samples, given_samples
+from hetopt.trainer.tasks.vision import ImageDataset
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 RULES = ["shards", "seldp", "labels"]
+READER = BatchReader(dataset=ImageDataset(torch.zeros(1, 3, 1, 1), torch.zeros(1)), device=torch.device("cpu"), seed=0)
 
 
 def labels(size: int, kinds: int, seed: int = 0) -> np.ndarray:
@@ -34,7 +36,7 @@ def parts_of(name: str, size: int, shares: list[int], **options):
 @settings(max_examples=30, deadline=None)
 def test_parts_are_disjoint_and_everyone_has_some(name, shares, turn):
     parts = parts_of(name, 500, shares)
-    seen = [parts.order(worker, turn) for worker in range(len(shares))]
+    seen = [parts(worker, turn) for worker in range(len(shares))]
     together = np.concatenate(seen)
     assert all(len(part) for part in seen)
     assert len(set(together.tolist())) == len(together)
@@ -48,7 +50,7 @@ def test_a_round_of_seldp_shows_every_worker_all_the_data_once(workers, size):
     parts = make_parts(Partition(name="seldp"), size=size, weights=[4] * workers, seed=1)
     for begin in (0, workers):
         for worker in range(workers):
-            seen = np.concatenate([parts.order(worker, begin + turn) for turn in range(workers)])
+            seen = np.concatenate([parts(worker, begin + turn) for turn in range(workers)])
             assert sorted(seen.tolist()) == list(range(size))
 
 
@@ -58,7 +60,7 @@ def test_parts_follow_the_shares_so_that_workers_finish_together(shares):
     for name in ("shards", "seldp"):
         parts = parts_of(name, 1000, shares)
         for worker, share in enumerate(shares):
-            assert abs(len(parts.order(worker, 0)) - 1000 * share / sum(shares)) <= 1
+            assert abs(len(parts(worker, 0)) - 1000 * share / sum(shares)) <= 1
 
 
 @given(workers=st.integers(1, 12), each=st.integers(1, 10))
@@ -66,7 +68,7 @@ def test_parts_follow_the_shares_so_that_workers_finish_together(shares):
 def test_label_skew_gives_so_many_labels_and_every_sample_where_all_labels_have_an_owner(workers, each):
     known = labels(600, 10)
     parts = make_parts(Partition(name="labels", labels=each), size=600, weights=[1] * workers, seed=5, labels=known)
-    seen = [parts.order(worker, 0) for worker in range(workers)]
+    seen = [parts(worker, 0) for worker in range(workers)]
     assert all(len(np.unique(known[part])) == each for part in seen)
     if workers * each >= 10:
         assert sum(map(len, seen)) == 600
@@ -91,18 +93,17 @@ def test_a_cursor_shows_each_worker_its_stream_and_resumes_anywhere(shares, step
     for factor in steps:
         cursor = cursor.at(cursor.state())
         batch = cursor.take([factor * share for share in shares])
-        cutting = Cutting(keeps_epochs_apart=True)
         for worker in range(len(shares)):
             seen[worker] += batch.slice(worker).tolist()
-            pieces = cutting.parts(batch, worker)
+            pieces = READER.cut(batch, worker)
             assert [i for piece in pieces for i in piece.indices] == batch.slice(worker).tolist()
             for piece in pieces:
-                assert set(piece.indices.tolist()) <= set(parts.order(worker, piece.epoch).tolist())
+                assert set(piece.indices.tolist()) <= set(parts(worker, piece.epoch).tolist())
     for worker, stream in enumerate(seen):
         endless: list[int] = []
         turn = 0
         while len(endless) < len(stream):
-            endless += parts.order(worker, turn).tolist()
+            endless += parts(worker, turn).tolist()
             turn += 1
         assert stream == endless[: len(stream)]
     assert cursor.position == sum(map(len, seen))

@@ -81,7 +81,7 @@ def test_reading_ahead_changes_nothing(steps: list[list[int]], bounds: dict[int,
     cursor = SampleCursor(SIZE, 0)
     batches = [cursor.take(split) for split in steps]
     for batch, samples in zip(batches, ahead, strict=True):
-        assert [value % 1000 for value in samples] == list(batch.slices[rank])
+        assert [value % 1000 for value in samples] == batch.slice(rank).tolist()
         places = range(batch.position + batch.offset(rank), batch.position + batch.offset(rank) + len(samples))
         assert [value // 1000 for value in samples] == [place // SIZE for place in places]
     assert threading.get_ident() not in getattr(dataset, "threads", ()), "epochs are told in the reading thread alone"

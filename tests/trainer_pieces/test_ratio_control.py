@@ -174,8 +174,6 @@ def test_the_original_accordion_looks_every_ten_epochs_and_at_the_learning_rate(
         lambda: ThresholdRatio(delta=1.5),
         lambda: ScanRatio(options=()),
         lambda: ScanRatio(options=OPTIONS, time=-1),
-        lambda: AutoRatio(options=OPTIONS[1:]),
-        lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
     ],
 )
 def test_impossible_settings_are_refused(impossible):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s, time_s
+from benchmarks._published_collectives import time_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s
 from hetopt.core.comm.options import Candidates, CompressTime
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.trainer.policies.ratio.auto import BACKWARD
 from hetopt.trainer.policies.ratio.policy import Verdict
@@ -48,7 +48,7 @@ def traffic(
     steering: AdaptiveController, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10
 ) -> GroupTraffic:
     """A period in the present way over such links."""
-    option = steering.candidate.option
+    option = steering.candidate
     exchange_s = option.buckets * time_s(option.operations, link, algorithms=TRAINER)
     sync_s = exchange_s
     if option.buckets > 1:
@@ -61,7 +61,7 @@ def traffic(
         compute_s=COMPUTE_S,
         compress_s=0.004 if option.gain is None else 0.0,
         sync_s=sync_s,
-        sent_bytes=steering.candidate.sent_bytes,
+        sent_bytes=sum(part.payload_bytes for part in option.operations) * option.buckets,
         energy=1.0,
         kept_energy=kept,
         gradient_energy=1.0,
@@ -91,13 +91,13 @@ def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_ar
     run = spec(ratio_policy="auto", collective_policy="cheapest")
     slow = AdaptiveController(run, candidates(run, buckets=4), network(SLOW), tries_twins=True)
     drive(slow, SLOW, 30)
-    assert slow.candidate.option.ratio < 0.1
+    assert slow.candidate.ratio < 0.1
     careful = AdaptiveController(run, candidates(run, buckets=4), network(SLOW), tries_twins=True)
     drive(careful, SLOW, 30, says="harmful")
-    assert careful.candidate.option.ratio == 1
+    assert careful.candidate.ratio == 1
     unasked = AdaptiveController(run, candidates(run, buckets=4), network(SLOW))
     drive(unasked, SLOW, 30)
-    assert unasked.candidate.option.ratio == 1
+    assert unasked.candidate.ratio == 1
     fast = AdaptiveController(run, candidates(run, buckets=4), network(FAST))
     drive(fast, FAST, 30)
     assert fast.candidate == fast.candidates.dense
@@ -107,10 +107,10 @@ def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
     """Gathering many elements from many workers costs more than sharing the choice; few elements are all latency."""
     many = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=0.3))
     steering = AdaptiveController(many, candidates(many), network(SLOW))
-    assert steering.candidate.option.collective == "ar_topk"
+    assert steering.candidate.collective == "ar_topk"
     few = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=1e-5))
     steering = AdaptiveController(few, candidates(few), network(LinkSpeed(latency_s=0.01, bytes_per_s=1e9)))
-    assert steering.candidate.option.collective == "all_gather"
+    assert steering.candidate.collective == "all_gather"
     assert drive(steering, FAST, 5)[1] == []
 
 
@@ -119,20 +119,19 @@ def test_published_policies_steer_what_they_were_given(policy: str) -> None:
     run = spec(ratio_policy=policy, compression=Compression(name="topk", ratio=0.01))
     steering = AdaptiveController(run, candidates(run), network(SLOW) if policy == "scan" else None)
     drive(steering, SLOW, 60)
-    assert steering.candidate.option.compressor in ("topk", "identity")
+    assert steering.candidate.compression.name in ("topk", "identity")
     again = AdaptiveController(run, candidates(run), network(SLOW) if policy == "scan" else None)
     again.resume(steering.state())
     assert again.candidate == steering.candidate
     assert again.state() == steering.state()
 
 
-def test_states_that_do_not_fit_are_left_or_refused() -> None:
+def test_a_state_of_another_policy_is_left() -> None:
     run = spec(ratio_policy="accordion", compression=Compression(name="topk", ratio=0.01))
     steering = AdaptiveController(run, candidates(run), None)
-    other = dict(steering.state(), policy="gravac")
-    steering.resume(other)
-    with pytest.raises(BadInput, match="damaged"):
-        steering.resume({"policy": "accordion"})
+    before = steering.state()
+    steering.resume(dict(before, policy="gravac"))
+    assert steering.state() == before
 
 
 def test_periods_of_another_way_or_without_sense_change_nothing() -> None:

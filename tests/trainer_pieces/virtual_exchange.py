@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.options import make_option
+from hetopt.core.run_spec import Compression
 from hetopt.core.training_laws import MOST_LOST, distance
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import PART
@@ -24,11 +25,12 @@ RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)
 
 def options(numel, workers, ratios=RATIOS, compress_ns=2.0):
     """Dense, and Top-k both ways, with what compressing takes to first order."""
-    found = [make_option("identity", "all_reduce", 1.0, numel=numel, workers=workers, compress_s=0.0)]
+    found = [make_option(Compression(), numel=numel, workers=workers, compress_s=0.0)]
     for ratio in ratios:
         for collective, unpack in (("all_gather", workers), ("ar_topk_star", 1)):
             compress_s = 1e-9 * numel * (compress_ns + 4 * ratio * unpack)
-            found.append(make_option("topk", collective, ratio, numel=numel, workers=workers, compress_s=compress_s))
+            way = Compression(name="topk", ratio=ratio, collective=collective)
+            found.append(make_option(way, numel=numel, workers=workers, compress_s=compress_s))
     return tuple(found)
 
 
@@ -79,7 +81,7 @@ class VirtualRun:
         return known_s + self.unforeseen_s.get(option.key, 0.0)
 
     def compress_s(self, option):
-        return option.compress_s * self.compress.get(option.compressor, 1.0)
+        return option.compress_s * self.compress.get(option.compression.name, 1.0)
 
     def step_s(self, option):
         return option.step_s(

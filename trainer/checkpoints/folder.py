@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -42,7 +43,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
@@ -227,10 +228,10 @@ def copied(value: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
-def parameters_sha256(model: nn.Module) -> str:
-    """A fingerprint of all parameters: equal only when they are bit-identical."""
+def parameters_sha256(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """A fingerprint of a model's parameters with their names: equal only when they are bit-identical."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(parameters, key=itemgetter(0)):
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -355,21 +356,17 @@ class CheckpointFolder:
             )
         return Found(step=None)
 
-    def write_shared(self, shared: SharedState) -> FileRecord:
-        """Write what all workers share, into the checkpoint that is being written.
+    def write(self, step: int, name: str, state: SharedState | RankState) -> FileRecord:
+        """Write what all workers share, or what is a worker's own, into the checkpoint that is being written.
 
         Raises:
             OSError: the disk refuses.
         """
-        return self._write(shared.step, STATE_FILE, vars(shared))
-
-    def write_own(self, step: int, rank: int, own: RankState) -> FileRecord:
-        """Write what is a worker's own, likewise.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        return self._write(step, rank_file(rank), vars(own))
+        folder = self.partial(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _written_whole(folder / name) as partial:
+            save_tensors(partial, _flattened(vars(state)).items())
+            return FileRecord.of(partial.read_bytes())
 
     def publish(self, manifest: Manifest) -> None:
         """Make the checkpoint that was being written the newest, now that all of its files are on disk.
@@ -446,13 +443,6 @@ class CheckpointFolder:
         except BadInput:
             return f"{MANIFEST_FILE} is damaged"
 
-    def _write(self, step: int, name: str, data: Mapping[str, Any]) -> FileRecord:
-        folder = self.partial(step)
-        folder.mkdir(parents=True, exist_ok=True)
-        with _written_whole(folder / name) as partial:
-            save_tensors(partial, _flattened(data).items())
-            return FileRecord.of(partial.read_bytes())
-
     def _read(self, step: int, name: str, kind: Callable[..., T]) -> T:
         manifest, path = self._manifest(step), self.path(step) / name
         try:
@@ -482,8 +472,8 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def save_model(path: Path, model: nn.Module) -> None:
-    """Write the tensors of the model's state dictionary by their names, whole or not at all.
+def save_model(path: Path, state: Mapping[str, Any]) -> None:
+    """Write the tensors of a model's state dictionary by their names, whole or not at all.
 
     `safetensors.torch.load_file` reads what ``model.load_state_dict`` takes. What a module keeps beside its tensors
     (``get_extra_state``) is in checkpoints alone: a file of safetensors has no room for it.
@@ -491,12 +481,12 @@ def save_model(path: Path, model: nn.Module) -> None:
     Raises:
         OSError: the disk is full or cannot be written.
     """
-    tensors = ((name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor))
+    tensors = ((name, value) for name, value in state.items() if isinstance(value, Tensor))
     with _written_whole(path) as partial:
         save_tensors(partial, tensors)
 
 
-def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int = 1) -> None:
+def leave_model(run_dir: Path, state: Mapping[str, Any], *, stopped: bool, number: int = 1) -> None:
     """Write the model into the run's folder: as the trained one, or as the one of a run that was stopped.
 
     Where the disk is full, older checkpoints give way: the model is in each, so its room is enough. The trained model
@@ -504,7 +494,7 @@ def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int =
 
     Args:
         run_dir: of the run.
-        model: as `save_model` takes it.
+        state: of the model, as `save_model` takes it.
         stopped: before the planned end.
         number: of several models, from 1 on; the first has the name that everybody looks for.
 
@@ -518,7 +508,7 @@ def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int =
     path, folder = so_far if stopped else done, CheckpointFolder(run_dir)
     while True:
         try:
-            save_model(path, model)
+            save_model(path, state)
             break
         except OSError as error:
             if has_no_room(error) and folder.give_way(keeps=int(stopped)):
@@ -650,8 +640,8 @@ class CheckpointSaver:
         step, of_all, of_mine = shared.step, shared.snapshot() if self._context.rank == 0 else None, own.snapshot()
 
         def write() -> dict[str, FileRecord]:
-            parts = {rank_file(self._context.rank): self._folder.write_own(step, self._context.rank, of_mine)}
-            return parts if of_all is None else {**parts, STATE_FILE: self._folder.write_shared(of_all)}
+            states = ((rank_file(self._context.rank), of_mine), (STATE_FILE, of_all))
+            return {name: self._folder.write(step, name, state) for name, state in states if state is not None}
 
         parts = self._thread.submit(write)
         now_s = self._context.clock()

@@ -366,8 +366,6 @@ def redistribute(states: Sequence[State], workers: int) -> list[State]:
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
     before keep their residuals unchanged. What all workers have alike (`ALIKE`) is copied.
     """
-    if not states or workers < 1:
-        raise ValueError(f"residuals go from at least one worker to at least one, not from {len(states)} to {workers}")
     new = [
         {key: value.clone() if key.startswith(ALIKE) else torch.zeros_like(value) for key, value in states[0].items()}
         for _ in range(workers)
@@ -432,8 +430,6 @@ class MomentumCorrection:
         clip_norm: float | None = None,
         device: torch.device | None = None,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         self._momentum = momentum
         self._clip_norm = clip_norm
         self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
@@ -451,9 +447,7 @@ class MomentumCorrection:
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent, and forget the velocity of what was (see `Residual`)."""
-        if prepared is not self._prepared:
-            raise ValueError("only what was prepared here can be committed: a velocity belongs to it")
+        """Keep what was not sent of what was prepared here, and forget the velocity of what was (see `Residual`)."""
         sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)

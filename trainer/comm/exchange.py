@@ -257,16 +257,9 @@ def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Weights in proportion to samples, of those that take part (None: all), that sum to 1.
-
-    Raises:
-        ValueError: nobody has seen any.
-    """
+    """Weights in proportion to samples, of those that take part (None: all), that sum to 1."""
     counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
-    total = sum(counted)
-    if total <= 0:
-        raise ValueError("parameters are averaged over samples, and there were none")
-    return tuple(count / total for count in counted)
+    return tuple(count / sum(counted) for count in counted)
 
 
 class RoundedSum:
@@ -407,11 +400,6 @@ class BucketExchange:
         store: Store | None = None,
     ) -> None:
         chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
-        if chosen.method.by_shape:
-            raise BadInput(
-                f"{chosen.name} needs the whole gradient and cannot work on buckets of it.",
-                hint="exchange the whole gradient after the backward pass",
-            )
         self._compression = compression
         self._clock = clock
         self._seed = seed

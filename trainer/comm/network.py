@@ -45,14 +45,7 @@ class Network:
 
     @classmethod
     def of(cls, timings: Sequence[Timed]) -> Network:
-        """Fit the lines to timings at two payloads and more.
-
-        Raises:
-            ValueError: nothing was timed between two members or more, or a time is not positive.
-        """
-        timings = [timed for timed in timings if timed.operation.members > 1]
-        if not timings:
-            raise ValueError("a network is measured between at least two members")
+        """Fit the lines to timings at two payloads and more, between two members and more."""
         kinds = dict.fromkeys(timed.operation.primitive for timed in timings)
         return cls(lines={kind: _line([t for t in timings if t.operation.primitive == kind]) for kind in kinds})
 

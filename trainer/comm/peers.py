@@ -138,7 +138,10 @@ def _lost(rank: int) -> str:
 
 
 class Guard:
-    """Compares notes with the other workers before the first exchange, and names the peer that a later one loses.
+    """Compares notes with the other workers before the first exchange in it, and names the peer that a later one loses.
+
+    Leaving it raises BadInput where workers are about to exchange in different ways, `HungPeer` where one did not come
+    in time, and `LostPeer` where one left in the middle.
 
     Args:
         description: of the exchange, the same text on workers that agree.
@@ -151,16 +154,6 @@ class Guard:
         self._store = store
         self._group = group
         self._has_met = False
-
-    def watch(self) -> Guard:
-        """Exchange inside.
-
-        Raises:
-            BadInput: the workers are about to exchange in different ways.
-            RunFailed: a worker did not come in time.
-            LostPeer: a worker left in the middle.
-        """
-        return self
 
     def __enter__(self) -> None:
         if not self._has_met and group_size(self._group) > 1:

@@ -28,19 +28,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from hetopt.core.comm.composition import STAR, VAR
+from hetopt.core.comm.composition import PACKED_BF16, PLAIN, STAR, VAR
 from hetopt.core.comm.payload_bytes import (
-    INDEX_BYTES,
     MANY_WORKERS,
     MAX_INDEXED_ELEMENTS,
+    element_bytes,
+    index_bytes,
     kept_elements,
     low_index_bits,
-    packed_index_bytes,
 )
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import (
@@ -70,71 +69,25 @@ from hetopt.trainer.comm.vectors import (
 
 
 @dataclass(frozen=True, slots=True)
-class PlainIndices:
-    """Indices as int32, four bytes each."""
+class ElementCoding:
+    """Writes a sparse payload into bytes: values first, so that they lie at a multiple of four bytes, then indices.
 
-    def nbytes(self, numel: int, count: int) -> int:
-        """Bytes of ``count`` indices: four each."""
-        return INDEX_BYTES * count
+    Both sides know how many ascending indices there are, of how many elements. Plain ones are int32. Packed ones are
+    Elias and Fano's code of an ascending sequence: about ``2 + log2(n / k)`` bits each instead of 32. The lower bits of
+    every index are stored as they are. The upper parts only ever grow: a string of bits has a 1 for every index and a 0
+    wherever the upper part grows by one. At 1 % of the elements that is 9.4 bits an index, at 10 % 5.6, within a bit of
+    what any code could do for a random choice. (Elias 1974, Fano 1971.)
 
-    def write(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Copy the indices unchanged (see `IndexCoding`)."""
-        out.copy_(indices.view(torch.uint8))
-
-    def read(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """The bytes as int32 indices (see `IndexCoding`)."""
-        return data.view(torch.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedIndices:
-    """Elias and Fano's code of an ascending sequence: about ``2 + log2(n / k)`` bits each instead of 32.
-
-    The lower bits of every index are stored as they are. The upper parts only ever grow: a string of bits has a 1 for
-    every index and a 0 wherever the upper part grows by one. At 1 % of the elements that is 9.4 bits an index, at 10 %
-    5.6, within a bit of what any code could do for a random choice. (Elias 1974, Fano 1971.)
+    Attributes:
+        name: as in `composition.CODINGS`.
     """
 
-    def nbytes(self, numel: int, count: int) -> int:
-        """See `wire.packed_index_bytes`."""
-        return packed_index_bytes(numel, count)
+    name: str = PLAIN
 
-    def write(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Lower parts, then the string of upper ones (see `IndexCoding`)."""
-        count, low = indices.numel(), low_index_bits(numel, indices.numel())
-        split = -(-count * low // 8)
-        if low:
-            pack_codes(indices.bitwise_and(2**low - 1).to(torch.uint8), low, out[:split])
-        flags = torch.zeros(count + (numel >> low) + 1, dtype=torch.bool, device=indices.device)
-        flags[(indices >> low) + torch.arange(count, device=indices.device)] = True
-        pack_flags(flags, out[split:])
-
-    def read(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """Count the zeros before every one (see `IndexCoding`)."""
-        low = low_index_bits(numel, count)
-        split = -(-count * low // 8)
-        ones = unpack_flags(data[split:], count + (numel >> low) + 1).nonzero().squeeze(1)
-        upper = ones.sub_(torch.arange(count, device=data.device)).to(torch.int32)
-        if not low:
-            return upper
-        lower = look_up(data[:split], bit_values(torch.arange(2**low, dtype=torch.int32), low).to(data.device), count)
-        return upper.bitwise_left_shift_(low).bitwise_or_(lower)
-
-
-IndexCoding: TypeAlias = PlainIndices | PackedIndices
-"""Writes ascending indices into bytes, and reads them back; both sides know how many there are, of how many."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ElementCoding:
-    """Writes a sparse payload into bytes: values first, so that they lie at a multiple of four bytes, then indices."""
-
-    indices: IndexCoding
-    values: torch.dtype
-
-    def nbytes(self, numel: int, count: int) -> int:
-        """Bytes of ``count`` elements of a gradient of ``numel``, in whole words of four."""
-        return -(-(count * self.values.itemsize + self.indices.nbytes(numel, count)) // 4) * 4
+    @property
+    def values(self) -> torch.dtype:
+        """The type of values on the wire."""
+        return torch.bfloat16 if self.name == PACKED_BF16 else torch.float32
 
     def rounded(self, payload: SparsePayload) -> SparsePayload:
         """Round values to their type: then this is what was sent, and the rest is the residual.
@@ -144,22 +97,45 @@ class ElementCoding:
         return replace(payload, values=payload.values.to(self.values).float())
 
     def write(self, payload: SparsePayload, out: Tensor) -> None:
-        """Into ``out``, uint8 of at least `nbytes`; values must fit their type, as `rounded` makes them."""
+        """Into ``out``, uint8 of at least `element_bytes`; values must fit their type, as `rounded` makes them."""
         count = payload.values.numel()
         split = count * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
-        self.indices.write(
-            payload.indices, payload.numel, out[split : split + self.indices.nbytes(payload.numel, count)]
-        )
+        self.write_indices(payload.indices, payload.numel, out[split:])
 
     def read(self, data: Tensor, numel: int, count: int) -> SparsePayload:
         """The payload of ``count`` elements that ``data`` begins with; it may share memory with it."""
         split = count * self.values.itemsize
-        indices = self.indices.read(data[split : split + self.indices.nbytes(numel, count)], numel, count)
+        indices = self.read_indices(data[split:], numel, count)
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
+    def write_indices(self, indices: Tensor, numel: int, out: Tensor) -> None:
+        """Into ``out``, which begins with them: lower parts, then the string of upper ones; or as they are."""
+        count, low = indices.numel(), low_index_bits(numel, indices.numel())
+        out = out[: index_bytes(numel, count, self.name)]
+        if self.name == PLAIN:
+            out.copy_(indices.view(torch.uint8))
+            return
+        split = -(-count * low // 8)
+        if low:
+            pack_codes(indices.bitwise_and(2**low - 1).to(torch.uint8), low, out[:split])
+        flags = torch.zeros(count + (numel >> low) + 1, dtype=torch.bool, device=indices.device)
+        flags[(indices >> low) + torch.arange(count, device=indices.device)] = True
+        pack_flags(flags, out[split:])
 
-PLAIN = ElementCoding(indices=PlainIndices(), values=torch.float32)
+    def read_indices(self, data: Tensor, numel: int, count: int) -> Tensor:
+        """The int32 indices that ``data`` begins with: of packed ones, count the zeros before every one."""
+        data = data[: index_bytes(numel, count, self.name)]
+        if self.name == PLAIN:
+            return data.view(torch.int32)
+        low = low_index_bits(numel, count)
+        split = -(-count * low // 8)
+        ones = unpack_flags(data[split:], count + (numel >> low) + 1).nonzero().squeeze(1)
+        upper = ones.sub_(torch.arange(count, device=data.device)).to(torch.int32)
+        if not low:
+            return upper
+        lower = look_up(data[:split], bit_values(torch.arange(2**low, dtype=torch.int32), low).to(data.device), count)
+        return upper.bitwise_left_shift_(low).bitwise_or_(lower)
 
 
 class AllGather:
@@ -174,7 +150,7 @@ class AllGather:
             are padded to the longest; nothing of the padding is read.
     """
 
-    def __init__(self, coding: ElementCoding = PLAIN, *, same_size: bool = True) -> None:
+    def __init__(self, coding: ElementCoding = ElementCoding(), *, same_size: bool = True) -> None:
         self._coding = coding
         self._same_size = same_size
         self._workspace = Workspace()
@@ -192,7 +168,7 @@ class AllGather:
         if not self._same_size:
             own = torch.tensor([count], dtype=torch.int32, device=device)
             lengths = [int(each) for each in channel.all_gather(own).flatten().tolist()]
-        size = coding.nbytes(numel, max(lengths))
+        size = element_bytes(numel, max(lengths), coding.name)
         message = self._workspace.take("message", size, torch.uint8, device)
         coding.write(payload, message)
         gathered = self._workspace.take("received", channel.workers * size, torch.uint8, device)
@@ -262,7 +238,7 @@ class SharedSelection(IndexChoice):
     """
 
     def __init__(
-        self, collective: str, compressor: Compressor[SparsePayload], *, count: int, coding: IndexCoding
+        self, collective: str, compressor: Compressor[SparsePayload], *, count: int, coding: ElementCoding
     ) -> None:
         self._collective = collective
         self._compressor = compressor
@@ -301,12 +277,12 @@ class SharedSelection(IndexChoice):
 
     def _hand_on(self, own: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
         numel = flat.numel()
-        size = self._coding.nbytes(numel, self._count)
+        size = index_bytes(numel, self._count, self._coding.name)
         message = self._workspace.take("message", size, torch.uint8, flat.device)
         if own is not None and channel.rank == source:
-            self._coding.write(own.indices, numel, message)
+            self._coding.write_indices(own.indices, numel, message)
         channel.broadcast(message, source)
-        return self._coding.read(message, numel, self._count)
+        return self._coding.read_indices(message, numel, self._count)
 
     def state(self) -> State:
         """The smoothed skew, and whether elections are on; nothing where who chooses is settled."""

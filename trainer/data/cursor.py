@@ -9,8 +9,8 @@ A step may span the end of an epoch. Cutting the last batch short instead would 
 samples; taking the rest from the next permutation keeps every step at exactly B samples.
 
 Where the data is partitioned, everything that a worker sees is passes over parts, a pure function of sizes, labels and
-the seed. `Parts.order(worker, turn)` is what it sees in its ``turn``-th pass (from 0); what it sees in all of them, one
-after the other, is an endless stream. All ranks hold the cursors of all workers, too: whatever a rank needs to know of
+the seed. `Parts`, of worker and turn, is what it sees in its ``turn``-th pass (from 0); all of these, one after the
+other, are an endless stream. All ranks hold the cursors of all workers, too: whatever a rank needs to know of
 the others, it can compute.
 
     shards      a part of the data for each worker, disjoint, in proportion to the shares
@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -81,14 +81,12 @@ class GlobalBatch:
         first = self.offset(rank)
         return self.samples[first : first + self.shares[rank]]
 
-    @property
-    def slices(self) -> tuple[tuple[int, ...], ...]:
-        """The samples of every rank."""
-        return tuple(tuple(self.slice(rank).tolist()) for rank in range(len(self.shares)))
-
 
 class Cursor:
     """A place in the samples of a run, the same on every rank.
+
+    ``take(shares)`` gives the next samples, ``shares[r]`` of them for rank r, and moves the cursor behind them;
+    ``at(state)`` gives a cursor over the same data that continues exactly where ``state`` was taken.
 
     Args:
         dataset_size: samples that are an epoch.
@@ -108,40 +106,15 @@ class Cursor:
         """Number of completed epochs."""
         return self.position // self.dataset_size
 
-    def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next samples, ``shares[r]`` of them for rank r; moves the cursor behind them."""
-        raise NotImplementedError
-
     def state(self) -> dict[str, int]:
         """Where the cursor stands, as plain JSON."""
         return {"dataset_size": self.dataset_size, "position": self.position}
-
-    def at(self, state: Mapping[str, int]) -> Cursor:
-        """A cursor over the same data that continues exactly where ``state`` was taken."""
-        raise NotImplementedError
-
-
-def count_of(shares: Sequence[int], workers: int | None = None) -> int:
-    """Samples of a step.
-
-    Raises:
-        ValueError: there are none, or not as many shares as workers.
-    """
-    if sum(shares) < 1 or min(shares) < 0 or len(shares) != (workers or len(shares)):
-        raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
-    return sum(shares)
 
 
 class SampleCursor(Cursor):
     """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
 
     def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
-        if dataset_size < 1:
-            raise BadInput("The training data is empty.", hint="check the task's data")
-        if seed < 0:
-            raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
-        if position < 0:
-            raise ValueError(f"position must not be negative, not {position}")
         super().__init__(dataset_size)
         self._seed = seed
         self._stream = Passes(partial(permutation, dataset_size, seed), *divmod(position, dataset_size), drawn=position)
@@ -154,7 +127,7 @@ class SampleCursor(Cursor):
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
         epoch, position = self.epoch, self.position
-        samples, epochs = self._stream.take(count_of(shares))
+        samples, epochs = self._stream.take(sum(shares))
         return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
@@ -247,44 +220,14 @@ class MicroBatch:
         return len(self.indices)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cutting:
-    """The rules of cutting.
-
-    Attributes:
-        keeps_epochs_apart: whether samples of different epochs must not be mixed (augmentation).
-        unit: samples of a micro-batch, exactly, but for what is left over; None: as many as fit.
-        max_samples: the most that fit into memory; None: any number.
-    """
-
-    keeps_epochs_apart: bool = False
-    unit: int | None = None
-    max_samples: int | None = None
-
-    def parts(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """The micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow."""
-        # A copy: the reader of a data set may do with its indices what it likes, the permutation is everybody's.
-        indices = batch.slice(rank).copy()
-        if not self.keeps_epochs_apart:
-            return [MicroBatch(epoch=batch.epoch, indices=part) for part in self._cut(indices)]
-        first = batch.offset(rank)
-        pieces = _by_epoch(indices, batch.epochs[first : first + len(indices)])
-        return [MicroBatch(epoch=epoch, indices=part) for epoch, piece in pieces for part in self._cut(piece)]
-
-    def _cut(self, indices: Indices) -> list[Indices]:
-        if self.unit is None or len(indices) <= self.unit:
-            return _evenly(indices, self.max_samples)
-        units = [indices[first : first + self.unit] for first in range(0, len(indices), self.unit)]
-        return [part for unit in units for part in _evenly(unit, self.max_samples)]
-
-
-def _by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
+def by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
     """Cut where the epoch changes."""
     edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
     return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
 
 
-def _evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
+def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
+    """Cut into as few and as equal parts as a limit allows; None: there is none."""
     if len(indices) == 0:
         return []
     if max_samples is None or len(indices) <= max_samples:
@@ -294,96 +237,66 @@ def _evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
     return [indices[first:last] for first, last in pairwise(edges)]
 
 
-def upcoming(cursor: Cursor, shares: Sequence[int], cutting: Cutting, rank: int) -> Iterator[MicroBatch]:
-    """The micro-batches of one rank in all steps to come, as long as shares stay; moves the cursor."""
-    while shares[rank]:
-        yield from cutting.parts(cursor.take(shares), rank)
-
-
 NEED_LABELS: tuple[PartitionName, ...] = ("labels",)
 
 _ORDER, _LABELS, _SPLIT = range(3)
 """What a sequence of random words is for: each has its own."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FixedParts:
+Parts: TypeAlias = Callable[[int, int], Indices]
+"""The data as every worker sees it: what a worker (the first number) sees in a turn, int64, at least one index."""
+
+
+def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
     """Every worker has the same samples in all its passes, shuffled anew in each.
 
-    Attributes:
+    Args:
         parts: of each worker, in rank order.
         seed: of the orders.
 
     Raises:
         BadInput: a worker has no samples.
     """
+    for worker, part in enumerate(parts):
+        if not len(part):
+            raise BadInput(
+                f"the partition must give every worker a sample, and worker {worker} has none.",
+                hint="use fewer workers, or more labels a worker",
+            )
 
-    parts: tuple[Indices, ...]
-    seed: int
+    def order(worker: int, turn: int) -> Indices:
+        words = _words(len(parts[worker]), seed, _ORDER, worker, turn)
+        return parts[worker][np.argsort(words, kind="stable")]
 
-    def __post_init__(self) -> None:
-        for worker, part in enumerate(self.parts):
-            if not len(part):
-                raise BadInput(
-                    f"the partition must give every worker a sample, and worker {worker} has none.",
-                    hint="use fewer workers, or more labels a worker",
-                )
-
-    @property
-    def workers(self) -> int:
-        """Number of workers: one for each part."""
-        return len(self.parts)
-
-    def order(self, worker: int, turn: int) -> Indices:
-        """The worker's part, shuffled (see `Parts`)."""
-        part = self.parts[worker]
-        words = _words(len(part), self.seed, _ORDER, worker, turn)
-        return part[np.argsort(words, kind="stable")]
+    return order
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RotatingParts:
+def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
     """SelDP: a ring of all samples, cut into an arc for each worker; from turn to turn all move on by 1/N of the ring.
 
     In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
     those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
     shares are as unequal.
 
-    Attributes:
+    Args:
         size: samples of the data.
         weights: of the workers, positive.
         seed: of the ring.
     """
+    total, workers = sum(weights), len(weights)
 
-    size: int
-    weights: tuple[int, ...]
-    seed: int
-
-    def __post_init__(self) -> None:
-        _check_enough(self.size, self.weights)
-
-    @property
-    def workers(self) -> int:
-        """Number of workers: one for each weight."""
-        return len(self.weights)
-
-    def order(self, worker: int, turn: int) -> Indices:
-        """The arc where the worker is (see `Parts`)."""
-        turns, step = divmod(turn, self.workers)
-        ring = permutation(self.size, self.seed, turns)
-        before = sum(self.weights[:worker])
-        first, last = self._place(before, step), self._place(before + self.weights[worker], step)
-        # A weight may be too small for a sample of its own: it has one then, in company.
-        return ring[np.arange(first, max(last, first + 1)) % self.size]
-
-    def _place(self, before: int, step: int) -> int:
+    def place(before: int, step: int) -> int:
         """Where on the ring those of so much weight end: ``size * (before / total + step / N)``."""
-        total, count = sum(self.weights), self.workers
-        return self.size * (before * count + step * total) // (total * count)
+        return size * (before * workers + step * total) // (total * workers)
 
+    def order(worker: int, turn: int) -> Indices:
+        turns, step = divmod(turn, workers)
+        before = sum(weights[:worker])
+        first, last = place(before, step), place(before + weights[worker], step)
+        # A weight may be too small for a sample of its own: it has one then, in company.
+        return permutation(size, seed, turns)[np.arange(first, max(last, first + 1)) % size]
 
-Parts: TypeAlias = FixedParts | RotatingParts
-"""The data as every worker sees it: its ``order`` of dataset indices in each turn, int64, at least one; read-only."""
+    return order
 
 
 def make_parts(
@@ -405,15 +318,14 @@ def make_parts(
         case "global":
             return None
         case "seldp":
-            return RotatingParts(size=size, weights=tuple(weights), seed=seed)
+            _check_enough(size, weights)
+            return rotating_parts(size, tuple(weights), seed)
         case "shards":
             _check_enough(size, weights)
-            whole = permutation(size, seed, 0)
-            return FixedParts(parts=_cut(whole, weights), seed=seed)
+            return fixed_parts(_cut(permutation(size, seed, 0), weights), seed)
         case "labels":
-            if labels is None or len(labels) != size:
-                raise ValueError(f"{partition.name} needs a label for each of the {size} samples")
-            return FixedParts(parts=label_skew(labels, len(weights), partition.labels, seed), seed=seed)
+            assert labels is not None, "whoever asks has read them"
+            return fixed_parts(label_skew(labels, len(weights), partition.labels, seed), seed)
 
 
 def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
@@ -485,7 +397,7 @@ class PartitionedCursor(Cursor):
         super().__init__(dataset_size)
         self._parts = parts
         self._weights = tuple(weights)
-        self._streams = [Passes(partial(parts.order, worker)) for worker in range(parts.workers)]
+        self._streams = [Passes(partial(parts, worker)) for worker in range(len(weights))]
         for stream, position in zip(self._streams, positions or (), strict=positions is not None):
             stream.skip(position)
 
@@ -496,7 +408,6 @@ class PartitionedCursor(Cursor):
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next samples of every worker's own; moves the cursors behind them."""
-        count_of(shares, len(self._streams))
         epoch, position = self.epoch, self.position
         taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
         return GlobalBatch(
@@ -519,7 +430,7 @@ class PartitionedCursor(Cursor):
         its weight says.
         """
         own = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
-        keys = [f"drawn_by_{worker}" for worker in range(self._parts.workers)]
+        keys = [f"drawn_by_{worker}" for worker in range(len(self._weights))]
         if len(own) == len(keys) and all(key in state for key in keys):
             drawn = [state[key] for key in keys]
         else:
@@ -691,7 +602,7 @@ class StreamCursor(Cursor):
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """Return this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
-        total, share = count_of(shares, self._workers), shares[self._rank]
+        total, share = sum(shares), shares[self._rank]
         names = np.full(total, ELSEWHERE, dtype=np.int64)
         epochs = np.zeros(total, dtype=np.int64)
         batch = GlobalBatch(
@@ -715,3 +626,6 @@ class StreamCursor(Cursor):
         self._position = state["position"]
         self.replay.go_to(state)
         return self
+
+
+AnyCursor: TypeAlias = SampleCursor | PartitionedCursor | StreamCursor

@@ -44,10 +44,7 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
 
     Raises:
         BadInput: the samples cannot be collated.
-        ValueError: ``indices`` is empty.
     """
-    if len(indices) == 0:
-        raise ValueError("a batch needs at least one sample index")
     gather = getattr(dataset, "gather", None)
     if gather is not None:
         return cast(Batch, gather(indices))

@@ -383,30 +383,10 @@ class ShardedState(GradientState):
             shard.copy_(flat)
 
 
-def whole_model(module: nn.Module) -> nn.Module:
-    """Return a module whose state is that of a sharded one, put together; called by all devices of a replica."""
+def whole_state(module: nn.Module) -> dict[str, Any]:
+    """Return the state of a sharded module, put together; called by all devices of a replica."""
     # Every script's worker would wait for it as it starts.
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
-    return _Whole(get_model_state_dict(module, options=options))
-
-
-class _Whole(nn.Module):
-    """Stands for a model where its state is written.
-
-    Args:
-        state: by name.
-    """
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        super().__init__()
-        self._whole = state
-
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]  # overloads of torch
-        """Return the state."""
-        return self._whole
-
-    def named_parameters(self, *args: Any, **options: Any) -> Any:
-        """Yield the state's tensors: what a fingerprint is of."""
-        return iter(sorted(self._whole.items()))
+    return get_model_state_dict(module, options=options)

@@ -29,7 +29,7 @@ import gc
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
@@ -62,7 +62,7 @@ from hetopt.trainer.ddp.comm_hook import (
     is_sharded,
     keep_modules,
     replica_mesh,
-    whole_model,
+    whole_state,
 )
 from hetopt.trainer.host.gate import group_store
 from hetopt.trainer.script.batches import LEAST_WORKERS, Audits, Found, Part, ShareTable, States, own_items
@@ -228,7 +228,7 @@ class DdpRun:
         self._tells_batches = True  # whether a backward pass is of one batch, as far as the first step has shown
         self._is_audit: bool | None = None  # of the step's batches so far, all; None: the step has none yet
         self._drawn_before: Generators | None = None
-        self._whole: nn.Module | None = None  # what is left of the run
+        self._left: tuple[dict[str, Any], Iterable[tuple[str, Tensor]]] | None = None  # model and its parameters
         self.can_audit = True
 
     # Shares (see `hetopt.trainer.ddp.script`).
@@ -526,11 +526,14 @@ class DdpRun:
 
     def conclude(self) -> None:
         """Tell of the last steps, and put the model together for `close`, while the workers are connected."""
-        if self._periods.engine is not None and self._whole is None:
+        if self._periods.engine is not None and self._left is None:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
                 self._periods.finish(self._passes())
             module, _ = self._modules[-1]
-            self._whole = whole_model(module) if is_sharded(module.parameters()) else _inner(module)
+            if is_sharded(module.parameters()):
+                self._left = (state := whole_state(module), state.items())
+            else:
+                self._left = _inner(module).state_dict(), _inner(module).named_parameters()
 
     def close(self, *, stopped: bool) -> None:
         """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.
@@ -539,10 +542,10 @@ class DdpRun:
             stopped: whether somebody asked the run to end.
         """
         self.conclude()
-        if self._whole is not None and self.rank == 0:
-            module = self._whole
-            leave_model(self._run_dir, module, stopped=stopped, number=1)
-            mark = parameters_sha256(module)
+        if self._left is not None and self.rank == 0:
+            state, parameters = self._left
+            leave_model(self._run_dir, state, stopped=stopped, number=1)
+            mark = parameters_sha256(parameters)
             self._periods.events.write(
                 "session_finished", step=self.steps, epoch=self._passes(), parameters_sha256=mark
             )
@@ -689,11 +692,6 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             _refuse_other_ways(optimizer)
 
     def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
-        if "nccl" in (backend or options.get("backend") or "") and not torch.cuda.is_available():
-            raise BadInput(
-                "The script asks for nccl, and this worker has no GPU.",
-                hint='init_process_group("nccl" if torch.cuda.is_available() else "gloo") runs on any machine',
-            )
         by_environment = init_method in (None, "env://") and not args and options.get("store") is None
         if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
             place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}

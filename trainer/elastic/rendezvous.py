@@ -22,15 +22,15 @@ state, then by the steps done since.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import model_validator
 
+from hetopt.core.artifact import Record, ReplacedRecord, read_words
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.paths import parse_json, shortened
+from hetopt.core.run_folder import Hosts, HostThere
 
 NO_GENERATION = -1
 
@@ -55,31 +55,7 @@ class Version:
         return self.agreed != NO_GENERATION
 
 
-class _Registered:
-    """What workers write into the store for each other."""
-
-    def to_json(self) -> str:
-        """As it stands in the store."""
-        return json.dumps(asdict(self))  # type: ignore[call-overload]  # every such record is a dataclass
-
-    @classmethod
-    def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote: a stranger's word, until it has been looked at.
-
-        Raises:
-            RunFailed: it is something else.
-        """
-        try:
-            return cls(**vars(_READERS[cls].validate_python(parse_json(text, origin="a message"))))
-        except (BadInput, ValidationError):
-            raise RunFailed(
-                f"what another worker registered of itself cannot be read: {shortened(text, 80)!r}.",
-                hint="launch the run again: it resumes from its last checkpoint",
-            ) from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member(_Registered):
+class Member(Record):
     """A worker that wants to train.
 
     Attributes:
@@ -102,14 +78,14 @@ class Member(_Registered):
     lives: tuple[str, ...] = ()
     version: Version = Version()
 
-    def __post_init__(self) -> None:
-        """Refuse lives that are not those of the places."""
+    @model_validator(mode="after")
+    def _lives_are_of_the_places(self) -> Self:
         if self.lives and len(self.lives) != len(self.beside):
             raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation(_Registered):
+class Generation(Record):
     """A group of workers that train together; ranks are in the order of their places."""
 
     number: int
@@ -133,9 +109,6 @@ class Generation(_Registered):
         return None
 
 
-_READERS: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Member, Generation)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Patience:
     """How long those who have registered wait for the others.
@@ -152,23 +125,40 @@ class Patience:
 
 
 class Presence:
-    """What is known for certain of workers, by whoever starts and ends their hosts.
+    """What is known for certain of workers, by whoever starts and ends their hosts: as a file tells it.
 
-    By itself nothing is: a worker that does not come may be cut off.
+    Without one nothing is: a worker that does not come may be cut off. A look costs one system call.
+
+    Args:
+        file: in the run's folder; None: there will be none.
+        hosts: of the workers, by place.
     """
+
+    def __init__(self, file: ReplacedRecord[Hosts] | None = None, hosts: Sequence[str] = ()) -> None:
+        self._file, self._hosts = file, tuple(hosts)
 
     def is_away(self, place: int) -> bool:
         """Whether there is no host that a worker could come from."""
-        return False
+        there = self._now()
+        return there is not None and self._hosts[place] not in there
 
     def is_dead(self, place: int, life: str) -> bool:
-        """Whether a worker has ended; false: it has not, or nobody knows."""
-        return False
+        """Whether a worker has ended with its host; false: it has not, or nobody knows."""
+        there = self._now()
+        if there is None:
+            return False
+        host = there.get(self._hosts[place])
+        return host is None or int(life.partition(".")[0]) < host.incarnation
 
     @property
     def all_leave(self) -> bool:
-        """Whether all hosts will soon be taken away."""
-        return False
+        """Whether no host stays: what the workers have in memory will be lost."""
+        there = self._now() or {}
+        return bool(there) and all(host.leaving for host in there.values())
+
+    def _now(self) -> Mapping[str, HostThere] | None:
+        hosts = None if self._file is None else self._file.now()
+        return None if hosts is None else hosts.there
 
 
 def may_close(
@@ -305,12 +295,12 @@ def meet_again(
     while True:
         number = max(wanted(store), number + 1)
         want(store, number)
-        store.set(f"{number}/member/{me.place}", me.to_json())
+        store.set(f"{number}/member/{me.place}", me.model_dump_json())
         registered_s = clock()
         while True:
             closed = store.get(f"{number}/closed")
             if closed:
-                generation = Generation.of_json(closed)
+                generation = read_words(Generation, closed, "another worker")
                 if generation.rank(me) is not None and (yield from _all_here(store, generation, me, patience, clock)):
                     return generation
                 taken += any(one.place == me.place and one.life != me.life for one in generation.members)
@@ -320,10 +310,11 @@ def meet_again(
             if wanted(store) > number:
                 number -= 1
                 break
-            registered = _registered(store, number, places)
+            texts = {place: store.get(f"{number}/member/{place}") for place in places}
+            registered = {place: read_words(Member, text, f"worker {place}") for place, text in texts.items() if text}
             if may_close(registered, places, clock() - registered_s, patience, presence):
                 members = tuple(registered[place] for place in sorted(registered))
-                store.compare_set(f"{number}/closed", "", Generation(number=number, members=members).to_json())
+                store.compare_set(f"{number}/closed", "", Generation(number=number, members=members).model_dump_json())
                 store.set("closed", str(max(begun(store), number)))
                 continue
             if stop_wished():
@@ -340,7 +331,7 @@ def meet_again(
 def _check_version(store: RendezvousStore, me: Member) -> None:
     """Keep a worker out that the others would not understand, before they stop for it."""
     closed = store.get(f"{begun(store)}/closed")
-    there = Generation.of_json(closed).members[0].hetopt if closed else me.hetopt
+    there = read_words(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
     if there != me.hetopt:
         raise BadInput(
             f"worker {me.place} has hetopt {me.hetopt}, and the workers that train have {there}.",
@@ -359,8 +350,3 @@ def _all_here(
             return False
         yield LOOK_S
     return True
-
-
-def _registered(store: RendezvousStore, number: int, places: Sequence[int]) -> dict[int, Member]:
-    texts = {place: store.get(f"{number}/member/{place}") for place in places}
-    return {place: Member.of_json(text) for place, text in texts.items() if text}

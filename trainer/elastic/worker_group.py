@@ -76,6 +76,13 @@ DEAF_S = 10
 """A connection whose other end has not answered for so long is broken: a cut link says nothing by itself, and a crowded
 one may lose some packets in a row."""
 _PROBES = 5
+_ENDS_WHEN_DEAF = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_S // _PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAF_S // _PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAF_S),
+)
 
 
 def open_sockets() -> frozenset[str]:
@@ -103,11 +110,8 @@ def break_when_deaf(known: frozenset[str]) -> None:
     """
     for connection in _opened_since(known):
         with suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_S // _PROBES)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAF_S // _PROBES)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAF_S)
+            for level, option, value in _ENDS_WHEN_DEAF:
+                connection.setsockopt(level, option, value)
 
 
 def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
@@ -394,7 +398,7 @@ class WorkerGroup:
             Abandoned: the run was asked to stop, or is over.
         """
         if held is not None:
-            self._me = replace(self._me, version=held.version, share=held.share)
+            self._me = self._me.model_copy(update={"version": held.version, "share": held.share})
         while True:
             generation = self._meet()
             try:
@@ -534,7 +538,9 @@ class WorkerGroup:
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation
-        self._me = replace(self._me, joined=generation.number, beside=generation.places, lives=generation.lives)
+        self._me = self._me.model_copy(
+            update={"joined": generation.number, "beside": generation.places, "lives": generation.lives}
+        )
         self._known = open_sockets()
         assert self._watching is not None
         self._watch = Watch(

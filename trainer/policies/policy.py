@@ -93,7 +93,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -177,9 +177,8 @@ class BatchPolicy(Protocol, Generic[StateT]):
 class KeepShares:
     """The policy that changes nothing, whatever is measured."""
 
-    def initial(self) -> NothingToRemember:
-        """The empty state: this policy remembers nothing."""
-        return NothingToRemember()
+    initial: ClassVar[type[NothingToRemember]] = NothingToRemember
+    """The empty state: this policy remembers nothing."""
 
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
@@ -258,9 +257,8 @@ class DynamicShares(DynamicSettings):
 
     minimum: PositiveInt = 1
 
-    def initial(self) -> DynamicState:
-        """The state before the first period: no times, no caps."""
-        return DynamicState()
+    initial: ClassVar[type[DynamicState]] = DynamicState
+    """The state before the first period: no times, no caps."""
 
     def decide(self, state: DynamicState, observation: BatchObservation) -> tuple[DynamicState, BatchDecision]:
         """The next state and shares.
@@ -274,7 +272,10 @@ class DynamicShares(DynamicSettings):
             return state.model_copy(update={"gathered": gathered}), BatchDecision(local_batch_sizes=shares)
 
         known = state.local_batch_sizes == shares
-        smoothed_s = _smoothed(state.smoothed_s if known else (), times_s, self.smoothing)
+        smoothed_s = times_s
+        if known and state.smoothed_s:
+            pairs = zip(times_s, state.smoothed_s, strict=True)
+            smoothed_s = tuple(self.smoothing * fresh + (1 - self.smoothing) * before for fresh, before in pairs)
         throughputs = [share / time_s for share, time_s in zip(shares, smoothed_s, strict=True)]
         caps = state.caps if len(state.caps) == len(shares) else (None,) * len(shares)
         if known and state.grown:
@@ -330,12 +331,6 @@ class DynamicShares(DynamicSettings):
 def omnilearn(*, minimum: int = 1) -> DynamicShares:
     """The law with the settings of OmniLearn's released code."""
     return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
-
-
-def _smoothed(old: tuple[float, ...], new: tuple[float, ...], weight: float) -> tuple[float, ...]:
-    if not old:
-        return new
-    return tuple(weight * fresh + (1 - weight) * before for fresh, before in zip(new, old, strict=True))
 
 
 OVERHEAD_SD = 0.5
@@ -546,9 +541,8 @@ class ModelShares:
     settled_gain: float = 0.05
     settled_periods: int = 4
 
-    def initial(self) -> ModelState:
-        """The state before the first period: no worker's speed is known."""
-        return ModelState()
+    initial: ClassVar[type[ModelState]] = ModelState
+    """The state before the first period: no worker's speed is known."""
 
     def decide(self, state: ModelState, observation: BatchObservation) -> tuple[ModelState, BatchDecision]:
         """The lines after this period, and the shares that are best for them where that is worth a change.
@@ -645,9 +639,8 @@ class ProportionalShares(ProportionalSettings):
 
     minimum: PositiveInt = 1
 
-    def initial(self) -> EpochMean:
-        """The state before the first period: no measurements."""
-        return EpochMean()
+    initial: ClassVar[type[EpochMean]] = EpochMean
+    """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
         """What was gathered of the epoch, or its end and the new shares.
@@ -680,9 +673,8 @@ class AllocateMicroBatches(AllocationSettings):
 
     micro: PositiveInt
 
-    def initial(self) -> EpochMean:
-        """The state before the first period: no measurements."""
-        return EpochMean()
+    initial: ClassVar[type[EpochMean]] = EpochMean
+    """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
         """What was gathered of the epoch, or its end and the new shares; shares that are no multiples become such.
@@ -722,9 +714,8 @@ class RateShares:
     stream: Stream
     minimum: int = 1
 
-    def initial(self) -> NothingToRemember:
-        """The state before the first period: local batch sizes as they are."""
-        return NothingToRemember()
+    initial: ClassVar[type[NothingToRemember]] = NothingToRemember
+    """The state before the first period: local batch sizes as they are."""
 
     def decide(
         self, state: NothingToRemember, observation: BatchObservation

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
-from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import Compression, RunSpec
@@ -71,7 +70,10 @@ class Periods:
     ) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._folder, self._store, self._watched = folder, store, watched
-        self.events = _open_log(folder if rank == 0 else None)
+        if folder is not None and rank == 0:
+            with suppress(OSError):  # the log says which file cannot be written
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.events = EventLog(folder / EVENTS_FILE if folder is not None and rank == 0 else None)
         self.engine: Engine | None = None
         self.table: ShareTable | None = None
         self.pace: Slowdown = Slowdown()
@@ -243,20 +245,6 @@ class Periods:
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)
         if self._folder is not None and self._rank == 0 and engine.synchroniser is None:
             _add_sample(self._folder, period, types=self._plan.types, compression=engine.exchange.in_use)
-
-
-def _open_log(folder: Path | None) -> EventLog:
-    """The log of a session in a folder, which is made; None: one that writes nothing.
-
-    Raises:
-        BadInput: the folder cannot be made.
-    """
-    try:
-        if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return EventLog(None if folder is None else folder / EVENTS_FILE)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written: {error.strerror}.", hint="name another folder") from None
 
 
 def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compression: Compression) -> None:

@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import sum_numbers
+from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.comm.vectors import energy
@@ -135,7 +135,7 @@ class Flow:
                     self._make_exchange,
                     world_size=world_size,
                     overlaps=overlaps,
-                    watched=lambda: self._gate.watch(),
+                    watched=lambda: self._gate,
                 )
             self._exchange = self._exchange_of_all()
         only = self._sides[0].sum if len(self._sides) == 1 else None
@@ -162,14 +162,14 @@ class Flow:
         REGISTRY.enter(self)
         room = 0 if only is None else only.room  # numbers of a gradient that a message can carry
         self._gate = Turns(number=REGISTRY.begun, rank=rank, world_size=world_size, store=store, room=room)
-        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=self._gate.watch)
+        self._periods = Periods(plan, rank, world_size, folder, store=store, watched=lambda: self._gate)
         every = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
         known = set(map(id, model.parameters()))
         self._others = [parameter for parameter in every if id(parameter) not in known]  # which only optimizers know
         if world_size > 1:
             take_parameters([*model.parameters(), *model.buffers(), *every])
             draw_by_rank(rank)
-        self._whole = WholeBatch(rank, self._gate.watch, audits=self._audits)
+        self._whole = WholeBatch(rank, lambda: self._gate, audits=self._audits)
         if synchronizes_norms and world_size > 1:
             self._whole.synchronize(model.modules())
         self._begin_step_of_all()
@@ -261,7 +261,7 @@ class Flow:
     def drawing(self, mark: int = 0) -> Iterator[None]:
         """Let the workers agree on batches inside, once all have reached the same call with the same ``mark``."""
         self._gate.take("began to draw batches", self._newest, mark=mark)
-        with self._gate.watch():
+        with self._gate:
             yield
 
     def _add(self, source: SessionLoader | Splits) -> None:
@@ -463,7 +463,7 @@ class Flow:
             if periods.engine.step == 0 and self._plan.spec.script and not self._varies:
                 check_batch(self._plan.spec, sum(taken))
             periods.samples_seen += sum(taken)
-            with self._gate.watch():
+            with self._gate:
                 # Steps over incomplete batches, over shares of before, and audits are not judged.
                 stops = periods.after(
                     trace,
@@ -616,7 +616,7 @@ class Flow:
 
     def _audit_step(self, gradient: GradientSum, own_weight: float) -> None:
         """Take the leader's gradient of the whole batch, and record its distance from the sum over the parts."""
-        with self._gate.watch():
+        with self._gate:
             distance = gradient.audit(own_weight, is_leader=self.rank == 0, draws=self._draws())
         self._audit.tell(distance, self._gate.step + 1, self._periods.events)
 
@@ -772,7 +772,7 @@ class Flow:
             if loss is None:
                 return None
             value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-            (total,) = sum_numbers([value * self._loss_weight(self._weight)], self.world_size)
+            total = sum(row[0] for row in gather_numbers([value * self._loss_weight(self._weight)], self.world_size))
             return loss.detach().new_tensor(total) if isinstance(loss, Tensor) else total
 
         return together

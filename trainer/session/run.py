@@ -221,7 +221,7 @@ class Session(Flow):
         saver, begun_s = self._periods.saver, engine.context.clock()
         if saver.begun_step == engine.step:
             return
-        with self._gate.watch():
+        with self._gate:
             saver.finish()
         shared = SharedState(
             digest=run_digest(engine.context.spec),
@@ -361,7 +361,10 @@ class Session(Flow):
             self._leave_model(stopped=False)
             step, epoch = (0, 0.0) if engine is None else (engine.step, self._shared.passes)
             self._periods.events.write(
-                "session_finished", step=step, epoch=epoch, parameters_sha256=parameters_sha256(self._model)
+                "session_finished",
+                step=step,
+                epoch=epoch,
+                parameters_sha256=parameters_sha256(self._model.named_parameters()),
             )
             self._periods.events.close()
         finally:
@@ -374,7 +377,7 @@ class Session(Flow):
             and self._folder is not None
             and self._folder == Path(os.environ.get(RUN_VARIABLE, os.devnull))
         ):
-            leave_model(self._folder, self._model, stopped=stopped, number=self._gate.number)
+            leave_model(self._folder, self._model.state_dict(), stopped=stopped, number=self._gate.number)
 
     def _part_from_others(self) -> None:
         self._whole.close()

@@ -90,7 +90,7 @@ class Turns(Guard):
         self._options.asyncOp = True
         self.room, self.waited_s, self._told = room, 0.0, list[float]()
         sizes = [len(_FIELDS), MOST_TOLD, room]
-        with self.watch():  # the others become known while nothing can go wrong yet
+        with self:  # the others become known while nothing can go wrong yet
             self._sent = torch.zeros(world_size, sum(sizes), dtype=torch.float64)
         self._received, self._sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
         self._head, self.load = self._sent[0, : sum(sizes[:2])], self._sent[0, sum(sizes[:2]) :]
@@ -118,7 +118,7 @@ class Turns(Guard):
         rest = [0.0] * (MOST_TOLD - len(numbers))
         self._head.copy_(torch.tensor([*word, *numbers, *rest], dtype=torch.float64))
         self._sent[1:].copy_(self._sent[0])
-        with self.watch():
+        with self:
             # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
             self._work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
                 self._received.view(-1), self._sent.view(-1), [], [], self._options
@@ -133,7 +133,7 @@ class Turns(Guard):
         work, self._work = self._work, None
         if work is not None:
             begun_s = time.perf_counter()
-            with self.watch():
+            with self:
                 work.wait()
             self.waited_s += time.perf_counter() - begun_s
             words = self._words.tolist()

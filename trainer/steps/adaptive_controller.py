@@ -13,18 +13,17 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch._C._distributed_c10d import Store
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import GATHER, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import way_in_words
-from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidate, Candidates, Option, settled_collective, way_name
+from hetopt.core.comm.options import IDENTITY, LOOK_AT, Candidates, Option, settled_collective, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
@@ -61,7 +60,7 @@ from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Traffic:
     """One worker's exchanges of a period, those in the way that is in use now.
 
@@ -92,19 +91,7 @@ class Traffic:
     candidate_gain: float = 0.0
     floor_gain: float = 0.0
     look_energy: float = 0.0
-    look_energies: tuple[float, ...] = ()
-
-    def to_list(self) -> list[float]:
-        """The numbers, in the order of the fields."""
-        *single, looked = (getattr(self, field.name) for field in fields(self))
-        return [*single, *looked]
-
-    @classmethod
-    def from_list(cls, row: Sequence[float]) -> Traffic:
-        """The traffic that `to_list` gave."""
-        single = len(fields(cls)) - 1
-        named = {field.name: number for field, number in zip(fields(cls), row[:single], strict=False)}
-        return replace(cls(look_energies=tuple(row[single:])), **named)  # type: ignore[arg-type]  # all but the last
+    look_energies: tuple[float, ...] = field(default=(), kw_only=True)
 
 
 def traffic_of(
@@ -207,7 +194,8 @@ class GroupTraffic:
     @property
     def is_finite(self) -> bool:
         """Whether no number is NaN or infinite."""
-        return all(math.isfinite(number) for row in self.rows for number in row.to_list())
+        numbers = (number for *single, looked in map(astuple, self.rows) for number in (*single, *looked))
+        return all(map(math.isfinite, numbers))
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
         """At the ratios that runs look at; None: nobody looked."""
@@ -270,7 +258,7 @@ class AdaptiveController:
         reason = why_not_controlled(candidates.asked.name, self._name, candidates.asked.collective)
         if reason is not None and not spec.weighs_ways:
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
-        weighed = [each.option for each in candidates.all] if spec.weighs_ways else []
+        weighed = list(candidates.all) if spec.weighs_ways else []
         if self._name == "scan":
             weighed = [option for option in weighed if option.gain is None]
         self._policy: RatioPolicy[Any] = choose_ratio_policy(
@@ -294,7 +282,7 @@ class AdaptiveController:
         """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
         wish = self._policy.first(self.network)
         if self._name == "auto" and spec.compression.ratio < 1:
-            start = self.candidates.nearest(spec.compression.ratio).option
+            start = self.candidates.nearest(spec.compression.ratio)
             return RatioDecision(
                 ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
             )
@@ -362,12 +350,12 @@ class AdaptiveController:
             self._decision = replace(self._decision, measure_gain=False)
             return None
         before, own = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
-        self._used = before.option.key
+        self._used = before.key
         observation = RatioObservation(
             step=step,
             steps=min(traffic.exchanges, step),
             epoch=epoch,
-            ratio=before.option.ratio,
+            ratio=before.ratio,
             compute_s=traffic.compute_s,
             step_s=traffic.step_s,
             kept_energy=tuple(row.kept_energy for row in traffic.rows),
@@ -375,7 +363,7 @@ class AdaptiveController:
             gradient_norm=math.sqrt(statistics.fmean(row.gradient_energy for row in traffic.rows)),
             gain_curve=traffic.gain_curve(self.looks),
             network=self.network,
-            option=before.option.key,
+            option=before.key,
             learning_rate=learning_rate,
             steps_left=steps_left,
             loss=loss,
@@ -384,7 +372,7 @@ class AdaptiveController:
         )
         if self.network is not None:
             self._times = self._times.after(
-                before.option,
+                before,
                 self.network,
                 step_s=observation.step_s,
                 compute_s=observation.compute_s,
@@ -393,15 +381,15 @@ class AdaptiveController:
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
         self.candidate = self._candidate_of(self._decision)
-        if self.candidate.option.key == before.option.key and self.candidate.compression == before.compression:
+        if self.candidate.key == before.key and self.candidate.compression == before.compression:
             return None
         return {
-            "before": before.option.key,
-            "after": self.candidate.option.key,
+            "before": before.key,
+            "after": self.candidate.key,
             "reason": self._decision.reason or self._reason or "",
         }
 
-    def _candidate_of(self, decision: RatioDecision) -> Candidate:
+    def _candidate_of(self, decision: RatioDecision) -> Option:
         """The candidate that a decision means; of several collectives the quickest."""
         self._reason: str | None = None
         if decision.option is not None:
@@ -411,17 +399,17 @@ class AdaptiveController:
         found = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
-            plain = next(each for each in found if each.option.collective == GATHER)
+            plain = next(each for each in found if each.collective == GATHER)
             return replace(plain, compression=plain.compression.model_copy(update=levels))
         if len(found) == 1 or self.network is None:
             return found[0]
-        steps_s = {each.option.key: self._times.step_s(each.option, self.network) for each in found}
-        best = min(found, key=lambda each: steps_s[each.option.key])
-        used = next((each for each in found if each.option.key == self._used), None)
-        now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.option.key]
+        steps_s = {each.key: self._times.step_s(each, self.network) for each in found}
+        best = min(found, key=lambda each: steps_s[each.key])
+        used = next((each for each in found if each.key == self._used), None)
+        now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.key]
         if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
             return used
-        self._reason = f"{way_in_words(best.option.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
+        self._reason = f"{way_in_words(best.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
         return best
 
     def state(self) -> Mapping[str, object]:
@@ -429,33 +417,24 @@ class AdaptiveController:
         return ControllerState(
             policy=self._name,
             policy_state=self._state.model_dump(mode="json"),
-            ratio=self.candidate.option.ratio,
-            key=self.candidate.option.key,
+            ratio=self.candidate.ratio,
+            key=self.candidate.key,
         ).model_dump(mode="json")
 
     def resume(self, saved: Mapping[str, object]) -> None:
         """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
 
         The network is not part of it: it was measured anew.
-
-        Raises:
-            BadInput: the state is damaged.
         """
-        try:
-            state = ControllerState.model_validate(saved)
-            if state.policy != self._name:
-                return
-            kind = type(self._policy.initial())
-            # What another version of the policy remembered besides means nothing to this one.
-            known = {key: value for key, value in state.policy_state.items() if key in kind.model_fields}
-            self._state = kind.model_validate(known)
-        except ValidationError:
-            raise BadInput(
-                f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
-            ) from None
-        found = [
-            each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.option.key == state.key
-        ]
+        state = ControllerState.model_validate(saved)
+        if state.policy != self._name:
+            return
+        kind = type(self._policy.initial())
+        # What another version of the policy remembered besides means nothing to this one.
+        self._state = kind.model_validate(
+            {k: value for k, value in state.policy_state.items() if k in kind.model_fields}
+        )
+        found = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
         if found:
             self.candidate = found[0]
             option = state.key if self._name in WEIGHS_WAYS else None
@@ -546,7 +525,7 @@ class ExchangeConfig:
     @property
     def way(self) -> str:
         """Name of the present way to exchange."""
-        return way_name(self.compression) if self.steering is None else self.steering.candidate.option.key
+        return way_name(self.compression) if self.steering is None else self.steering.candidate.key
 
     def follow(self) -> None:
         """Exchange as the steering says from the next step on."""

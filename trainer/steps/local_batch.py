@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.synchronization import Injection
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.data.cursor import Cursor, Cutting, GlobalBatch, MicroBatch, upcoming
+from hetopt.trainer.data.cursor import AnyCursor, GlobalBatch, Indices, MicroBatch, by_epoch, evenly
 from hetopt.trainer.data.fetch import (
     Batch,
     MapDataset,
@@ -183,7 +183,8 @@ class ReadAhead:
     def next(self, part: MicroBatch) -> Batch:
         """Return the samples of the next micro-batch, once they are read."""
         expected, future = self._reading.popleft()
-        _check_same(expected, part)
+        if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
+            raise RuntimeError("other samples were read ahead than are asked for")
         self._read_one_more()
         return future.result()
 
@@ -195,11 +196,6 @@ class ReadAhead:
         part = next(self._upcoming, None)
         if part is not None:
             self._reading.append((part, self._thread.submit(self._read, part)))
-
-
-def _check_same(expected: MicroBatch, part: MicroBatch) -> None:
-    if expected.epoch != part.epoch or not np.array_equal(expected.indices, part.indices):
-        raise RuntimeError("other samples were read ahead than are asked for")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,16 +216,24 @@ class BatchReader:
     max_samples: int | None = None
     unit: int | None = None
 
-    @property
-    def cutting(self) -> Cutting:
-        """How slices are cut; one across the end of an epoch is cut there when the data is augmented."""
-        return Cutting(
-            keeps_epochs_apart=changes_with_epoch(self.dataset), unit=self.unit, max_samples=self.max_samples
-        )
-
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """The micro-batches of one rank."""
-        return self.cutting.parts(batch, rank)
+        """The micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
+
+        One across the end of an epoch is cut there when the data is augmented.
+        """
+        # A copy: the reader of a data set may do with its indices what it likes, the permutation is everybody's.
+        indices = batch.slice(rank).copy()
+        if not changes_with_epoch(self.dataset):
+            return [MicroBatch(epoch=batch.epoch, indices=part) for part in self._cut(indices)]
+        first = batch.offset(rank)
+        pieces = by_epoch(indices, batch.epochs[first : first + len(indices)])
+        return [MicroBatch(epoch=epoch, indices=part) for epoch, piece in pieces for part in self._cut(piece)]
+
+    def _cut(self, indices: Indices) -> list[Indices]:
+        if self.unit is None or len(indices) <= self.unit:
+            return evenly(indices, self.max_samples)
+        units = [indices[first : first + self.unit] for first in range(0, len(indices), self.unit)]
+        return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
@@ -267,12 +271,11 @@ class SampleFeed:
         *,
         reader: BatchReader,
         rank: int,
-        cursor: Cursor,
+        cursor: AnyCursor,
         reads_ahead: bool = False,
         injector: Injector | None = None,
     ) -> None:
         self._reader = reader
-        self._cutting = reader.cutting
         self._rank = rank
         self.cursor = cursor
         self._reads_ahead = reads_ahead
@@ -287,7 +290,7 @@ class SampleFeed:
     @property
     def max_samples(self) -> int | None:
         """The largest micro-batch that is tried."""
-        return self._cutting.max_samples
+        return self._reader.max_samples
 
     def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
         """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
@@ -299,7 +302,7 @@ class SampleFeed:
 
     def first_part(self, samples: int) -> MicroBatch:
         """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
-        limits = (self._cutting.unit, self._cutting.max_samples)
+        limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
     def begin(self, shares: Sequence[int]) -> None:
@@ -322,7 +325,7 @@ class SampleFeed:
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
         """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
-        self._cutting = replace(self._cutting, max_samples=max_samples)
+        self._reader = replace(self._reader, max_samples=max_samples)
         self.learned_bound = max_samples
         if self._batch is None:
             return []
@@ -356,11 +359,13 @@ class SampleFeed:
     def _parts(self, batch: GlobalBatch) -> list[MicroBatch]:
         """This worker's micro-batches; of mixed samples each has some of all workers."""
         if self._mixed is None:
-            return self._cutting.parts(batch, self._rank)
+            return self._reader.cut(batch, self._rank)
         size = self.sizes[self._rank]
         count = -(-size // len(self.first_part(size)))
         return [MicroBatch(epoch=batch.epoch, indices=np.arange(part, size, count)) for part in range(count)]
 
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
-        cursor = self.cursor.at(self.cursor.state())
-        return upcoming(cursor, shares, self._cutting, self._rank)
+        """Return this worker's micro-batches in all steps to come, as long as shares stay."""
+        cursor, reader = self.cursor.at(self.cursor.state()), self._reader
+        steps = (reader.cut(cursor.take(shares), self._rank) for _ in (repeat(None) if shares[self._rank] else ()))
+        return chain.from_iterable(steps)

@@ -37,7 +37,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.comm import cost
-from hetopt.core.comm.options import Candidate
+from hetopt.core.comm.options import Option
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.memory import Precision
@@ -56,6 +56,7 @@ from hetopt.trainer.context import Generators
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from hetopt.trainer.steps.stopwatch import FORWARD, Mark, Slowdown, Stopwatch
 from hetopt.trainer.task import Loss, cross_entropy_weight, mean_of
 
@@ -156,13 +157,6 @@ class StepTrace:
     exchange: ExchangeStats | None = None
     under_backward: bool = False
     gradient_energy: float | None = None
-
-
-class Reader(Protocol):
-    """Reads the samples of a step's micro-batches."""
-
-    def read(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the device."""
 
 
 class LossModule(nn.Module):
@@ -414,7 +408,7 @@ Switch: TypeAlias = Callable[[bool], tuple[BucketSum | None, str]]
 whether the step looks at gains."""
 
 
-def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Candidate]) -> Switch:
+def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
     """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
@@ -429,11 +423,11 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
     def now(looks: bool) -> tuple[BucketSum | None, str]:
         candidate = present()
         if not candidate.in_buckets:
-            return None, candidate.option.key
+            return None, candidate.key
         if looks or exchange.has_residual:
             # Whole gradients are exceptions: nobody should compare their times with those of the others.
             return None, ""
-        return buckets[candidate.compression.name], candidate.option.key
+        return buckets[candidate.compression.name], candidate.key
 
     return now
 
@@ -475,7 +469,7 @@ class FusedStep:
         self,
         *,
         module: LossModule,
-        reader: Reader,
+        reader: BatchReader | SampleFeed,
         stopwatch: Stopwatch,
         pace: Slowdown,
         exchange: Exchange | None = None,

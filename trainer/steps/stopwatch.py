@@ -111,8 +111,6 @@ class Stretched(Slowdown):
     waits = True
 
     def __init__(self, factor: float, used_s: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
-        if factor < 1:
-            raise ValueError(f"a slowdown factor must be at least 1, got {factor}")
         self._factor = factor
         self._used_s = used_s
         self._sleep = sleep

@@ -40,11 +40,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -60,8 +59,6 @@ from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_para
 from hetopt.trainer.steps.local_batch import samples_of_step
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
-
-StateT = TypeVar("StateT", bound=Record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,19 +91,6 @@ class SyncDecision:
     participants: tuple[int, ...] | None = None
 
 
-class SyncPolicy(Protocol, Generic[StateT]):
-    """Decides after every step, with the same arguments on every rank."""
-
-    votes: ClassVar[bool]
-    """Whether it goes by how gradients change, which the workers then have to tell each other."""
-
-    def initial(self) -> StateT:
-        """The state before the first step; its type reads a checkpoint's back (`Record.model_validate`)."""
-
-    def decide(self, state: StateT, observation: SyncObservation) -> tuple[StateT, SyncDecision]:
-        """The next state, and what to do now."""
-
-
 class Rounds(Record):
     """State of a periodic policy: the number of averages so far."""
 
@@ -134,11 +118,10 @@ class Periodic:
     seed: int = 0
 
     votes: ClassVar[bool] = False
-    """False: the averaging period is fixed, so workers need no vote."""
+    """Whether it goes by how gradients change, which the workers then have to tell each other."""
 
-    def initial(self) -> Rounds:
-        """The state before the first round."""
-        return Rounds()
+    initial: ClassVar[type[Rounds]] = Rounds
+    """The state before the first round."""
 
     def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
         """Whether the round is over, and whose parameters count (see `SyncPolicy`)."""
@@ -228,9 +211,8 @@ class SelSync:
     votes: ClassVar[bool] = True
     """True: in every step the workers vote whether to synchronize."""
 
-    def initial(self) -> SelSyncState:
-        """The state before the first vote."""
-        return SelSyncState()
+    initial: ClassVar[type[SelSyncState]] = SelSyncState
+    """The state before the first vote."""
 
     def threshold(self, state: SelSyncState) -> float | None:
         """Delta as it is now; None: it is steered, and no change was seen yet."""
@@ -284,6 +266,10 @@ class SelSync:
         return SelSyncState(log_delta=state.log_delta + STEERING_GAIN * (synchronised - self.synchronised_share))
 
 
+SyncPolicy: TypeAlias = Periodic | SelSync
+"""Decides after every step, with the same arguments on every rank."""
+
+
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
     """How many of the workers have to vote for a synchronisation: one, more than half, or a part of them."""
     of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
@@ -292,7 +278,7 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
-) -> SyncPolicy[Any] | None:
+) -> SyncPolicy | None:
     """The policy that says when parameters are averaged; None: nobody asks (``bsp``).
 
     Args:
@@ -422,7 +408,7 @@ class Synchronizer:
         channel: Callable[[], Channel],
         stopwatch: Stopwatch,
         sync: Synchronization,
-        policy: SyncPolicy[Any],
+        policy: SyncPolicy,
         compression: Compression,
     ) -> None:
         self._sync = sync
@@ -547,31 +533,22 @@ class Synchronizer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` gave; with another policy, from the average.
-
-        Raises:
-            BadInput: it is damaged, or of another model.
-        """
+        """Go on with what `state` gave; with another policy, from the average."""
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return
-        try:
-            self._state = type(self._policy.initial()).model_validate(state["policy_state"])
-            self._vector.write(state["own"].to(self._base))
-            self._base = state["base"].to(self._base)
-            self._outer.velocity.copy_(state["outer"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self._samples = tuple(int(count) for count in state["samples"])
-            if self._rounded is not None:
-                self._rounded.residual.load_state(state["held_back"])
-            self._local_steps = int(state["local_steps"])
-            self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
-            rows = state["votes"]
-            self._votes = None if rows is None else lambda: rows
-        except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
-            raise BadInput(
-                "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
-            ) from None
+        self._state = type(self._policy.initial()).model_validate(state["policy_state"])
+        self._vector.write(state["own"].to(self._base))
+        self._base = state["base"].to(self._base)
+        self._outer.velocity.copy_(state["outer"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._samples = tuple(int(count) for count in state["samples"])
+        if self._rounded is not None:
+            self._rounded.residual.load_state(state["held_back"])
+        self._local_steps = int(state["local_steps"])
+        self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
+        rows = state["votes"]
+        self._votes = None if rows is None else lambda: rows
 
 
 def make_synchroniser(

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import decoded, opened_file
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.recipes import epoch_decay, language_model, sgd
@@ -121,14 +122,9 @@ def windows(tokens: Tensor, window: int, *, source: Path) -> TensorPairs:
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                yield [*line.split(), END_OF_LINE]
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text (byte {error.start:,}).", hint="Convert it to UTF-8.") from error
+    with opened_file(path) as stream:
+        for line in stream:
+            yield [*decoded(line, origin=str(path)).split(), END_OF_LINE]
 
 
 _SPECIAL = Counter({UNKNOWN: 1, END_OF_LINE: 1})

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import read_bytes
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
 
@@ -172,10 +173,7 @@ def _read(paths: Sequence[Path], *, padding: int = 0) -> ImageDataset:
 
 
 def _read_records(path: Path) -> NDArray[np.uint8]:
-    try:
-        data = np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+    data = np.frombuffer(read_bytes(path), dtype=np.uint8)
     if data.size == 0 or data.size % RECORD_BYTES:
         raise BadInput(
             f"{path} is truncated or not CIFAR-10: its {data.size:,} bytes are not a whole number of "

@@ -42,6 +42,7 @@ from hetopt.core.listening import SECRET_VARIABLE, new_secret
 from hetopt.core.run_folder import (
     CONDITIONS_FILE,
     INCARNATION_VARIABLE,
+    LIVING_FILE,
     PRESENCE_FILE,
     STOP_FILE,
     ConditionsReader,
@@ -50,8 +51,8 @@ from hetopt.core.run_folder import (
     read_from,
     read_spec,
     write_conditions,
-    write_living,
     write_presence,
+    write_spec,
 )
 from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 from hetopt.core.run_status import exit_code, last_log_line
@@ -295,7 +296,7 @@ class Conductor:
         hosts = tuple(host for host in self._miniature.hosts if host.name in names)
         miniature = self._miniature.model_copy(update={"hosts": hosts, "changes": ()})
         living = spec_of_living(self._spec, ranks, {})
-        write_living(self._run_dir, living.model_copy(update={"miniature": miniature}))
+        write_spec(self._run_dir, living.model_copy(update={"miniature": miniature}), LIVING_FILE)
         for place in self._there:
             self._agents[place] = self._start(place)
 

@@ -29,7 +29,7 @@ came before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -85,7 +85,6 @@ class Algorithm:
 
 RING_ALL_REDUCE = Algorithm(messages=lambda n: 2.0 * (n - 1), traffic=lambda n: 2 * (n - 1) / n)
 DIRECT_ALL_REDUCE = Algorithm(messages=lambda n: n / 2 * (n > 1), traffic=lambda n: n - 1.0)
-DIRECT_ALL_GATHER = DIRECT_ALL_REDUCE
 DIRECT_SLICED_ALL_REDUCE = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
 RING_ALL_GATHER = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: n - 1.0)
 TREE_BROADCAST = Algorithm(messages=math.log2, traffic=math.log2)
@@ -132,7 +131,7 @@ GLOO = Algorithms()
 
 TRAINER = Algorithms(
     few_reduced=DIRECT_ALL_REDUCE,
-    few_gathered=DIRECT_ALL_GATHER,
+    few_gathered=DIRECT_ALL_REDUCE,
     few_sliced=DIRECT_SLICED_ALL_REDUCE,
     many_broadcast=DEALT_BROADCAST,
 )
@@ -183,32 +182,6 @@ class LinkSpeed:
     def time_s(self, terms: Terms) -> float:
         """Return seconds that something with these terms takes over such links."""
         return terms.messages * self.latency_s + terms.traffic_bytes / self.bytes_per_s
-
-
-def time_s(
-    operations: Iterable[Operation],
-    network: LinkSpeed,
-    *,
-    algorithms: Algorithms = GLOO,
-) -> float:
-    """Return seconds of an exchange, its operations one after the other, when no member has to wait for another.
-
-    Args:
-        operations: the exchange.
-        network: the slowest link between machines.
-        algorithms: behind the collectives.
-    """
-    return sum(network.time_s(operation.terms(algorithms)) for operation in operations)
-
-
-def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
-    """Return everything, summed on the way."""
-    return (Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=members),)
-
-
-def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
-    """Return every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
-    return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)
 
 
 def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:

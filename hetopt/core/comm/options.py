@@ -20,7 +20,7 @@ from hetopt.core.comm.composition import (
     combine,
 )
 from hetopt.core.comm.compression_text import spell
-from hetopt.core.comm.cost import Operation, dense, pipelined_s
+from hetopt.core.comm.cost import Operation, pipelined_s
 from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
 
@@ -34,37 +34,39 @@ ones, and of rows of an embedding most of which are zero, it is more."""
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to exchange the gradient, for the workers there are.
+    """One way to exchange the gradient, for the workers there are: what the trainer does, and what it costs.
 
     Attributes:
-        compressor: its name; ``identity`` sends everything.
+        compression: what the trainer does.
         collective: the name of the form it travels in.
-        ratio: fraction of the elements that is sent.
         operations: of one exchange, of one bucket where there are several.
         compress_s: to compress and decompress the whole gradient, measured on the slowest worker.
         gain: retained gradient energy where it needs no measurement: 1 of what loses nothing to speak of, the ratio of
             a random choice. Absent: read off the gain curve that Top-k gives.
         buckets: 1: the whole gradient at once, after the backward pass; more: beside it.
-        coding: of selected elements.
     """
 
-    compressor: str
+    compression: Compression
     collective: str
-    ratio: float
     operations: tuple[Operation, ...]
     compress_s: float = 0.0
     gain: float | None = None
     buckets: int = 1
-    coding: str = PLAIN
+
+    @property
+    def ratio(self) -> float:
+        """Return the fraction of the elements that is sent."""
+        return self.compression.ratio
+
+    @property
+    def in_buckets(self) -> bool:
+        """Return whether it travels under the backward pass."""
+        return self.buckets > 1
 
     @functools.cached_property
     def key(self) -> str:
         """Return names the option among its peers; asked for a hundred times in every decision."""
-        overlap = f" in {self.buckets} buckets" if self.buckets > 1 else ""
-        coded = "" if self.coding == PLAIN else f", {self.coding}"
-        method = METHODS.get(self.compressor)
-        amount = "" if method is not None and not method.by_ratio else f" {self.ratio:g}"
-        return f"{self.compressor}{amount} by {self.collective}{coded}{overlap}"
+        return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else "")
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
         """Return seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
@@ -79,40 +81,27 @@ class Option:
 
 
 def make_option(
-    name: str,
-    collective: str,
-    ratio: float,
-    *,
-    numel: int,
-    workers: int,
-    compress_s: float,
-    shapes: Shapes | None = None,
-    coding: str = PLAIN,
+    compression: Compression, *, numel: int, workers: int, compress_s: float, shapes: Shapes | None = None
 ) -> Option:
-    """Return the option of a compressor as the trainer exchanges it, a gradient of ``numel`` elements at once.
+    """Return the option of a compression as the trainer exchanges it, a gradient of ``numel`` elements at once.
 
     Args:
-        name: of the compressor.
-        collective: of those that can carry it.
-        ratio: fraction of the elements that is sent, 1 for those that send something of all of them.
+        compression: what the trainer does.
         numel: elements of the gradient.
         workers: in the group.
         compress_s: as measured.
         shapes: of the parameters, for compressors that work by layer.
-        coding: of selected elements.
 
     Raises:
         BadInput: no such compressor, or it cannot travel so.
     """
-    gain = ratio if name == "randomk" else KEPT.get(name)  # of what is rounded, and of a random choice
     return Option(
-        compressor=name,
-        collective=collective,
-        ratio=ratio,
-        operations=operations(name, numel, ratio, workers=workers, collective=collective, shapes=shapes, coding=coding),
+        compression=compression,
+        collective=settled_collective(compression),
+        operations=operations_of(compression, numel, workers=workers, shapes=shapes),
         compress_s=compress_s,
-        gain=gain,
-        coding=coding,
+        # Of what is rounded, and of a random choice.
+        gain=compression.ratio if compression.name == "randomk" else KEPT.get(compression.name),
     )
 
 
@@ -147,29 +136,6 @@ LEVELS = (1, 7, 63)
 
 SELECTOR = "topk"
 """The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """One way to sum a gradient over the workers.
-
-    Attributes:
-        option: what it costs.
-        compression: what the trainer does.
-    """
-
-    option: Option
-    compression: Compression
-
-    @property
-    def in_buckets(self) -> bool:
-        """Return whether it travels under the backward pass."""
-        return self.option.buckets > 1
-
-    @property
-    def sent_bytes(self) -> int:
-        """That a worker contributes to one exchange."""
-        return round(self.option.buckets * sum(part.payload_bytes for part in self.option.operations))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +193,7 @@ class Candidates:
             memory = AUTO
         return combine(self.name, memory=memory, collective=self._collective).memory
 
-    def at(self, ratio: float) -> tuple[Candidate, ...]:
+    def at(self, ratio: float) -> tuple[Option, ...]:
         """Return the candidates that send this part of the elements; 1 is everything."""
         if ratio >= 1:
             return (self.dense,)
@@ -235,21 +201,19 @@ class Candidates:
         return tuple(self._selected(ratio, collective, coding) for collective in self._collectives)
 
     @functools.cached_property
-    def dense(self) -> Candidate:
+    def dense(self) -> Option:
         """Return everything in fp32, with what was held back."""
-        payload_bytes = VALUE_BYTES * self.numel
-        option = Option(
-            compressor=IDENTITY,
+        part_bytes = VALUE_BYTES * self.numel / self.buckets
+        return Option(
+            compression=Compression(name=IDENTITY, memory=self.memory),
             collective=DENSE,
-            ratio=1.0,
-            operations=dense(payload_bytes / self.buckets, self.workers),
+            operations=(Operation(primitive="all_reduce", payload_bytes=part_bytes, members=self.workers),),
             gain=1.0,
             buckets=self.buckets,
         )
-        return Candidate(option=option, compression=Compression(name=IDENTITY, memory=self.memory))
 
     @functools.cached_property
-    def all(self) -> tuple[Candidate, ...]:
+    def all(self) -> tuple[Option, ...]:
         """Return everything there is, for those who weigh ratios as well."""
         ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
         selected = [
@@ -260,18 +224,18 @@ class Candidates:
         ]
         return (self.dense, *self._rounded, *selected)
 
-    def find(self, key: str) -> Candidate | None:
-        """Return the candidate whose option has this key, among `all`."""
-        return next((candidate for candidate in self.all if candidate.option.key == key), None)
+    def find(self, key: str) -> Option | None:
+        """Return the option that has this key, among `all`."""
+        return next((option for option in self.all if option.key == key), None)
 
-    def nearest(self, ratio: float) -> Candidate:
+    def nearest(self, ratio: float) -> Option:
         """Of `all`, a candidate of the ratio nearest to this one, by the collective asked for if any; dense at 1."""
         if ratio >= 1:
             return self.dense
         asked = self._collective
 
-        def distance(candidate: Candidate) -> tuple[float, bool]:
-            return abs(math.log(candidate.option.ratio / ratio)), candidate.option.collective != asked
+        def distance(option: Option) -> tuple[float, bool]:
+            return abs(math.log(option.ratio / ratio)), option.collective != asked
 
         return min(self.all, key=distance)
 
@@ -299,44 +263,36 @@ class Candidates:
         return tuple((self.name, collective, coding) for collective in self._collectives for coding in self._codings)
 
     @property
-    def _rounded(self) -> tuple[Candidate, ...]:
+    def _rounded(self) -> tuple[Option, ...]:
         """Return a half to an eighth of the bytes, and rounding errors that the memory keeps."""
-        candidates = []
+        options = []
         for name in ROUNDED:
             if name not in self.rounded_s or self.memory not in METHODS[name].memories:
                 continue
             buckets = self.buckets if self.bf16_in_buckets and name == BF16 else 1
             part = make_option(
-                name,
-                DENSE,
-                1.0,
+                Compression(name=name, memory=self.memory),
                 numel=math.ceil(self.numel / buckets),
                 workers=self.workers,
                 compress_s=self.rounded_s[name],
                 shapes=self.shapes if buckets == 1 else None,
             )
-            option = replace(part, buckets=buckets)
-            candidates.append(Candidate(option=option, compression=Compression(name=name, memory=self.memory)))
-        return tuple(candidates)
+            options.append(replace(part, buckets=buckets))
+        return tuple(options)
 
-    def _selected(self, ratio: float, collective: str, coding: str) -> Candidate:
-        kept = kept_elements(self.numel, ratio)
+    def _selected(self, ratio: float, collective: str, coding: str) -> Option:
         time = self.compress.get((self.name, collective, coding))
-        option = make_option(
-            self.name,
-            collective,
-            ratio,
-            numel=self.numel,
-            workers=self.workers,
-            compress_s=0.0 if time is None else time.time_s(kept),
-            shapes=self.shapes,
-            coding=coding,
-        )
         kind = {"name": self.name, "ratio": ratio, "collective": collective, "memory": self.memory}
         options = self.asked.model_dump() if self.asked.name == self.name else {}
         if coding != PLAIN:
             options["coding"] = coding
-        return Candidate(option=option, compression=Compression.model_validate({**options, **kind}))
+        return make_option(
+            Compression.model_validate({**options, **kind}),
+            numel=self.numel,
+            workers=self.workers,
+            compress_s=0.0 if time is None else time.time_s(kept_elements(self.numel, ratio)),
+            shapes=self.shapes,
+        )
 
 
 def operations_of(

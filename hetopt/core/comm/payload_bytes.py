@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hetopt.core.comm import cost
-from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
+from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, VAR, combine
 from hetopt.core.comm.cost import Operation
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import either
@@ -195,8 +195,13 @@ def low_index_bits(numel: int, count: int) -> int:
 
 def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
     """Return bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
-    indices = INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
-    return 4 * math.ceil((indices + count * (LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES)) / 4)
+    value_bytes = LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES
+    return 4 * math.ceil((index_bytes(numel, count, coding) + count * value_bytes) / 4)
+
+
+def index_bytes(numel: int, count: int, coding: str) -> int:
+    """Return bytes of the indices of ``count`` selected elements of a gradient of ``numel``."""
+    return INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -220,13 +225,11 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
         lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
         return [*lengths, ("all_gather", element_bytes(numel, kept, coding))]
     elected = collective == VAR or (collective == AR_TOPK and workers > MANY_WORKERS)
-    assert collective in (STAR, VAR, AR_TOPK)
     election: list[_Part] = [("all_gather", VALUE_BYTES)] if elected else []
-    indices = kept * INDEX_BYTES if coding == PLAIN else packed_index_bytes(numel, kept)
     values: _Part = ("all_reduce", kept * VALUE_BYTES)
     if coding == PACKED_BF16:
         values = ("sliced", sliced_bytes(PACKED_BF16, kept, workers))
-    return [*election, ("broadcast", indices), values]
+    return [*election, ("broadcast", index_bytes(numel, kept, coding)), values]
 
 
 LARGEST_SUM = {4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1}

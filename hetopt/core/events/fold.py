@@ -13,14 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import Self
 
 from hetopt.core.events.records import (
-    AuditDiffers,
     Audited,
     CheckpointSaved,
     ClockJumped,
@@ -30,6 +25,7 @@ from hetopt.core.events.records import (
     ExchangeTold,
     LogEvent,
     ProbeEvent,
+    Remarked,
     RunFailure,
     RunStarted,
     SharesChanged,
@@ -39,9 +35,6 @@ from hetopt.core.events.records import (
     TrainingFinished,
     TrainingStarted,
 )
-
-_SUMMED_AT_ONCE = 1000
-"""Lines of steps whose workers' times are added up together: long logs hold little else."""
 
 
 @dataclass(kw_only=True)
@@ -167,7 +160,7 @@ class Roster:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class WorkerTotals:
     """One worker's totals over the steps that it took part in and that were logged.
 
@@ -184,6 +177,13 @@ class WorkerTotals:
     sync_s: float = 0.0
     steps: int = 0
     is_present: bool = True
+
+    @classmethod
+    def of(cls, worker: StartedWorker) -> Self:
+        """Return the totals of a worker that has just started."""
+        return cls(
+            host=worker.host, type=worker.type, slowdown=worker.slowdown, local_batch_size=worker.local_batch_size
+        )
 
     @property
     def mean_compute_s(self) -> float:
@@ -260,9 +260,9 @@ class Audits:
     tolerance: float = 0.0
     reason: str = ""
 
-    def take(self, event: Audited | AuditDiffers) -> None:
+    def take(self, event: Audited | Remarked) -> None:
         """Go on with one more audit, or with what the audits so far have shown."""
-        if isinstance(event, AuditDiffers):
+        if isinstance(event, Remarked):
             self.reason = event.reason
             return
         self.count += 1
@@ -335,7 +335,6 @@ class RunFold:
     _first_trained_s: float | None = None
     _trained_before_s: float = 0.0
     _rows: list[WorkerTotals] = field(default_factory=list)
-    _unsummed: list[StepsLogged] = field(default_factory=list)
 
     @classmethod
     def launched(cls, starts: Iterable[float]) -> Self:
@@ -370,7 +369,7 @@ class RunFold:
                 self._change_shares(event)
             case ExchangeChanged():
                 self.exchange_changes += 1
-            case Audited() | AuditDiffers():
+            case Audited() | Remarked(event="audit_differs"):
                 self.audits = self.audits or Audits()
                 self.audits.take(event)
             case Evaluated():
@@ -407,7 +406,7 @@ class RunFold:
     def workers(self) -> tuple[WorkerTotals, ...]:
         """Return all that ever trained, in the order of the roster."""
         present = set(self.roster.present)
-        return tuple(replace(row, is_present=place in present) for place, row in enumerate(self._summed()))
+        return tuple(replace(row, is_present=place in present) for place, row in enumerate(self._rows))
 
     @property
     def step_time_s(self) -> float | None:
@@ -441,9 +440,15 @@ class RunFold:
         if self._training_since_s is None:  # the log lost the line that says so
             self._begin_training(event.time_s, before_s=event.steps * event.step_time_s)
         places = self.roster.places(len(event.compute_s))
-        if places != self.latest_places or len(self._unsummed) >= _SUMMED_AT_ONCE:
-            self._sum()
-        self._unsummed.append(event)
+        self._add_rows()
+        for rank, place in enumerate(places):
+            row = self._rows[place]
+            row.local_batch_size = event.local_batch_sizes[rank]
+            row.compute_s += event.steps * event.compute_s[rank]
+            row.processor_s += event.steps * event.processor_s[rank] if event.processor_s else 0.0
+            row.wait_s += event.steps * event.wait_s[rank]
+            row.sync_s += event.steps * event.sync_s[rank]
+            row.steps += event.steps
         self.latest, self.latest_places = event, places
         self.step, self.epoch, self._worked_s = event.step, event.epoch, self.clock.now_s
         if event.step > self.furthest_step:
@@ -460,12 +465,12 @@ class RunFold:
             self.together.take(event.sync)
 
     def _workers_start(self, event: RunStarted) -> None:
-        self._sum()
         was_there = bool(self._rows)
         self.roster.take(event)
-        self._rows = self._summed()
+        self._add_rows()
         for place, told in zip(self.roster.present, event.workers, strict=True):
-            self._rows[place] = replace(self._rows[place], **_announced(told))
+            row = self._rows[place]
+            row.type, row.slowdown, row.local_batch_size = told.type, told.slowdown, told.local_batch_size
         self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
         self.restarts += was_there and self._training_since_s is not None
         if not was_there:
@@ -496,9 +501,8 @@ class RunFold:
     def _change_shares(self, event: SharesChanged) -> None:
         if len(event.after) != len(self.roster.present):
             return
-        self._sum()
         for place, share in zip(self.roster.present, event.after, strict=True):
-            self._rows[place] = replace(self._rows[place], local_batch_size=share)
+            self._rows[place].local_batch_size = share
         self.share_changes += 1
 
     def _finish(self, event: TrainingFinished) -> None:
@@ -511,41 +515,9 @@ class RunFold:
         self.metrics = event.metrics or self.metrics
         self.has_ended, self.failure, self.failure_hint, self._worked_s = True, None, None, self.clock.now_s
 
-    def _sum(self) -> None:
-        self._rows, self._unsummed = self._summed(), []
-
-    def _summed(self) -> list[WorkerTotals]:
-        """Return a row for each of the roster, with the steps that are not added up yet."""
-        rows = list(self._rows)
-        for known in self.roster.workers[len(rows) :]:
-            rows.append(WorkerTotals(**_announced(known)))
-        if not self._unsummed:
-            return rows
-        counts, last = [event.steps for event in self._unsummed], self._unsummed[-1]
-        weights, steps = np.array(counts, dtype=np.float64), sum(counts)
-        compute_s = (weights @ matrix([event.compute_s for event in self._unsummed])).tolist()
-        processor_s = (
-            weights @ matrix([event.processor_s or [0.0] * len(event.compute_s) for event in self._unsummed])
-        ).tolist()
-        wait_s = (weights @ matrix([event.wait_s for event in self._unsummed])).tolist()
-        sync_s = (weights @ matrix([event.sync_s for event in self._unsummed])).tolist()
-        for rank, place in enumerate(self.latest_places):
-            row = rows[place]
-            rows[place] = replace(
-                row,
-                local_batch_size=last.local_batch_sizes[rank],
-                compute_s=row.compute_s + compute_s[rank],
-                processor_s=row.processor_s + processor_s[rank],
-                wait_s=row.wait_s + wait_s[rank],
-                sync_s=row.sync_s + sync_s[rank],
-                steps=row.steps + steps,
-            )
-        return rows
-
-
-def _announced(worker: StartedWorker) -> dict[str, Any]:
-    """Return what a worker says of itself when it starts."""
-    return {name: getattr(worker, name) for name in ("host", "type", "slowdown", "local_batch_size")}
+    def _add_rows(self) -> None:
+        """Give every worker of the roster a row."""
+        self._rows += map(WorkerTotals.of, self.roster.workers[len(self._rows) :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -609,15 +581,3 @@ class RunHistory:
             self._session, self._idle_s = run.sessions, run.clock.idle_s
         row, present = len(self.steps), run.roster.present
         self.others.append(PlacedEvent(event=event, at_s=at_s, row=row, present=present, paused_s=paused_s))
-
-
-def matrix(rows: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
-    """Rows of equal length as [rows, columns].
-
-    In two thirds of the time that ``np.array`` takes: the report of a long run would wait for that nine times.
-
-    Raises:
-        ValueError: there are none, or their lengths differ.
-    """
-    (width,) = set(map(len, rows))
-    return np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * width).reshape(len(rows), width)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -253,7 +254,6 @@ class EventReader:
 
     path: Path
     _offset: int = 0
-    _is_skipping: bool = False
     _parser: LineParser = field(default_factory=LineParser)
 
     @property
@@ -267,11 +267,7 @@ class EventReader:
         Raises:
             BadInput: the file cannot be read.
         """
-        found: list[LogEvent] = []
-        with nothing_collected():
-            for some in self.parts():
-                found += some
-        return found
+        return list(chain.from_iterable(self.parts()))
 
     def parts(self) -> Iterator[list[LogEvent]]:
         """Yield the same in parts, for whoever does not keep them all.
@@ -286,11 +282,8 @@ class EventReader:
                     if not end and len(chunk) < MOST_LINE_BYTES:
                         return  # until the line's end comes it is read again
                     lines = chunk[:end].split(b"\n")[:-1]
-                    if not end and not self._is_skipping:
+                    if not end:  # what follows of that line is no event either
                         self._parser.too_long()
-                    elif end and self._is_skipping:
-                        del lines[0]
-                    self._is_skipping = not end
                     self._offset += end or len(chunk)
                     with nothing_collected():
                         some = self._parser.parse(lines)

@@ -15,7 +15,7 @@ control characters, and sentences are freed of them.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -190,20 +190,16 @@ class CheckpointSaved(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class CheckpointFailed(Happened):
-    """One that could not be written."""
+class Remarked(Happened):
+    """What is told with its reason alone.
 
-    event: Literal["checkpoint_failed"]
-    step: Count
-    reason: Sentence = ""
+    A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
+    (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
+    (``audit_differs``, once in a run); that a rehearsal takes ``factor`` times as long as was planned.
+    """
 
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class CheckpointSkipped(Happened):
-    """One that could not be read when the run went on."""
-
-    event: Literal["checkpoint_skipped"]
-    step: Count
+    event: Literal["checkpoint_failed", "checkpoint_skipped", "audit_differs", "miniature_slowed"]
+    step: Count | None = None
     reason: Sentence = ""
 
 
@@ -247,15 +243,6 @@ class Audited(Happened):
     step: Count
     distance: Factor
     tolerance: Factor
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class AuditDiffers(Happened):
-    """Audits have shown that shares compute something else than one machine; told once in a run."""
-
-    event: Literal["audit_differs"]
-    step: Count
-    reason: Sentence
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -336,15 +323,6 @@ class ConditionChanged(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class EmulationSlowed(Happened):
-    """A rehearsal takes ``factor`` times as long as was planned."""
-
-    event: Literal["miniature_slowed"]
-    step: Count | None = None
-    reason: Sentence = ""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClockJumped(Happened):
     """The machine's clock was set, or stood still with the machine."""
 
@@ -386,13 +364,11 @@ LogEvent = Annotated[
     | StepsLogged
     | Evaluated
     | CheckpointSaved
-    | CheckpointFailed
-    | CheckpointSkipped
+    | Remarked
     | TrainingFinished
     | SharesChanged
     | ExchangeChanged
     | Audited
-    | AuditDiffers
     | PairedTrialEnded
     | MemoryBoundLearned
     | WorkerLost
@@ -400,7 +376,6 @@ LogEvent = Annotated[
     | RunFailure
     | SessionFinished
     | ConditionChanged
-    | EmulationSlowed
     | ClockJumped
     | SupervisorActed
     | ProbeEvent
@@ -409,11 +384,4 @@ LogEvent = Annotated[
 ]
 """Any event of a log."""
 
-RECORDS: tuple[type[Happened], ...] = get_args(get_args(LogEvent)[0])
-
 ANY_EVENT: TypeAdapter[LogEvent] = TypeAdapter(LogEvent)
-
-
-def kinds(record: type[Happened]) -> tuple[str, ...]:
-    """Return the names under which a record's events are written."""
-    return get_args(get_type_hints(record)["event"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.artifact import read_words
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import RunSpec
@@ -144,11 +144,12 @@ COUNTS = st.integers(0, 2**40)
 
 @st.composite
 def _members(draw: st.DrawFn) -> Member:
-    beside = draw(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=5))))
+    life = st.from_regex(r"[0-9]{1,3}\.[0-9]{1,6}", fullmatch=True)
+    beside = draw(st.lists(st.tuples(st.integers(0, 9), life)))
     known = draw(st.booleans())
     return Member(
         place=draw(st.integers(0, 50)),
-        life=draw(st.text(max_size=5)),
+        life=draw(life),
         share=draw(COUNTS),
         joined=draw(st.integers(-1, 9)),
         beside=tuple(place for place, _ in beside),
@@ -173,9 +174,9 @@ def test_a_message_of_a_stranger_is_read_or_refused_in_one_sentence(
     data: st.DataObject, member: Member, kind: type[Member] | type[Generation]
 ) -> None:
     good = member if kind is Member else Generation(number=3, members=(member,))
-    text = json.dumps(_damaged(json.loads(good.to_json()), data.draw))
+    text = json.dumps(_damaged(json.loads(good.model_dump_json()), data.draw))
     try:
-        read = kind.of_json(text)
+        read: Member | Generation = read_words(kind, text, "a worker")
     except RunFailed as error:
         told = error.message
     else:
@@ -270,7 +271,9 @@ def test_of_two_processes_that_are_one_worker_one_ends(comes_first: int) -> None
         clock.now_s += LOOK_S
         for name in list(members):
             if name in trains and wanted(store) > trains[name].number:
-                one = members[name] = replace(members[name], joined=trains.pop(name).number, beside=(0, 1))
+                one = members[name] = members[name].model_copy(
+                    update={"joined": trains.pop(name).number, "beside": (0, 1)}
+                )
                 meetings[name] = meet_again(store, one, range(2), patience=PATIENCE, clock=clock)
             if name in trains:
                 continue

@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
-from hetopt.core.run_folder import PRESENCE_FILE, HostThere, write_presence
+from hetopt.core.artifact import ReplacedRecord
+from hetopt.core.run_folder import PRESENCE_FILE, Hosts, HostThere, write_presence
 from hetopt.trainer.checkpoints.folder import pack, unpack
+from hetopt.trainer.elastic.rendezvous import Presence
 from hetopt.trainer.elastic.worker_group import (
     DEAF_S,
     EVERY_S,
@@ -33,7 +35,6 @@ from hetopt.trainer.elastic.worker_group import (
 )
 from hetopt.trainer.host import gate
 from hetopt.trainer.host.gate import listening_socket
-from hetopt.trainer.worker import KnownPresence
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -160,7 +161,7 @@ def test_a_cut_off_store_is_given_up_in_seconds_not_in_minutes() -> None:
 
 
 def test_presence_tells_who_is_dead_and_nothing_without_a_file(tmp_path: Path) -> None:
-    presence = KnownPresence(tmp_path, ["a", "a", "b"])
+    presence = Presence(ReplacedRecord(Hosts, tmp_path / PRESENCE_FILE), ["a", "a", "b"])
     assert [presence.is_away(0), presence.is_dead(0, "0.17"), presence.all_leave] == [False] * 3
     write_presence(tmp_path, {"a": HostThere(incarnation=2, leaving=True), "b": HostThere()})
     assert [presence.is_dead(1, life) for life in ("1.17", "2.17")] == [True, False]

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -244,14 +245,11 @@ class AutoRatio:
     """Chooses the option that promises the least time to the target.
 
     Args:
-        options: what there is to choose from; dense exchange among them.
+        options: what there is to choose from, each of another key; dense exchange among them.
         coefficient: of the law of slowdown, as far as it is known.
         least_gain: options that keep less are not used, unless a trial says that they may be.
         most_lost: more steps than dense training that are borne; infinite: only time counts.
         tries_twins: whether trials can be made; if not, the law stands.
-
-    Raises:
-        ValueError: no dense option, or two options of one key.
     """
 
     options: tuple[Option, ...]
@@ -260,13 +258,8 @@ class AutoRatio:
     most_lost: float = math.inf
     tries_twins: bool = False
 
-    def __post_init__(self) -> None:
-        if not any(map(is_dense, self.options)) or len({option.key for option in self.options}) != len(self.options):
-            raise ValueError("a dense option (ratio 1, gain 1) has to be among the options, each of another key")
-
-    def initial(self) -> AutoState:
-        """The state before the first step: no option was measured."""
-        return AutoState()
+    initial: ClassVar[type[AutoState]] = AutoState
+    """The state before the first step: no option was measured."""
 
     def first(self, network: Network | None) -> RatioDecision:
         """Dense, or the largest ratio with a curve if that exchanges sooner: from there all other gains can be read."""
@@ -285,15 +278,10 @@ class AutoRatio:
         return next(filter(is_dense, self.options))
 
     def decide(self, state: AutoState, observation: RatioObservation) -> tuple[AutoState, RatioDecision]:
-        """The state after this period, and what to exchange from now on.
-
-        Raises:
-            ValueError: the observation names no option of this policy, or no network.
-        """
+        """The state after this period, and what to exchange from now on."""
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
-        if used is None or network is None:
-            raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
+        assert used is not None and network is not None  # noqa: PT018  # whoever asks has both
         state = _learned(state, used, observation, network)
         keep = RatioDecision(ratio=used.ratio, option=used.key, measure_gain=not state.points)
         if state.times.is_suspect or state.rises == 1:  # disturbed, or changed: the next few steps tell

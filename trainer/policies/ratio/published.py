@@ -57,7 +57,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -83,9 +83,8 @@ class ScheduledRatio:
     ratio: float = 1.0
     schedule: tuple[float, ...] = ()
 
-    def initial(self) -> NothingToRemember:
-        """The epoch says it all."""
-        return NothingToRemember()
+    initial: ClassVar[type[NothingToRemember]] = NothingToRemember
+    """The epoch says it all."""
 
     def first(self, network: Network | None) -> RatioDecision:
         """The ratio of the first epoch."""
@@ -127,9 +126,8 @@ class Accordion(AccordionSettings):
     gentle: Share = 0.01
     strong: Share = 0.001
 
-    def initial(self) -> AccordionState:
-        """Nothing was seen; training begins in a critical regime."""
-        return AccordionState()
+    initial: ClassVar[type[AccordionState]] = AccordionState
+    """Nothing was seen; training begins in a critical regime."""
 
     def first(self, network: Network | None) -> RatioDecision:
         """Begin with the larger ratio, as gradients change most at first."""
@@ -183,9 +181,8 @@ class ThresholdRatio(ThresholdSettings):
 
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
-    def initial(self) -> NothingToRemember:
-        """The state before the first step: nothing was sent."""
-        return NothingToRemember()
+    initial: ClassVar[type[NothingToRemember]] = NothingToRemember
+    """The state before the first step: nothing was sent."""
 
     def first(self, network: Network | None) -> RatioDecision:
         """Everything: nobody has voted yet."""
@@ -350,9 +347,8 @@ class ScanRatio(ScanSettings):
 
     options: Annotated[tuple[Option, ...], Field(min_length=1)]
 
-    def initial(self) -> ScanState:
-        """The state before the first scan: no ratio was chosen."""
-        return ScanState()
+    initial: ClassVar[type[ScanState]] = ScanState
+    """The state before the first scan: no ratio was chosen."""
 
     def first(self, network: Network | None) -> RatioDecision:
         """The largest ratio, from which the gain of all others can be read."""
@@ -395,14 +391,8 @@ class ScanRatio(ScanSettings):
 
 
 def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
-    """Index of the best; the first of equals.
-
-    Raises:
-        ValueError: nothing to choose from.
-    """
+    """Index of the best of some; the first of equals."""
     front = pareto(prospects)
-    if not front:
-        raise ValueError("a scan needs prospects")
     times = _scaled([prospects[i].time_s for i in front])
     losses = _scaled([1 / prospects[i].gain for i in front])
     worst = [max(time_weight * time, gain_weight * loss) for time, loss in zip(times, losses, strict=True)]
