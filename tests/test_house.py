@@ -310,7 +310,6 @@ SHOWN, DATES, OTHERS = "a time that people are shown", "the date of a fact", "ti
 WALL_CLOCKS = {
     "hetopt/api/account.py": OTHERS,
     "hetopt/api/catalog_refreshing.py": DATES,
-    "hetopt/api/catalogs.py": "the age of dated prices",
     "hetopt/api/planning.py": DATES,
     "hetopt/api/exploring.py": "when a run was launched, by the clock of its log",
     "hetopt/api/profiling.py": "when a measurement was launched, by the clock of its log",

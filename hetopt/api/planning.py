@@ -32,7 +32,7 @@ from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, obse
 from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, age_note
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, oldest_price
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, obtainable_gpus
 from hetopt.optimizer.market.instance_type import InstanceType
@@ -104,11 +104,11 @@ class Places:
     """Where a plan may run.
 
     Attributes:
-        regional: catalogues in use, of the region that was asked for or of each that has prices.
+        catalogs: in use, of the region that was asked for or of each that has prices.
         hosts: machines of one's own.
     """
 
-    regional: tuple[CatalogInUse, ...]
+    catalogs: tuple[Catalog, ...]
     hosts: tuple[Host, ...] = ()
 
     @classmethod
@@ -125,19 +125,12 @@ class Places:
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
         own, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
-        regional = in_regions(asked.region, asked.catalog, asked.cloud)
-        priced = (replace(known, catalog=known.catalog.priced(own, today=today)) for known in regional)
-        return cls(regional=tuple(priced) if own else regional, hosts=hosts)
-
-    @property
-    def catalogs(self) -> tuple[Catalog, ...]:
-        """Return the catalogue of each region."""
-        return tuple(one.catalog for one in self.regional)
+        return cls(catalogs=tuple(one.priced(own, today=today) for one in in_regions(asked)), hosts=hosts)
 
     @property
     def several(self) -> bool:
         """Whether regions are compared."""
-        return len(self.regional) > 1
+        return len(self.catalogs) > 1
 
     def quotas(self, asked: Sought, told: Reporter) -> Quotas:
         """Return the quotas of the one region, or those that were given for each."""
@@ -227,9 +220,8 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
 
 def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> Compared:
     """Return the regions side by side, each with the account's quotas there."""
-    days = [one.day for one in places.regional if one.day is not None]
     renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
-    told.note(f"prices of {len(days)} regions, the oldest of {min(days)}{renewal}")
+    told.note(f"prices of {len(places.catalogs)} regions, the oldest of {oldest_price(places.catalogs)}{renewal}")
     quotas = [read_quotas(_quotas(asked.quotas, one.region, told)) for one in places.catalogs]
     return compare_regions(
         [

@@ -83,7 +83,7 @@ def show(
     from hetopt.api.catalogs import in_use
     from hetopt.reports import catalog_document
 
-    loaded = in_use(region, catalog).catalog
+    loaded = in_use(region, catalog)
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}
@@ -181,7 +181,7 @@ def gpus(
     if as_json:
         render.print_json([_gpu_facts(gpu) for gpu in found])
     elif found:
-        render.show(gpu_table(found, [one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud)]))
+        render.show(gpu_table(found, in_regions(asked)))
     if not found:
         render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 

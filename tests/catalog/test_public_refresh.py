@@ -27,7 +27,7 @@ from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market import public_file
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.market.catalog_choice import catalog_in_use
+from hetopt.optimizer.market.catalog_choice import age_note, catalogs_home, in_use, oldest_price
 from hetopt.optimizer.market.catalog_folder import KEPT, refreshed_folders, write_catalog
 from tests.catalog.price_server import (
     REGION,
@@ -94,7 +94,7 @@ def test_prices_are_those_of_today_with_date_and_source(refresh: Callable[..., O
     # What was not asked for stays as it was bundled.
     assert catalog.instance_type("g5.xlarge") == load_catalog().instance_type("g5.xlarge")
     assert catalog.in_region("us-east-1").listings.keys() == load_catalog().listings.keys()
-    assert catalog_in_use(REGION, None, today=today).catalog.directory == own.folder
+    assert in_use(REGION).directory == own.folder
 
 
 def test_the_newest_catalogues_are_kept(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
@@ -365,7 +365,7 @@ def test_after_a_kill_the_old_catalogue_is_there_or_the_new_one(kills: int, feed
                 process.kill()
             process.communicate(timeout=PATIENCE_S)
         assert process.returncode == -signal.SIGKILL or (reading and process.returncode == 0)
-        catalog = catalog_in_use(REGION, None, today=datetime.datetime.now(datetime.UTC).date()).catalog
+        catalog = in_use(REGION)
         prices = [(name, catalog.price(name, market)) for name in FEW for market in ("spot", "on-demand")]
         ratios = {
             round(price.usd_per_hour / usd_of(name) * (3 if price.market == "spot" else 1), 1)
@@ -383,27 +383,28 @@ def test_after_a_kill_the_old_catalogue_is_there_or_the_new_one(kills: int, feed
     assert sorted(path.name for path in folders[0].parent.iterdir()) == sorted(path.name for path in folders)
 
 
-def test_the_bundled_catalogue_is_in_use_until_there_is_another(tmp_path: Path) -> None:
-    today = datetime.date(2026, 11, 20)
-    first = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
-    assert first.bundled
-    assert "on demand 123 days old (2026-07-20), spot 111 days old (2026-08-01)" in first.ages
-    assert "estimates of spot 510 days old (2025-06-28)" in first.ages
-    assert str(first.note).startswith("Prices are 111 to 510 days old: `hetopt catalog refresh --region us-east-1`")
+def test_the_bundled_catalogue_is_in_use_until_there_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    first, today = in_use(), datetime.date(2026, 11, 20)
+    assert first.directory == BUNDLED
+    assert oldest_price([first]) == datetime.date(2025, 6, 28)
+    days = [datetime.date(2026, 8, 1), oldest_price([first])]
+    told = "Prices are 111 to 510 days old: `hetopt catalog refresh --region us-east-1`"
+    assert str(age_note(first, days, today=today)).startswith(told)
     files = {
         str(path.relative_to(BUNDLED)): path.read_text(encoding="utf-8")
         for path in BUNDLED.rglob("*")
         if path.is_file()
     }
-    write_catalog(tmp_path, "us-east-1", "2026-11-18", files)
-    before, newest = (write_catalog(tmp_path, "us-east-1", "2026-11-19", files) for _ in range(2))
+    write_catalog(catalogs_home(), "us-east-1", "2026-11-18", files)
+    before, newest = (write_catalog(catalogs_home(), "us-east-1", "2026-11-19", files) for _ in range(2))
     assert newest.name == "2026-11-19.1"
-    assert refreshed_folders(tmp_path, "us-east-1") == (newest, before)
-    second = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
-    assert not second.bundled
-    assert second.catalog.directory == newest
-    assert catalog_in_use("eu-west-2", None, today=today, home=tmp_path).bundled
-    assert catalog_in_use("us-east-1", BUNDLED, today=today, home=tmp_path).bundled
+    assert refreshed_folders(catalogs_home(), "us-east-1") == (newest, before)
+    assert in_use().directory == newest
+    assert in_use("eu-west-2").directory == BUNDLED
+    assert in_use("us-east-1", BUNDLED).directory == BUNDLED
 
 
 def test_a_folder_that_is_no_catalogue_never_takes_the_name(tmp_path: Path) -> None:
