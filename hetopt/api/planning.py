@@ -44,7 +44,7 @@ from hetopt.optimizer.plan import AWS, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.recommendation.regions import Compared, compare_regions
+from hetopt.optimizer.recommendation.regions import plan_in_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
@@ -150,9 +150,7 @@ def _planned(
     request = PlanRequest(profile, places.catalogs[0], goal, limits)
     rented = partial(found, request)
     if places.several:
-        compared = _compared(request, asked, places, told)
-        request = compared.best[0]
-        rented = partial(compared.planned, found)
+        rented = partial(plan_in_regions, _in_each_region(request, asked, places, told), found)
     if not places.hosts:
         plan = rented()
     elif asked.market == "own":
@@ -218,17 +216,15 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
         told.note(note)
 
 
-def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> Compared:
-    """Return the regions side by side, each with the account's quotas there."""
+def _in_each_region(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> list[PlanRequest]:
+    """Return the request for each region, with the account's quotas there."""
     renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
     told.note(f"prices of {len(places.catalogs)} regions, the oldest of {oldest_price(places.catalogs)}{renewal}")
     quotas = [read_quotas(_quotas(asked.quotas, one.region, told)) for one in places.catalogs]
-    return compare_regions(
-        [
-            replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
-            for one, there in zip(places.catalogs, quotas, strict=True)
-        ]
-    )
+    return [
+        replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
+        for one, there in zip(places.catalogs, quotas, strict=True)
+    ]
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:

@@ -122,7 +122,7 @@ def test_a_file_whose_connection_breaks_is_read_again(
     assert statuses(feeds) == [200, 200, 200]
     feeds.fill(names=FEW, version="20261127000000")
     feeds.cuts = [0] * public_file.TRIES
-    with pytest.raises(CloudRefused, match="stopped sending in the middle"):
+    with pytest.raises(CloudRefused, match="ended in the middle"):
         refresh()
 
 
@@ -142,33 +142,33 @@ def few_prices() -> bytes:
 BAD: dict[str, tuple[Callable[[Feeds], None], type[HetoptError], str]] = {
     "cut off in a row": (lambda f: broken(f, price_list(rows_of(FEW))[:-30]), BadInput, "cut off"),
     "cut off after a row": (lambda f: broken(f, few_prices()), BadInput, "lacks .* of the .* types that had a price"),
-    "in CNY": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 9, Currency="CNY")]))), BadInput, "in CNY"),
+    "in CNY": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 9, Currency="CNY")]))), BadInput, "in USD"),
     "all zero": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 0.0)]))), BadInput, "no on-demand price"),
     "empty": (lambda f: broken(f, b""), BadInput, "is no price list"),
-    "a login page": (lambda f: page(f, f.list_path, "text/html; charset=utf-8"), CloudRefused, "login page"),
+    "a login page": (lambda f: page(f, f.list_path, "text/html; charset=utf-8"), BadInput, "login page"),
     "a page that calls itself a table": (lambda f: page(f, f.list_path, "text/csv"), BadInput, "login page"),
     "a login page for the index": (lambda f: page(f, INDEX, "application/json"), BadInput, "login page"),
     "a redirect to another host": (
         lambda f: f.answers.update({f.list_path: (302, {"Location": "https://elsewhere.example/x"}, b"")}),
         CloudRefused,
-        "elsewhere.example/x, which is not followed",
+        "302",
     ),
     "a redirect to a file": (
         lambda f: f.answers.update({f.list_path: (302, {"Location": "file:///etc/passwd"}, b"")}),
         CloudRefused,
-        "is not followed",
+        "302",
     ),
     "redirects in a circle": (
         lambda f: f.answers.update({f.list_path: (302, {"Location": f.list_path}, b"")}),
         CloudRefused,
-        "leads on to another place",
+        "302",
     ),
     "not there": (lambda f: f.files.pop(f.list_path) and None, CloudRefused, "404"),
     "busy": (lambda f: f.answers.update({INDEX: (503, {}, b"")}), CloudRefused, "503"),
     "packed strangely": (
-        lambda f: f.answers.update({f.list_path: (200, {"Content-Encoding": "br"}, b"")}),
-        CloudRefused,
-        "encoding",
+        lambda f: f.answers.update({f.list_path: (200, {"Content-Encoding": "br"}, b"something")}),
+        BadInput,
+        "unpacked",
     ),
     "packed badly": (
         lambda f: f.answers.update({f.list_path: (200, {"Content-Encoding": "gzip"}, b"nothing packed")}),
