@@ -210,7 +210,6 @@ OURS = {
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/order.py: run_dir / f'.observed.{order.life}'": "a number",
     "hetopt/backends/ec2/renter/launcher.py: self.run_dir / folder": "one of two constants",
-    "hetopt/optimizer/market/catalog_folder.py: old.with_name(f'.{old.name}-old')": "a date and a number",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}{_PARTIAL}'": "a number",
