@@ -32,8 +32,8 @@ import numpy as np
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._published_laws import MCCANDLISH, SCAVENGER, two_powers
 from hetopt.core.profile import Evaluation
-from hetopt.optimizer.convergence.averaged_law import AveragedLaw
-from hetopt.optimizer.convergence.convergence import LARGEST_BATCH_FACTOR, Convergence, FixedSteps, equal_steps
+from hetopt.optimizer.convergence.averaged_law import averaged_curve
+from hetopt.optimizer.convergence.convergence import LARGEST_BATCH_FACTOR, Convergence, GivenSteps, equal_steps
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 from hetopt.profiler.collect import steps_to_target
 
@@ -147,7 +147,7 @@ def leave_one_out(
     guesses: dict[str, list[Guess]] = {name: [] for name in (HETOPT, *PEERS)}
     for place, (log, held) in enumerate(zip(logs, runs, strict=True)):
         others = [run for run in runs if run is not held]
-        curve = AveragedLaw().fit(others)
+        curve = averaged_curve(others)
         predicted = {name: two_powers(others, law)(log.batch_size) for name, law in PEERS.items()}
         predicted[HETOPT] = float(curve.steps(log.batch_size))
         measured = held
@@ -164,7 +164,7 @@ def leave_one_out(
 def seen(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
     """Return predictions of every batch size by the curve through all of them."""
     runs = prior_runs(logs, steps)
-    curve = AveragedLaw().fit(runs)
+    curve = averaged_curve(runs)
     return [guess(run, float(curve.steps(run.global_batch_size)), None) for run in runs]
 
 
@@ -204,8 +204,8 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
     first, count = logs[0], steps[0]
     taken = np.diff((0.0, *np.minimum(first.steps, count)))
     noise = progress_weighted_noise_scale(first.noise_scales, taken.tolist(), first.batch_size)
-    law = AveragedLaw(noise_scale=noise, kappa=kappa)
-    curve = law.fit([PriorRun(global_batch_size=first.batch_size, steps_to_target=count)])
+    measured_run = PriorRun(global_batch_size=first.batch_size, steps_to_target=count)
+    curve = averaged_curve([measured_run], noise_scale=noise, kappa=kappa)
     guesses: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
     for log, measured in zip(logs[1:], steps[1:], strict=True):
         run = PriorRun(global_batch_size=log.batch_size, steps_to_target=measured)
@@ -219,8 +219,8 @@ def from_beginning(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
     """Return predictions of larger batch sizes at equal progress, from each run's length and first noise scale."""
     guesses = []
     for log, length in zip(logs, steps, strict=True):
-        known = Convergence(noise_scale=log.noise_scales[0], pilot_batch_sizes=(), log_sd=0.0, basis="")
-        model = equal_steps(known, FixedSteps(count=round(length)), log.batch_size)
+        known = Convergence(noise_scale=log.noise_scales[0], pilot_batch_sizes=(), basis="")
+        model = equal_steps(known, GivenSteps(amount=round(length)), log.batch_size)
         for other, measured in zip(logs, steps, strict=True):
             if log.batch_size < other.batch_size <= LARGEST_BATCH_FACTOR * log.batch_size:
                 run = PriorRun(global_batch_size=other.batch_size, steps_to_target=measured)

@@ -7,7 +7,7 @@ A choice among clusters that is made with an error of variance v in the log of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetopt.core.errors import BadInput
@@ -40,28 +40,18 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed:
-    """One probe that was made.
+class Suggested:
+    """A probe that is worth its price.
 
     Attributes:
-        configuration: what was suggested; the samples are of its layout.
-        measured: what came of it.
-        worth_usd: what it was expected to be worth; absent for the first ones.
+        configuration: one of its layout; one launch serves all batch sizes of a layout.
+        worth_usd: what it is expected to be worth; absent for the first ones.
         reason: why this one.
     """
 
     configuration: Configuration
-    measured: Measured
     worth_usd: float | None
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stopped:
-    """Why no further probe was made."""
-
-    reason: str
-    spent_usd: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,57 +70,29 @@ class Exploration:
     budget_usd: float
     catalog: Mapping[str, InstanceType]
 
-    def __post_init__(self) -> None:
-        """Refuse what leaves nothing to do."""
-        if not self.candidates:
-            raise BadInput("there is no configuration to explore.", hint="describe a cluster of several hosts")
-        if not 0 < self.budget_usd < math.inf:
-            raise BadInput(
-                f"`probe_budget_usd` must be above 0 and finite, got {self.budget_usd}.",
-                hint="for example `probe_budget_usd=0.50`",
-            )
-
-    def run(
-        self, samples: Sequence[StepSample], measure: Callable[[Configuration], Measured]
-    ) -> Iterator[Probed | Stopped]:
-        """Every probe as it was made, and at last why no other was.
+    def suggest(self, known: Sequence[StepSample], spent_usd: float) -> Suggested | str:
+        """Return the next probe, given what is known; or why there is none.
 
         Args:
-            samples: what is known already.
-            measure: makes a probe; one launch serves all batch sizes of a layout.
+            known: steps that were measured.
+            spent_usd: on them.
         """
-        known, spent = list(samples), 0.0
-        while True:
-            found = self._next(known, spent)
-            if isinstance(found, Stopped):
-                yield found
-                return
-            configuration, worth, reason = found
-            measured = measure(configuration)
-            spent += measured.usd
-            known += measured.samples
-            if all(sample.layout != configuration.layout for sample in measured.samples):
-                yield Stopped(reason="a probe brought no step of its layout", spent_usd=spent)
-                return
-            yield Probed(configuration=configuration, measured=measured, worth_usd=worth, reason=reason)
-
-    def _next(self, known: Sequence[StepSample], spent: float) -> tuple[Configuration, float | None, str] | Stopped:
         layouts = {sample.layout for sample in known}
         rest = [candidate for candidate in self.candidates if candidate.layout not in layouts]
         if not rest:
-            return Stopped(reason="every layout was measured", spent_usd=spent)
-        left = self.budget_usd - spent
+            return "every layout was measured"
+        left = self.budget_usd - spent_usd
         # A model of one layout cannot tell computing from exchanging, and none tells of a type that nothing relates to.
         strange = [one for one in rest if not all(self._is_related(one.kind(node), known) for node in one.nodes)]
         if len(layouts) < FIRST_LAYOUTS or strange:
             first = min(strange if len(layouts) >= FIRST_LAYOUTS else rest, key=_size)
             if self.price_usd(first, None) > left:
-                return Stopped(
-                    reason=f"what is left of {usd(self.budget_usd)} pays for no other layout", spent_usd=spent
-                )
-            if len(layouts) >= FIRST_LAYOUTS:
-                return first, None, "a type of machine that nothing else tells about"
-            return first, None, "the smallest layout, to begin with"
+                return f"what is left of {usd(self.budget_usd)} pays for no other layout"
+            is_begun = len(layouts) >= FIRST_LAYOUTS
+            reason = (
+                "a type of machine that nothing else tells about" if is_begun else "the smallest layout, to begin with"
+            )
+            return Suggested(configuration=first, worth_usd=None, reason=reason)
         model = StepTimeModel.fit(observe(known), self.catalog)
         told = model.predict(self.candidates)
         prices = [
@@ -139,17 +101,16 @@ class Exploration:
         ]
         within = [price if price <= left else math.inf for price in prices]
         if not any(math.isfinite(price) for price in within):
-            return Stopped(reason=f"what is left of {usd(self.budget_usd)} pays for no other layout", spent_usd=spent)
-        found = model.suggest(self.candidates, 1, within)
-        if not found or found[0].usd is None:
-            return Stopped(reason="nothing is left to learn", spent_usd=spent)
-        best = found[0]
+            return f"what is left of {usd(self.budget_usd)} pays for no other layout"
+        best = next(iter(model.suggest(self.candidates, 1, within)), None)
+        if best is None or best.usd is None:
+            return "nothing is left to learn"
         price = within[best.row]
         worth = JOB_OVER_PROBES * self.budget_usd * best.removed * best.variance / 2
         if worth < price:
-            return Stopped(reason=f"the next probe would cost {usd(price)} and be worth {usd(worth)}", spent_usd=spent)
+            return f"the next probe would cost {usd(price)} and be worth {usd(worth)}"
         reason = f"expected to remove {100 * best.removed:.0f} % of the uncertainty, mostly about {best.about}"
-        return self.candidates[best.row], worth, reason
+        return Suggested(configuration=self.candidates[best.row], worth_usd=worth, reason=reason)
 
     def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:
         """Whether what is known says anything about a type."""

@@ -143,17 +143,6 @@ class MachineMemory(Record):
     activation_bytes: NonNegativeInt = Field(description="all that a step takes beside, at this micro-batch")
     peak_bytes: PositiveInt
 
-    @property
-    def parts(self) -> tuple[int, int, int, int, int]:
-        """Parameters, gradients, optimizer state, residuals, activations."""
-        return (
-            self.parameter_bytes,
-            self.gradient_bytes,
-            self.optimizer_bytes,
-            self.residual_bytes,
-            self.activation_bytes,
-        )
-
 
 class Group(Record):
     """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""

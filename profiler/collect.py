@@ -6,6 +6,7 @@ import datetime
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -211,7 +212,7 @@ def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
 def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
     """The host's limit; lower where a batch that should have fitted ran out of memory all the same."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
-    if end is None or end.reason != "memory-exhausted" or not peaks:
+    if end is None or not peaks:
         return limit_bytes
     line = fit_memory([size for size, _ in peaks], [peak for _, peak in peaks])
     learnt = int(line.peak_bytes(end.local_batch_size)) - 1
@@ -219,34 +220,26 @@ def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnde
 
 
 def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
-    kinds: dict[tuple[Collective, int, bool], None] = dict.fromkeys(
-        (point.collective, point.workers, point.across_hosts) for point in points
-    )
-    links = []
-    for collective, workers, across_hosts in kinds:
-        own = [p for p in points if (p.collective, p.workers, p.across_hosts) == (collective, workers, across_hosts)]
-        links.append(
-            make_link(
-                collective,
-                workers=workers,
-                across_hosts=across_hosts,
-                payload_bytes=[point.payload_bytes for point in own],
-                time_s=[usual_mean(point.samples_s) for point in own],
-            )
+    kinds: dict[tuple[Collective, int, bool], list[LinkPoint]] = {}
+    for point in points:
+        kinds.setdefault((point.collective, point.workers, point.across_hosts), []).append(point)
+    return tuple(
+        make_link(
+            collective,
+            workers=workers,
+            across_hosts=across_hosts,
+            payload_bytes=[point.payload_bytes for point in own],
+            time_s=[usual_mean(point.samples_s) for point in own],
         )
-    return tuple(links)
+        for (collective, workers, across_hosts), own in kinds.items()
+    )
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
     """Return both moments, each smoothed over the samples before it."""
-    smoothed = SmoothedNoise()
-    log = []
-    for sample in samples:
-        smoothed = smoothed.add(
-            Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
-        )
-        log.append(sample.model_copy(update=vars(smoothed.moments)))
-    return tuple(log)
+    moments = (Moments(gradient_variance=one.gradient_variance, gradient_square=one.gradient_square) for one in samples)
+    _, *smoothed = accumulate(moments, SmoothedNoise.add, initial=SmoothedNoise())
+    return tuple(one.model_copy(update=vars(now.moments)) for one, now in zip(samples, smoothed, strict=True))
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:

@@ -94,15 +94,11 @@ class MemoryCounted(Record):
     memory: TrainingMemory
 
 
-Reason: TypeAlias = Literal["time", "memory-predicted", "memory-exhausted"]
-
-
 class SweepEnded(Record):
-    """Why a sweep left out ``local_batch_size`` and everything above it."""
+    """``local_batch_size`` ran out of memory, so that its sweep left out everything above it."""
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
-    reason: Reason
 
 
 class CompressorPoint(Record):
@@ -135,6 +131,9 @@ class GainMeasured(Record):
     gains: tuple[float, ...]
 
 
+Ending: TypeAlias = Literal["target", "time", "epochs", "diverged"]
+
+
 class PilotSeen(Record):
     """A pilot as far as it has come: written as it begins, after each evaluation and at its end.
 
@@ -151,7 +150,7 @@ class PilotSeen(Record):
     step: NonNegativeInt = 0
     epoch: NonNegativeFloat = 0.0
     evaluations: tuple[Evaluation, ...] = ()
-    ended: Literal["target", "time", "epochs", "diverged"] | None = Field(default=None, description="why")
+    ended: Ending | None = Field(default=None, description="why")
     synchronised: NonNegativeInt | None = Field(default=None, description="steps that ended in an average")
 
 

@@ -98,7 +98,6 @@ def make_schedule(
         for precision in precisions
         for concurrent, threads in divisions
     )
-    pilot_time_s = PILOT_SHARE * time_budget_s
     batches = {size for size in (batch_size, 4 * batch_size, 2 * batch_size) if workers <= size <= dataset_size / 4}
     order = sorted(
         batches or {min(max(batch_size, workers), dataset_size)}, key=lambda size: (size != batch_size, -size)
@@ -107,13 +106,18 @@ def make_schedule(
     usual, *others = precisions
     plain = [(size, None, usual) for size in order]
     compared = [(order[0], None, other) for other in others]  # behind the pilot that they are held against
-    kinds: list[tuple[int, str | None, Precision]]
-    kinds = [*plain[:1], *compared, *plain[1:], *((order[0], sync, usual) for sync in syncs)]
+    kinds: list[tuple[int, str | None, Precision]] = [
+        *plain[:1],
+        *compared,
+        *plain[1:],
+        *((order[0], sync, usual) for sync in syncs),
+    ]
     pilots = tuple(
         PilotProbe(
             global_batch_size=size,
             # The first pilot carries the samples of noise and gain; a slow task spends half of its time there.
-            time_limit_s=pilot_time_s
+            time_limit_s=PILOT_SHARE
+            * time_budget_s
             * ((0.5 if index == 0 and repeat == 0 else 0.35) if precision == usual else 0.35 / len(others)),
             max_epochs=MAX_PILOT_EPOCHS,
             sample_every_steps=min(10, max(1, steps_an_epoch // 4)),

@@ -210,7 +210,6 @@ OURS = {
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/order.py: run_dir / f'.observed.{order.life}'": "a number",
     "hetopt/backends/ec2/renter/launcher.py: self.run_dir / folder": "one of two constants",
-    "hetopt/optimizer/market/catalog_folder.py: old.with_name(f'.{old.name}-old')": "a date and a number",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}{_PARTIAL}'": "a number",
@@ -310,7 +309,6 @@ SHOWN, DATES, OTHERS = "a time that people are shown", "the date of a fact", "ti
 WALL_CLOCKS = {
     "hetopt/api/account.py": OTHERS,
     "hetopt/api/catalog_refreshing.py": DATES,
-    "hetopt/api/catalogs.py": "the age of dated prices",
     "hetopt/api/planning.py": DATES,
     "hetopt/api/exploring.py": "when a run was launched, by the clock of its log",
     "hetopt/api/profiling.py": "when a measurement was launched, by the clock of its log",

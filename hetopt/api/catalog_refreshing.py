@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, catalog_in_use, catalogs_home
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, catalogs_home, in_use
 from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
 from hetopt.optimizer.market.public_prices import PublicFeeds
@@ -89,7 +89,7 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
     """
     day = now.date()
     if inside(BUNDLED, f"regions/{region}.csv", what="region").exists():
-        listings = catalog_in_use(region, None, today=day).catalog.listings
+        listings = in_use(region).listings
         before = {name for name, listing in listings.items() if listing.on_demand is not None}
         missing = before - set(prices.on_demand)
         if 2 * len(missing) > len(before):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,14 +12,7 @@ from hetopt.core.option import names, options_of, takes
 from hetopt.core.plain_text import known
 from hetopt.optimizer.market import catalog_filter, clouds
 from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog, no_prices
-from hetopt.optimizer.market.catalog_choice import (
-    ANY_REGION,
-    CatalogInUse,
-    catalog_in_use,
-    clouds_home,
-    others_in_use,
-    regional_catalogs,
-)
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, clouds_home, in_use, regional_catalogs
 from hetopt.optimizer.market.clouds import ANY_CLOUD
 from hetopt.optimizer.market.gpus import RentableGpu, RentableGpus, rentable_gpus
 from hetopt.optimizer.market.offer_filter import Wishes, of_listings
@@ -29,38 +21,28 @@ from hetopt.optimizer.plan import AWS
 __all__ = ["Found", "RentableGpu", "find", "gpus", "in_use"]
 
 
-def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogInUse:
-    """Return the catalogue that is planned with: the one in a folder, the newest refreshed one, or the bundled one.
-
-    Raises:
-        BadInput: there is no such region, or a file cannot be used.
-    """
-    return catalog_in_use(region, directory, today=datetime.datetime.now(datetime.UTC).date())
-
-
-def in_regions(region: str, directory: Path | None = None, cloud: str = AWS) -> tuple[CatalogInUse, ...]:
+def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
     """Return the catalogue in use of a region, or of each that has prices.
 
     Args:
-        region: its name, or `ANY_REGION`; of another cloud than AWS the default stands for any.
-        directory: of another catalogue than the bundled one.
-        cloud: that rents machines out; `ANY_CLOUD`: all.
+        asked: says which region (`ANY_REGION`: each; of another cloud than AWS the default stands for that, too), in
+            which folder (none: the newest refreshed catalogue or the bundled one) and of which cloud.
 
     Raises:
         BadInput: there is no such region or cloud, or a file cannot be used.
     """
-    today = datetime.datetime.now(datetime.UTC).date()
+    region, directory, cloud = asked.region, asked.catalog, asked.cloud
+    aws: tuple[Catalog, ...] = ()
     if cloud in (AWS, ANY_CLOUD):
-        aws = (in_use(region, directory),) if region != ANY_REGION else regional_catalogs(directory, today=today)
+        aws = (in_use(region, directory),) if region != ANY_REGION else regional_catalogs(directory)
         if cloud == AWS:
             return aws
-        return (*aws, *others_in_use(cloud, aws[0].catalog, today=today))
-    found = others_in_use(cloud, load_catalog(directory=directory), today=today)
-    if region in (ANY_REGION, REGION):
-        return found
-    regions = {one.catalog.region: one for one in found}
-    name = region if ":" in region else f"{cloud}:{region}"
-    return (regions[known(name, regions, "region")],)
+    base = aws[0] if aws else load_catalog(directory=directory)
+    found = clouds.cloud_catalogs(cloud, base, clouds_home())
+    if cloud == ANY_CLOUD or region in (ANY_REGION, REGION):
+        return (*aws, *found)
+    regions = {catalog.region: catalog for catalog in found}
+    return (regions[known(region if ":" in region else f"{cloud}:{region}", regions, "region")],)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +73,7 @@ def find(**options: Any) -> Found:
     asked = Listed(**options)
     named = {one.name for one in fields(Wishes)}
     wishes = Wishes(**{name: getattr(asked, name) for name in options_of(Rentable) if name in named})
-    catalog, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud))
+    catalog, *elsewhere = in_regions(asked)
     listings = [listing for one in (catalog, *elsewhere) for listing in one.listings.values()]
     if not catalog.has_prices and (asked.max_hourly_usd is not None or asked.market == "on-demand"):
         raise no_prices(catalog)
@@ -116,7 +98,7 @@ def gpus(only: Sequence[str] | str = (), **options: Any) -> RentableGpus:
         BadInput: no GPU is called so, or there is no such region.
     """
     asked = Gpus(**options)
-    loaded, *elsewhere = (one.catalog for one in in_regions(asked.region, asked.catalog, asked.cloud))
+    loaded, *elsewhere = in_regions(asked)
     order = {name: getattr(asked, name) for name in ("market", "sort", "reverse")}
     return rentable_gpus(loaded, names(only, "only"), elsewhere=elsewhere, **order)
 

@@ -33,7 +33,7 @@ from hetopt.core.run_folder import RunFolders, runs_home
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.exploring import Exploration, Measured, Stopped
+from hetopt.optimizer.exploring import Exploration, Measured
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import own_machines
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
@@ -67,33 +67,29 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
     by_layout: dict[object, list[ProbeRun]] = {}
     for probe in place.probes:
         by_layout.setdefault(probe.configuration.layout, []).append(probe)
-    found: list[StepSample] = list(measured.samples)
+    samples: list[StepSample] = []
     begun_s, spent_usd = time.monotonic(), 0.0
-
-    def measure(asked: Configuration) -> Measured:
-        tell(f"{_layout(asked)}: measuring", None)
-        return place.measure(by_layout[asked.layout], budget_usd - spent_usd)
-
     search = Exploration(
         candidates=[probe.configuration for probe in place.probes],
         price_usd=place.price_usd,
         budget_usd=budget_usd,
         catalog=load_catalog().instance_types,
     )
-    for event in search.run([], measure):
-        if isinstance(event, Stopped):
-            tell.note(f"explored for {formatting.usd(event.spent_usd)} of {formatting.usd(budget_usd)}: {event.reason}")
+    while not isinstance(suggested := search.suggest(samples, spent_usd), str):
+        asked = suggested.configuration
+        tell(f"{_layout(asked)}: measuring", None)
+        probed = place.measure(by_layout[asked.layout], budget_usd - spent_usd)
+        samples += probed.samples
+        spent_usd += probed.usd
+        steps = ", ".join(formatting.duration(sample.step_time_s) for sample in probed.samples)
+        tell.note(f"{_layout(asked)}: steps of {steps} for {formatting.usd(probed.usd)} ({suggested.reason})")
+        if all(sample.layout != asked.layout for sample in probed.samples):
+            suggested = "a probe brought no step of its layout"
             break
-        found += event.measured.samples
-        spent_usd += event.measured.usd
-        steps = ", ".join(formatting.duration(sample.step_time_s) for sample in event.measured.samples)
-        tell.note(
-            f"{_layout(event.configuration)}: steps of {steps} for {formatting.usd(event.measured.usd)} "
-            f"({event.reason})"
-        )
+    tell.note(f"explored for {formatting.usd(spent_usd)} of {formatting.usd(budget_usd)}: {suggested}")
     return measured.model_copy(
         update={
-            "samples": tuple(found),
+            "samples": (*measured.samples, *samples),
             "profiling_s": measured.profiling_s + time.monotonic() - begun_s,
             "profiling_usd": measured.profiling_usd + spent_usd,
         }

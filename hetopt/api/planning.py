@@ -32,7 +32,7 @@ from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, obse
 from hetopt.optimizer.described_profile import described_profile
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, age_note
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, oldest_price
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.clouds import ANY_CLOUD, GPUS_OBTAINABLE, obtainable_gpus
 from hetopt.optimizer.market.instance_type import InstanceType
@@ -44,7 +44,7 @@ from hetopt.optimizer.plan import AWS, Goal, Plan
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-from hetopt.optimizer.recommendation.regions import Compared, compare_regions
+from hetopt.optimizer.recommendation.regions import plan_in_regions
 from hetopt.optimizer.step_time.device_memory import REPLICATED, Scheme, scheme_of, usable_on_gpu
 from hetopt.optimizer.step_time.gpu_transfer import Precision, gpu_of
 from hetopt.optimizer.step_time.observed import observe
@@ -104,11 +104,11 @@ class Places:
     """Where a plan may run.
 
     Attributes:
-        regional: catalogues in use, of the region that was asked for or of each that has prices.
+        catalogs: in use, of the region that was asked for or of each that has prices.
         hosts: machines of one's own.
     """
 
-    regional: tuple[CatalogInUse, ...]
+    catalogs: tuple[Catalog, ...]
     hosts: tuple[Host, ...] = ()
 
     @classmethod
@@ -125,19 +125,12 @@ class Places:
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
         own, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
-        regional = in_regions(asked.region, asked.catalog, asked.cloud)
-        priced = (replace(known, catalog=known.catalog.priced(own, today=today)) for known in regional)
-        return cls(regional=tuple(priced) if own else regional, hosts=hosts)
-
-    @property
-    def catalogs(self) -> tuple[Catalog, ...]:
-        """Return the catalogue of each region."""
-        return tuple(one.catalog for one in self.regional)
+        return cls(catalogs=tuple(one.priced(own, today=today) for one in in_regions(asked)), hosts=hosts)
 
     @property
     def several(self) -> bool:
         """Whether regions are compared."""
-        return len(self.regional) > 1
+        return len(self.catalogs) > 1
 
     def quotas(self, asked: Sought, told: Reporter) -> Quotas:
         """Return the quotas of the one region, or those that were given for each."""
@@ -157,9 +150,7 @@ def _planned(
     request = PlanRequest(profile, places.catalogs[0], goal, limits)
     rented = partial(found, request)
     if places.several:
-        compared = _compared(request, asked, places, told)
-        request = compared.best[0]
-        rented = partial(compared.planned, found)
+        rented = partial(plan_in_regions, _in_each_region(request, asked, places, told), found)
     if not places.hosts:
         plan = rented()
     elif asked.market == "own":
@@ -225,18 +216,15 @@ def _tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
         told.note(note)
 
 
-def _compared(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> Compared:
-    """Return the regions side by side, each with the account's quotas there."""
-    days = [one.day for one in places.regional if one.day is not None]
+def _in_each_region(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> list[PlanRequest]:
+    """Return the request for each region, with the account's quotas there."""
     renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
-    told.note(f"prices of {len(days)} regions, the oldest of {min(days)}{renewal}")
+    told.note(f"prices of {len(places.catalogs)} regions, the oldest of {oldest_price(places.catalogs)}{renewal}")
     quotas = [read_quotas(_quotas(asked.quotas, one.region, told)) for one in places.catalogs]
-    return compare_regions(
-        [
-            replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
-            for one, there in zip(places.catalogs, quotas, strict=True)
-        ]
-    )
+    return [
+        replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
+        for one, there in zip(places.catalogs, quotas, strict=True)
+    ]
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:

@@ -62,7 +62,7 @@ class StepTimes:
         """
         where = next(one for one in MARKETS if one == known(market, MARKETS, "market"))
         observed, priors, whole = _observed(profile)
-        listed = in_use(region, catalog).catalog
+        listed = in_use(region, catalog)
         plans = None if whole is None else AskedSteps.of(whole, listed)
         own = StepTimeModel.fit(observed, listed.instance_types, priors)
         return cls(own=own, plans=plans, catalog=listed, market=where)

@@ -45,7 +45,6 @@ from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.local_steps import communication
-from hetopt.optimizer.step_time.local_steps import spread as exchange_spread
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.profiled import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Breakdown, Overlap, step_time
@@ -424,7 +423,7 @@ def _now_and_then(run: RunSpec, meeting: Meeting, every_step: Foreseen, *, to_ta
         exchange_s=told.share * every_step.exchange_s,
         compress_s=told.share * every_step.compress_s,
         overlap=NO_OVERLAP,
-        log_sd=exchange_spread(told, every_step.log_sd),
+        log_sd=math.hypot(told.log_sd, every_step.log_sd),
         notes=(told.note, words, *every_step.notes),
         stretch=stretch,
         stretch_log_sd=stretch_log_sd,

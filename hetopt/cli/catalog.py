@@ -85,7 +85,7 @@ def show(
     from hetopt.api.catalogs import in_use
     from hetopt.reports import catalog_document
 
-    loaded = in_use(region, catalog).catalog
+    loaded = in_use(region, catalog)
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: offered for name, offered in zip(loaded.regions, elsewhere, strict=True) if offered}
@@ -183,9 +183,7 @@ def gpus(
     if as_json:
         render.print_json([_gpu_facts(gpu) for gpu in rentable])
     elif rentable:
-        render.show(
-            gpu_table(rentable, [region.catalog for region in in_regions(asked.region, asked.catalog, asked.cloud)])
-        )
+        render.show(gpu_table(rentable, in_regions(asked)))
     if not rentable:
         render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 

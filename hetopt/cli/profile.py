@@ -148,7 +148,7 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     if output is not None:
         imported.save(output)
         render.note(f"wrote {output}")
-    for remark in type_remarks(samples, in_use().catalog.instance_types):
+    for remark in type_remarks(samples, in_use().instance_types):
         render.note(remark)
     if json_:
         terminal.write(imported.to_json())

@@ -67,10 +67,9 @@ def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     from hetopt.reports.learn import learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
-    learned = learn(known, launch, history)
-    learned.profile.save(path)
-    if learned.news:
-        render.note(f"{path} has learned {' and '.join(learned.news)}")
+    learned, news = learn(known, launch, history)
+    learned.save(path)
+    render.note(f"{path} has learned {' and '.join(news)}")
 
 
 def export(

@@ -50,7 +50,8 @@ def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listi
     """`facts`, with the source spelled out, the caveats and every region."""
     name = listing.instance_type.name
     source = catalog.sources.by_name[listing.instance_type.source]
-    cheapest = _cheapest(everywhere)
+    lowest = {region: price for region, other in everywhere.items() if (price := _lowest(other))}
+    cheapest = min(lowest.values(), key=lambda price: price.usd_per_hour, default=None)
     return {
         **facts(listing),
         "region": catalog.region,
@@ -58,7 +59,7 @@ def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listi
         "caveats": [{"about": caveat.about, "note": caveat.note} for caveat in catalog.caveats(name)],
         "regions": [{"region": region, **_market_facts(other)} for region, other in everywhere.items()],
         "cheapest_known": {"region": cheapest.region, **_price_facts(cheapest)} if cheapest else None,
-        "regions_with_prices": [region for region, other in everywhere.items() if _lowest(other)],
+        "regions_with_prices": list(lowest),
     }
 
 
@@ -261,11 +262,6 @@ def _origins(figures: Sequence[Price | InterruptionBand]) -> str:
 
 def _lowest(listing: Listing) -> Price | None:
     prices = [price for price in (listing.spot, listing.on_demand) if price]
-    return min(prices, key=lambda price: price.usd_per_hour, default=None)
-
-
-def _cheapest(everywhere: Mapping[str, Listing]) -> Price | None:
-    prices = [price for price in map(_lowest, everywhere.values()) if price]
     return min(prices, key=lambda price: price.usd_per_hour, default=None)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -37,16 +36,10 @@ OWN_PLACE = "ssh"
 """That of machines of one's own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """A profile that knows more; ``news`` says what, a sentence each."""
+def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
+    """Fold what a run measured into the profile of its job, and say what, a sentence each.
 
-    profile: Profile
-    news: tuple[str, ...]
-
-
-def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
-    """Fold what a run measured into the profile of its job. The same run twice adds nothing.
+    The same run twice adds nothing.
 
     Args:
         profile: of the same job; usually the one it was planned from, or what an earlier run made of that.
@@ -92,7 +85,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
             "provisioned": (*profile.provisioned, *launches),
         }
     )
-    return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
+    return Profile.model_validate(changed.model_dump()), news
 
 
 def _is_real(launch: Launch) -> bool:

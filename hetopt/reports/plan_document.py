@@ -400,7 +400,7 @@ def _memory(plan: Plan) -> Iterator[Block]:
                 [
                     memory.instance_type,
                     Figure(memory.device_bytes, "bytes", "device_bytes"),
-                    *(Figure(size, "bytes", name) for name, size in zip(names, memory.parts, strict=True)),
+                    *(Figure(getattr(memory, name), "bytes", name) for name in names),
                     f"{memory.micro_batch}/{memory.local_batch_size}",
                     "any" if memory.largest_micro_batch is None else f"{memory.largest_micro_batch}",
                 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetopt.core import formatting
-from hetopt.core.calibration_benchmark import Timing, summarize
+from hetopt.core.calibration_benchmark import summarize
 from hetopt.core.comm.cost import FASTEST_BYTES_PER_S
-from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
+from hetopt.core.profile import Device, Link, Pilot, Profile
 from hetopt.core.training_laws import Moments, noise_scale
 from hetopt.reports.document import Block, Document, Heading, Line, Remarks, Table, columns
 
@@ -48,7 +48,7 @@ def document(profile: Profile) -> Iterator[Block]:
 
 def notes(profile: Profile) -> Iterator[str]:
     """Yield what makes the measurement less certain."""
-    noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
+    noisy = [point for device in profile.devices for point in device.step_times if summarize(point.samples_s).is_noisy]
     if noisy:
         yield f"{len(noisy)} step times vary a lot: measure again for narrower predictions."
     if (profile.contention or 1.0) >= WORTH_SAYING:
@@ -73,7 +73,7 @@ def _step_rows(device: Device) -> list[list[str]]:
         each = f"{device.threads_per_worker} thread{'s' if device.threads_per_worker > 1 else ''}"
     computing = "" if device.precision == "fp32" else f", {device.precision}"
     for point in device.step_times:
-        timing = _spread(point)
+        timing = summarize(point.samples_s)
         rows.append(
             [
                 f"{device.workers_per_host} × {each}{computing}",
@@ -140,7 +140,3 @@ def _training(profile: Profile) -> list[str]:
         for point in at_one_percent
     ]
     return sentences
-
-
-def _spread(point: StepTime) -> Timing:
-    return summarize(point.samples_s)

@@ -77,11 +77,6 @@ class Sent(Record):
     ways: tuple[Way, ...] = Field(description="in the order of first use")
     changes: int = Field(description="of the way, on the way")
 
-    @property
-    def share(self) -> float:
-        """Return bytes sent, as a share of those of the dense fp32 gradient."""
-        return self.sent_bytes / self.dense_bytes
-
 
 class BroughtTogether(Record):
     """How often workers that train for themselves averaged their parameters."""
@@ -94,11 +89,6 @@ class BroughtTogether(Record):
         description="how far workers had come apart, in the mean over the averages: root of the mean squared distance "
         "from the average over its norm; absent where nobody measured"
     )
-
-    @property
-    def share(self) -> float:
-        """Return share of the steps that synchronized."""
-        return self.synchronised / max(1, self.synchronised + self.local)
 
 
 class Interrupted(Record):
@@ -218,7 +208,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
         launched=None if launch.machine is None else launch.machine.contention,
         measured=progress.contention if launch.spec.miniature is None else None,
     )
-    of_audits = audited(progress)
+    of_audits, traffic, averaged = audited(progress), progress.traffic, progress.together
     happened = happenings(history, time_factor=launch.time_factor)
     return Report(
         run_id=launch.run_id,
@@ -234,8 +224,23 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
         unread_lines=unread_lines,
         share_changes=progress.share_changes,
         contention=contention,
-        sent=_sent(progress),
-        together=_together(progress),
+        sent=None
+        if traffic is None
+        else Sent(
+            sent_bytes=traffic.sent_bytes,
+            dense_bytes=traffic.dense_bytes,
+            ways=tuple(Way(way=way, steps=steps) for way, steps in traffic.steps.items()),
+            changes=progress.exchange_changes,
+        ),
+        together=None
+        if averaged is None
+        else BroughtTogether(
+            policy=averaged.policy,
+            synchronised=averaged.synchronised,
+            local=averaged.local,
+            sent_bytes=averaged.sent_bytes,
+            divergence=averaged.divergence / averaged.told if averaged.told else None,
+        ),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
         verdict=(
@@ -289,31 +294,6 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
         low=factor * said.low,
         high=factor * said.high,
         measured=factor * measured,
-    )
-
-
-def _sent(progress: RunFold) -> Sent | None:
-    traffic = progress.traffic
-    if traffic is None:
-        return None
-    return Sent(
-        sent_bytes=traffic.sent_bytes,
-        dense_bytes=traffic.dense_bytes,
-        ways=tuple(Way(way=way, steps=steps) for way, steps in traffic.steps.items()),
-        changes=progress.exchange_changes,
-    )
-
-
-def _together(progress: RunFold) -> BroughtTogether | None:
-    told = progress.together
-    if told is None:
-        return None
-    return BroughtTogether(
-        policy=told.policy,
-        synchronised=told.synchronised,
-        local=told.local,
-        sent_bytes=told.sent_bytes,
-        divergence=told.divergence / told.told if told.told else None,
     )
 
 

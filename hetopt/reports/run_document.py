@@ -175,7 +175,9 @@ def worker_table(workers: Sequence[WorkerReport]) -> Table:
 
 def _over_time(report: Report) -> Iterator[Block]:
     """Yield the curves, and what happened on the way."""
-    told, news = report.over_time, list(_news(report.happenings))
+    told, last = report.over_time, {happened.kind: happened for happened in report.happenings}
+    # Of what is routine, only the last of a kind is news.
+    news = [one for one in report.happenings if not one.is_routine or one is last[one.kind]]
     yield Heading("Over the run")
     if told.series:
         predicted_s = next((one.predicted for one in report.compared if one.name == "step time"), None)
@@ -196,12 +198,6 @@ def _over_time(report: Report) -> Iterator[Block]:
     yield Remarks(sentences)
 
 
-def _news(happenings: Sequence[Happening]) -> Iterator[Happening]:
-    """Yield what happened; of what is routine only the last of a kind."""
-    last = {happened.kind: happened for happened in happenings}
-    yield from (happened for happened in happenings if not happened.is_routine or happened is last[happened.kind])
-
-
 def _sentence(happened: Happening) -> str:
     step = f" (step {formatting.count(happened.step)})" if happened.step is not None else ""
     return f"at {formatting.duration(max(0.0, happened.time_s))}{step}: {happened.sentence}"
@@ -215,7 +211,7 @@ def _together(told: BroughtTogether) -> str:
         apart = f"; they had come apart by {formatting.share(told.divergence)} of the parameters' norm"
     return (
         f"{told.policy}: workers came together in {formatting.count(told.synchronised)} of "
-        f"{formatting.counted(steps, 'step')} ({formatting.share(told.share)}), and sent "
+        f"{formatting.counted(steps, 'step')} ({formatting.share(told.synchronised / max(1, steps))}), and sent "
         f"{formatting.bytes_(told.sent_bytes)} each{apart}"
     )
 
@@ -229,8 +225,8 @@ def _sent(sent: Sent) -> str:
     others = sum(way.steps for way in ways[SHOWN_WAYS:])
     told += [f"others in {formatting.counted(others, 'step')}"] if others else []
     return (
-        f"sent {formatting.share(sent.share)} of dense bytes ({formatting.bytes_(sent.sent_bytes)} of "
-        f"{formatting.bytes_(sent.dense_bytes)} per worker): "
+        f"sent {formatting.share(sent.sent_bytes / sent.dense_bytes)} of dense bytes "
+        f"({formatting.bytes_(sent.sent_bytes)} of {formatting.bytes_(sent.dense_bytes)} per worker): "
         f"{'; '.join(told)}"
     )
 

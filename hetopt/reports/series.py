@@ -20,6 +20,8 @@ from hetopt.core.events.records import Evaluated, SyncTold
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""
 
+Rows: TypeAlias = npt.NDArray[np.intp]
+
 Unit: TypeAlias = Literal["s", "share", "bytes", "number"]
 
 MOST_POINTS = 300
@@ -75,24 +77,24 @@ def over_time(history: RunHistory) -> OverTime:
     if not rows:
         return OverTime()
     end_s = np.array(history.end_s, dtype=np.float64)
-    over = stretches(end_s)
-    last = np.append(over.first[1:], len(rows)) - 1
+    first = stretches(end_s)
+    last = np.append(first[1:], len(rows)) - 1
     names = [row.exchange.way if row.exchange is not None else "" for row in rows]
     ways = list(dict.fromkeys(filter(None, names)))
-    begin_s = [max(0.0, float(end_s[row]) - rows[row].steps * rows[row].step_time_s) for row in over.first]
+    begin_s = [max(0.0, float(end_s[row]) - rows[row].steps * rows[row].step_time_s) for row in first]
     return OverTime(
         begin_s=tuple(
-            min(round(begin, 3), round(float(end), 3)) for begin, end in zip(begin_s, over.end_s, strict=True)
+            min(round(begin, 3), round(float(end), 3)) for begin, end in zip(begin_s, end_s[last], strict=True)
         ),
-        end_s=tuple(round(float(time_s), 3) for time_s in over.end_s),
+        end_s=tuple(round(float(time_s), 3) for time_s in end_s[last]),
         step=tuple(rows[row].step for row in last),
         ways=tuple(map(way_in_words, ways)),
         way=tuple(ways.index(names[row]) + 1 if names[row] else 0 for row in last),
-        series=tuple(_series(history, over, last)),
+        series=tuple(_series(history, first, last)),
     )
 
 
-def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) -> Iterator[Series]:
+def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
     """Yield all curves; those that would say nothing are left out."""
     rows = history.steps
     steps = np.array([row.steps for row in rows], dtype=np.float64)
@@ -103,7 +105,7 @@ def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) ->
         return np.array([np.nan if one is None else get(one) for one in parts], dtype=np.float64)
 
     def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
-        around = envelope(values, over)
+        around = envelope(values, first)
         has_band = not np.array_equal(around.low, around.high, equal_nan=True)
         return Series(
             key=key,
@@ -131,7 +133,7 @@ def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) ->
             values = _told(_held(metric)[last])
             yield Series(key=f"metric{number}", title=name, label="", unit="number", values=values)
     yield curve("step_time", "step time", "s", of(attrgetter("step_time_s")))
-    yield from _of_workers(history, over, last)
+    yield from _of_workers(history, first, last)
     yield curve("sync", "communication", "s", of(lambda row: row.sync_s[0]))
     ratio, gain = of(attrgetter("ratio"), "exchange"), of(attrgetter("gain"), "exchange")
     compressed = bool(np.any((ratio < 1) | (np.abs(gain - 1) > _SEEN)))
@@ -159,7 +161,7 @@ def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) ->
         yield sent("averages", "models", of(lambda told: told.sent_bytes / a_step(told), "sync"))
 
 
-def _of_workers(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) -> Iterator[Series]:
+def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
     """Yield batch size, computing and waiting of every worker that ever trained."""
     roster, places = history.run.roster, history.places
     width = len(roster.workers)
@@ -180,8 +182,8 @@ def _of_workers(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]
     ]
     curves: tuple[tuple[str, str, Unit, Column], ...] = (
         ("share", "local batch size (samples)", "number", by_worker("local_batch_sizes")[last]),
-        ("compute", "computing (in a step)", "s", envelope(by_worker("compute_s"), over).middle),
-        ("wait", "straggler wait (in a step)", "s", envelope(by_worker("wait_s"), over).middle),
+        ("compute", "computing (in a step)", "s", envelope(by_worker("compute_s"), first).middle),
+        ("wait", "straggler wait (in a step)", "s", envelope(by_worker("wait_s"), first).middle),
     )
     for name, title, unit, values in curves:
         for place, label in enumerate(labels):
@@ -196,22 +198,6 @@ def _held(values: Column) -> Column:
     """Return each value until the next that is known; NaN before the first."""
     known = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
     return np.asarray(values[known], dtype=np.float64)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Stretches:
-    """Which rows of a run belong together: equal stretches of time, those without a row left out.
-
-    Attributes:
-        first: row of each stretch.
-        end_s: of each stretch, that of its last row.
-    """
-
-    first: npt.NDArray[np.intp]
-    end_s: Column
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -237,27 +223,30 @@ def envelope_of(series: Series) -> Envelope:
     )
 
 
-def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Stretches:
-    """No more than ``most`` stretches of rows that ended at ``end_s`` [rows], ascending."""
+def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Rows:
+    """Return the first row of each of at most ``most`` equal stretches of time, those without a row left out.
+
+    Args:
+        end_s: when each row ended [rows], ascending.
+        most: stretches.
+    """
     if len(end_s) <= most:
-        return Stretches(first=np.arange(len(end_s)), end_s=end_s)
+        return np.arange(len(end_s))
     edges = np.linspace(0.0, float(end_s[-1]), most + 1)[:-1]
     first = np.unique(np.searchsorted(end_s, edges, side="right"))
-    first = np.unique(np.concatenate([[0], first[first < len(end_s)]]))
-    last = np.append(first[1:], len(end_s)) - 1
-    return Stretches(first=first, end_s=end_s[last])
+    return np.unique(np.concatenate([[0], first[first < len(end_s)]]))
 
 
-def envelope(values: Column, over: Stretches) -> Envelope:
-    """Return the envelope of ``values`` [rows, ...] over stretches of rows."""
-    if len(over) == len(values):
+def envelope(values: Column, first: Rows) -> Envelope:
+    """Return the envelope of ``values`` [rows, ...] over stretches of rows that begin with these."""
+    if len(first) == len(values):
         return Envelope(low=values, middle=values, high=values)
-    parts = np.split(values, over.first[1:])
+    parts = np.split(values, first[1:])
     if not np.isnan(values).any():
         return Envelope(
-            low=np.minimum.reduceat(values, over.first, axis=0),
+            low=np.minimum.reduceat(values, first, axis=0),
             middle=np.array([np.median(part, axis=0) for part in parts]),
-            high=np.maximum.reduceat(values, over.first, axis=0),
+            high=np.maximum.reduceat(values, first, axis=0),
         )
     return Envelope(
         low=np.array([_known(np.nanmin, part) for part in parts]),

@@ -59,60 +59,62 @@ NEGLIGIBLE = 1e-4
 """Of the heaviest curve's weight: lighter ones are dropped, which no forecast notices."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AveragedLaw:
-    """The law above.
+def averaged_curve(
+    runs: Sequence[PriorRun],
+    *,
+    noise_scale: float | None = None,
+    kappa: float = KAPPA,
+    log_sds: tuple[float, float] = KAPPA_LOG_SDS,
+) -> AveragedCurve:
+    """Weigh all curves by the runs.
 
-    Attributes:
+    Args:
+        runs: one at least.
         noise_scale: gradient noise scale in samples, where measured; it stands in for runs at more batch sizes.
         kappa: critical batch size over noise scale, before any run says more.
         log_sds: of its prior.
     """
+    batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
+    steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
+    critical, log_prior = _critical_batch_sizes(batch, noise_scale, kappa, log_sds)
+    # Runs at one batch size cannot show a bend, and the noise scale speaks of McCandlish's law.
+    bends = NODES[1] if len(np.unique(batch)) > 1 else 1
+    bend = np.linspace(0.0, math.asinh(math.log(2) / BENT_LOG_SCALE), bends)
+    power = np.exp(-BENT_LOG_SCALE * np.sinh(bend))
+    # Half-Cauchy density of ln 1/g, times the width of each node on this grid: cosh / (1 + sinh^2).
+    log_weight = (log_prior[:, None] - np.log(np.cosh(bend))).ravel()
+    critical, power = (each.ravel() for each in np.meshgrid(critical, power, indexing="ij"))
 
-    noise_scale: float | None = None
-    kappa: float = KAPPA
-    log_sds: tuple[float, float] = KAPPA_LOG_SDS
+    offsets = np.log(steps)[:, None] - power * np.log(1 / batch[:, None] + 1 / critical)
+    scale = offsets.mean(axis=0)
+    squares = PSEUDO_RUNS * RUN_LOG_SD**2 + ((offsets - scale) ** 2).sum(axis=0)
+    freedom = PSEUDO_RUNS + len(runs) - 1
+    log_weight -= freedom / 2 * np.log(squares)
+    weight = np.exp(log_weight - log_weight.max())
+    kept = weight > NEGLIGIBLE
+    weight = weight[kept] / weight[kept].sum()
+    return AveragedCurve(
+        critical=critical[kept],
+        power=power[kept],
+        log_scale=scale[kept],
+        weight=weight,
+        # The spread of one more run: around the curve, and of the curve's own height.
+        run_variance=float(weight @ squares[kept]) / freedom * (1 + 1 / len(runs)),
+        freedom=freedom,
+    )
 
-    def fit(self, runs: Sequence[PriorRun]) -> AveragedCurve:
-        """Weigh all curves by the runs, one at least."""
-        batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
-        steps = np.array([run.steps_to_target for run in runs], dtype=np.float64)
-        critical, log_prior = self._critical_batch_sizes(batch)
-        # Runs at one batch size cannot show a bend, and the noise scale speaks of McCandlish's law.
-        bends = NODES[1] if len(np.unique(batch)) > 1 else 1
-        bend = np.linspace(0.0, math.asinh(math.log(2) / BENT_LOG_SCALE), bends)
-        power = np.exp(-BENT_LOG_SCALE * np.sinh(bend))
-        # Half-Cauchy density of ln 1/g, times the width of each node on this grid: cosh / (1 + sinh^2).
-        log_weight = (log_prior[:, None] - np.log(np.cosh(bend))).ravel()
-        critical, power = (each.ravel() for each in np.meshgrid(critical, power, indexing="ij"))
 
-        offsets = np.log(steps)[:, None] - power * np.log(1 / batch[:, None] + 1 / critical)
-        scale = offsets.mean(axis=0)
-        squares = PSEUDO_RUNS * RUN_LOG_SD**2 + ((offsets - scale) ** 2).sum(axis=0)
-        freedom = PSEUDO_RUNS + len(runs) - 1
-        log_weight -= freedom / 2 * np.log(squares)
-        weight = np.exp(log_weight - log_weight.max())
-        kept = weight > NEGLIGIBLE
-        weight = weight[kept] / weight[kept].sum()
-        return AveragedCurve(
-            critical=critical[kept],
-            power=power[kept],
-            log_scale=scale[kept],
-            weight=weight,
-            # The spread of one more run: around the curve, and of the curve's own height.
-            run_variance=float(weight @ squares[kept]) / freedom * (1 + 1 / len(runs)),
-            freedom=freedom,
-        )
-
-    def _critical_batch_sizes(self, batch: Array) -> tuple[Array, Array]:
-        """Nodes evenly spaced in the log, and their log prior."""
-        if self.noise_scale is None or len(np.unique(batch)) >= NOISE_HELPS_BELOW:
-            ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
-            return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
-        # Below a tenth of a sample a noise scale is the absence of noise; its log must stay finite.
-        distance = np.linspace(-3 * self.log_sds[1], 3 * self.log_sds[1], NODES[0])
-        nodes = max(self.kappa * self.noise_scale, 0.1) * np.exp(distance)
-        return nodes, np.log(sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in self.log_sds))
+def _critical_batch_sizes(
+    batch: Array, noise_scale: float | None, kappa: float, log_sds: tuple[float, float]
+) -> tuple[Array, Array]:
+    """Nodes evenly spaced in the log, and their log prior."""
+    if noise_scale is None or len(np.unique(batch)) >= NOISE_HELPS_BELOW:
+        ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
+        return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
+    # Below a tenth of a sample a noise scale is the absence of noise; its log must stay finite.
+    distance = np.linspace(-3 * log_sds[1], 3 * log_sds[1], NODES[0])
+    nodes = max(kappa * noise_scale, 0.1) * np.exp(distance)
+    return nodes, np.log(sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in log_sds))
 
 
 @dataclass(frozen=True, kw_only=True)

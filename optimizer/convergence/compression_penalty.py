@@ -11,9 +11,8 @@ is a gate of its own, closed by a pilot that fell short.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,26 +66,35 @@ class CompressedPilot(BesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
-    """``c`` of ``steps / dense steps = 1 + c distance``, how sure it is, and how many pilots it rests on."""
+    """``c`` of ``steps / dense steps = 1 + c distance``, how sure it is, and how many pilots it rests on.
 
-    coefficient: float
-    coefficient_sd: float
+    Distances are those of `distance`, by the gain of compression or by the share of the steps that end in an average.
+    """
+
+    coefficient: float = COEFFICIENT
+    coefficient_sd: float = COEFFICIENT_SD
     pilots: int = 0
 
-    def inflation_at(self, distance: Array) -> Array:
+    def inflation(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
         """Steps over those of dense training, at least 1."""
-        return np.asarray(1 + self.coefficient * distance)
+        return np.asarray(1 + self.coefficient * distance(share, workers))
 
-    def log_sd_at(self, distance: Array) -> Array:
+    def log_sd(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
         """Spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
-        return np.asarray(self.coefficient_sd * distance / (1 + self.coefficient * distance))
+        return np.asarray(self.coefficient_sd * distance(share, workers) / self.inflation(share, workers))
 
     @property
     def cautious_coefficient(self) -> float:
         """The upper end of its 90 % interval."""
         return self.coefficient + Z90 * self.coefficient_sd
 
-    def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Self:
+    def least_gain(self, inflation: float) -> float:
+        """The gain that stretches a run no more than this, the upper end of the coefficient considered."""
+        if self.cautious_coefficient == 0:
+            return LEAST_GAIN
+        return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
+
+    def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Penalty:
         """Its posterior over pilots and the distance of each; those that did not arrive tell nothing of it.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
@@ -111,28 +119,13 @@ class Penalty:
         return replace(self, coefficient=found, coefficient_sd=found_sd, pilots=len(reached))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompressionPenalty(Penalty):
-    """``a``, before any compressed run was seen, or after."""
+def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
+    """How far workers wander off between two averages, in steps: ``(1 - 1/N) sqrt(1/share - 1)``.
 
-    coefficient: float = COEFFICIENT
-    coefficient_sd: float = COEFFICIENT_SD
-
-    def inflation(self, gain: ArrayLike) -> Array:
-        """Compressed over dense steps, at least 1; gain in (0, 1]."""
-        return self.inflation_at(_distance(gain))
-
-    def log_sd(self, gain: ArrayLike) -> Array:
-        """Spread of ``ln`` inflation: zero without compression, growing with what is held back."""
-        return self.log_sd_at(_distance(gain))
-
-    def least_gain(self, inflation: float) -> float:
-        """The gain that stretches a run no more than this, the upper end of the coefficient considered."""
-        return least_gain(inflation, self.cautious_coefficient)
-
-
-UNFITTED = CompressionPenalty()
-"""The penalty before any compressed run was seen."""
+    With a gain in the place of the share, how far what is held back has left the model behind.
+    """
+    part = np.asarray(share, dtype=np.float64)
+    return np.asarray((1 - 1 / np.asarray(workers, dtype=np.float64)) * np.sqrt(1 / part - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +138,7 @@ class QualityGate:
     """
 
     pilots: tuple[CompressedPilot, ...] = ()
-    penalty: CompressionPenalty = UNFITTED
+    penalty: Penalty = field(default_factory=Penalty)
 
     def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
         """Why this compression may not be used, in one sentence; None where nothing speaks against it."""
@@ -162,24 +155,3 @@ class QualityGate:
             f"{scheme} at {ratio:g} keeps {100 * gain:.0f} % of the gradient's energy, below {100 * LEAST_GAIN:.0f} %, "
             "and no pilot has shown that it reaches the target"
         )
-
-
-OPEN_GATE = QualityGate()
-"""The gate before any compressed run was seen."""
-
-
-def fit_penalty(pilots: Sequence[CompressedPilot]) -> CompressionPenalty:
-    """The penalty after the pilots that reached the target; the prior where there is none."""
-    return UNFITTED.after((pilot, _distance(pilot.gain)) for pilot in pilots)
-
-
-def _distance(gain: ArrayLike) -> Array:
-    """How far what is held back has left the model behind, in steps."""
-    return np.sqrt(1 / np.asarray(gain, dtype=np.float64) - 1)
-
-
-def least_gain(inflation: float, coefficient: float) -> float:
-    """The gain at which `step_inflation` is ``inflation``: less gain costs more. 1 where nothing may be lost."""
-    if coefficient == 0:
-        return LEAST_GAIN
-    return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / coefficient) ** 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -14,16 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
 from hetopt.core.synchronization import parse_sync
-from hetopt.optimizer.convergence.averaged_law import EARLY_GROWTH, EARLY_LOG_SDS, KAPPA, AveragedCurve, AveragedLaw
+from hetopt.optimizer.convergence.averaged_law import EARLY_GROWTH, EARLY_LOG_SDS, KAPPA, AveragedCurve, averaged_curve
 from hetopt.optimizer.convergence.compression_penalty import (
-    OPEN_GATE,
-    UNFITTED,
     CompressedPilot,
-    CompressionPenalty,
+    Penalty,
     QualityGate,
-    fit_penalty,
+    distance,
 )
-from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate, LocalPilot
+from hetopt.optimizer.convergence.local_penalty import LocalGate, LocalPilot
 from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 
 Array = NDArray[np.float64]
@@ -59,10 +57,8 @@ class Convergence:
     Attributes:
         noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
         pilot_batch_sizes: batch sizes of the pilots that reached the target.
-        log_sd: spread of the forecast at those batch sizes.
         basis: where the figures come from, in words, with the learning-rate rule that they hold for.
         curve: steps by batch size; absent when no pilot reached the target.
-        learning_rate_rule: how the pilots scaled the learning rate with the batch size: another rule, other counts.
         penalty: what compression costs in steps, by the compressed pilots where there are any.
         gate: which compression may be used, by the same.
         local: what pilots say of workers that train for themselves.
@@ -70,13 +66,11 @@ class Convergence:
 
     noise_scale: float | None
     pilot_batch_sizes: tuple[int, ...]
-    log_sd: float
     basis: str
     curve: AveragedCurve | None = None
-    learning_rate_rule: LearningRateRule | None = None
-    penalty: CompressionPenalty = UNFITTED
-    gate: QualityGate = OPEN_GATE
-    local: LocalGate = CLOSED_GATE
+    penalty: Penalty = field(default_factory=Penalty)
+    gate: QualityGate = field(default_factory=QualityGate)
+    local: LocalGate = field(default_factory=LocalGate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +86,7 @@ class TargetSteps:
     convergence: Convergence
     curve: AveragedCurve
     check_every_samples: float = 0.0
-    penalty: CompressionPenalty = UNFITTED
+    penalty: Penalty = field(default_factory=Penalty)
 
     @property
     def source(self) -> str:
@@ -112,51 +106,34 @@ class TargetSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochSteps:
-    """Steps of a run of a given number of passes over the data.
+class GivenSteps:
+    """Steps of a run whose length was given, whatever the compression.
 
     Attributes:
-        epochs: passes.
-        dataset_size: samples of one.
+        amount: steps, or passes over the data.
+        dataset_size: samples of a pass; absent: the amount counts steps.
         restarts: each pass begins with a batch of its own, as loops over a loader do; else batches reach across passes.
     """
 
-    epochs: float
-    dataset_size: int
+    amount: float
+    dataset_size: int | None = None
     restarts: bool = False
 
     @property
     def source(self) -> str:
         """What the number of steps is based on, as a phrase."""
-        return f"{self.epochs:g} epochs of {self.dataset_size} samples, as asked for"
+        if self.dataset_size is None:
+            return f"{self.amount:.0f} steps, as asked for"
+        return f"{self.amount:g} epochs of {self.dataset_size} samples, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """``ceil(epochs * dataset_size / B)``, or ``ceil(epochs * ceil(dataset_size / B))``; compression adds none."""
+        """``ceil(epochs * dataset_size / B)``, or ``ceil(epochs * ceil(dataset_size / B))``; or the given number."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
-        if self.restarts:
-            return np.maximum(1.0, np.ceil(self.epochs * np.ceil(self.dataset_size / batch) - 1e-9))
+        if self.dataset_size is None:
+            return np.full(batch.shape, self.amount)
+        epochs = self.amount * (np.ceil(self.dataset_size / batch) if self.restarts else self.dataset_size / batch)
         # 1e-9: 3.0000000001 from floating-point division is 3 steps, not 4.
-        return np.maximum(1.0, np.ceil(self.epochs * self.dataset_size / batch - 1e-9))
-
-    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Zero: the number of steps is given."""
-        return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedSteps:
-    """A given number of steps."""
-
-    count: int
-
-    @property
-    def source(self) -> str:
-        """What the number of steps is based on, as a phrase."""
-        return f"{self.count} steps, as asked for"
-
-    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """The given number of steps, whatever the batch size and the compression."""
-        return np.full(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)), float(self.count))
+        return np.maximum(1.0, np.ceil(epochs - 1e-9))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Zero: the number of steps is given."""
@@ -178,7 +155,7 @@ class EqualSteps:
         curve: steps by batch size, of which the shape counts.
     """
 
-    own: EpochSteps | FixedSteps
+    own: GivenSteps
     batch_size: int
     curve: AveragedCurve
 
@@ -198,7 +175,7 @@ class EqualSteps:
         return self.curve.relative(batch, self.batch_size)[1]
 
 
-StepsModel: TypeAlias = TargetSteps | EpochSteps | FixedSteps | EqualSteps
+StepsModel: TypeAlias = TargetSteps | GivenSteps | EqualSteps
 """Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
 
 
@@ -215,25 +192,21 @@ def fit_convergence(profile: Profile) -> Convergence:
         return Convergence(
             noise_scale=noise,
             pilot_batch_sizes=(),
-            log_sd=SEED_LOG_SD,
             basis="no pilot reached the target"
             if not sizes
             else "one pilot reached the target, and no noise scale says what another batch size needs",
         )
-    curve = AveragedLaw(noise_scale=noise).fit(runs)
+    curve = averaged_curve(runs, noise_scale=noise)
     basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
     if len(sizes) == 1:
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
-    rule = profile.job.learning_rate_rule
     compressed = tuple(_compressed(profile.pilots, curve))
-    penalty = fit_penalty(compressed)
+    penalty = Penalty().after((pilot, distance(pilot.gain)) for pilot in compressed)
     return Convergence(
         noise_scale=noise,
         pilot_batch_sizes=tuple(sizes),
-        log_sd=float(curve.log_sd(np.array(sizes)).mean()),
-        basis=f"{basis}; {LEARNING_RATES[rule]}",
+        basis=f"{basis}; {LEARNING_RATES[profile.job.learning_rate_rule]}",
         curve=curve,
-        learning_rate_rule=rule,
         penalty=penalty,
         gate=QualityGate(pilots=compressed, penalty=penalty),
         local=LocalGate(pilots=tuple(_local(profile.pilots, curve))),
@@ -274,14 +247,14 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     )
 
 
-def equal_steps(convergence: Convergence, own: EpochSteps | FixedSteps, batch_size: int) -> EqualSteps:
+def equal_steps(convergence: Convergence, own: GivenSteps, batch_size: int) -> EqualSteps:
     """Return the steps model of a run as good as ``own`` with ``batch_size``, at other batch sizes."""
     curve = convergence.curve
     if curve is None:
         asked = PriorRun(global_batch_size=batch_size, steps_to_target=float(own.steps(batch_size, 1.0)))
         # No pilot reached the target, so the noise scale is one of the beginning.
-        early = AveragedLaw(noise_scale=convergence.noise_scale, kappa=EARLY_GROWTH * KAPPA, log_sds=EARLY_LOG_SDS)
-        curve = early.fit([asked])
+        noise, kappa = convergence.noise_scale, EARLY_GROWTH * KAPPA
+        curve = averaged_curve([asked], noise_scale=noise, kappa=kappa, log_sds=EARLY_LOG_SDS)
     return EqualSteps(own=own, batch_size=batch_size, curve=curve)
 
 

@@ -14,20 +14,14 @@ to 0.6, whatever the share, 0.25 in the mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import setting
 from hetopt.core.synchronization import Synchronization, spell_sync
-from hetopt.optimizer.convergence.compression_penalty import BesideDense, Penalty
+from hetopt.optimizer.convergence.compression_penalty import BesideDense, Penalty, distance
 
-Array = NDArray[np.float64]
-
-COEFFICIENT, COEFFICIENT_SD = 0.25, 0.2
-"""Mean and standard deviation of the prior of ``c``."""
+PRIOR = Penalty(coefficient=0.25, coefficient_sd=0.2)
+"""``c`` of one policy before any such run was seen."""
 
 MOST_TIMES_WORKERS = 4
 """A pilot speaks for clusters of so many times its workers: each then has so many times fewer samples of a batch."""
@@ -49,26 +43,6 @@ class LocalPilot(BesideDense):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPenalty(Penalty):
-    """``c`` of one policy, before any such run was seen, or after."""
-
-    coefficient: float = COEFFICIENT
-    coefficient_sd: float = COEFFICIENT_SD
-
-    def inflation(self, share: ArrayLike, workers: ArrayLike) -> Array:
-        """Steps over those of dense training, at least 1; share in (0, 1], workers at least 1."""
-        return self.inflation_at(distance(share, workers))
-
-    def log_sd(self, share: ArrayLike, workers: ArrayLike) -> Array:
-        """Spread of ``ln`` inflation: zero for one worker, or where every step ends in an average."""
-        return self.log_sd_at(distance(share, workers))
-
-    def cautious_inflation(self, share: float, workers: int) -> float:
-        """With the upper end of the coefficient's 90 % interval."""
-        return 1 + self.cautious_coefficient * float(distance(share, workers))
-
-
-@dataclass(frozen=True, kw_only=True)
 class LocalGate:
     """What the pilots of a profile say about local training.
 
@@ -78,9 +52,9 @@ class LocalGate:
 
     pilots: tuple[LocalPilot, ...] = ()
 
-    def penalty(self, sync: Synchronization) -> LocalPenalty:
+    def penalty(self, sync: Synchronization) -> Penalty:
         """Of a policy; the prior where none of its pilots arrived."""
-        return fit_local_penalty(self._own(sync))
+        return PRIOR.after((pilot, distance(pilot.share, pilot.workers)) for pilot in self._own(sync))
 
     def arrived(self) -> tuple[LocalPilot, ...]:
         """Of each policy the pilot that reached the target with the fewest averages."""
@@ -124,16 +98,7 @@ class LocalGate:
         return [pilot for pilot in self.pilots if family(pilot.sync) == family(sync)]
 
 
-CLOSED_GATE = LocalGate()
-"""Before any such run was seen."""
-
-
-def fit_local_penalty(pilots: Sequence[LocalPilot]) -> LocalPenalty:
-    """The penalty after the pilots that reached the target; the prior where there is none."""
-    return LocalPenalty().after((pilot, distance(pilot.share, pilot.workers)) for pilot in pilots)
-
-
-def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts: bool) -> str:
+def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool) -> str:
     """What averaging in so many steps does to the number of steps, and how that is known.
 
     Args:
@@ -154,9 +119,3 @@ def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts:
 def family(sync: Synchronization) -> Synchronization:
     """The policy whatever its share: what pilots of one are taken for evidence about another of."""
     return sync.model_copy(update={"every_steps": 1, "synchronised_share": 0.5})
-
-
-def distance(share: ArrayLike, workers: ArrayLike) -> Array:
-    """How far workers wander off between two averages, in steps: ``(1 - 1/N) sqrt(1/share - 1)``."""
-    part = np.asarray(share, dtype=np.float64)
-    return np.asarray((1 - 1 / np.asarray(workers, dtype=np.float64)) * np.sqrt(1 / part - 1))

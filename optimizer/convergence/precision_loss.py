@@ -41,10 +41,8 @@ def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
         return PrecisionLoss()
     trials = (one for one in profile.precision_trials if one.precision == precision)
     own = [math.log(trial.steps / trial.usual_steps) for trial in trials]
-    if not own:
-        return PrecisionLoss(log_sd=UNSEEN_LOG_SD)
-    log_sd = math.sqrt(2 / len(own)) * SEED_LOG_SD
-    mean = sum(own) / len(own)
+    log_sd = math.sqrt(2 / max(1, len(own))) * SEED_LOG_SD
+    mean = sum(own) / max(1, len(own))
     if mean > Z90 * log_sd:
         return PrecisionLoss(stretch=math.exp(mean), log_sd=log_sd)
     return PrecisionLoss(log_sd=UNSEEN_LOG_SD)

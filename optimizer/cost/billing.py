@@ -62,32 +62,21 @@ def load_billing(directory: Path | None = None) -> Billing:
     return validated(Billing, {**terms, **data}, origin=str(path), hint=HINT)
 
 
-def nothing_beside(billing: Billing) -> Billing:
-    """Return terms by which machines cost their hours, by the second, and nothing else: one's own, other clouds'."""
+def terms_of(catalog: Catalog) -> Billing:
+    """Return what a catalogue's cloud asks for beside machines.
+
+    Of other clouds than AWS nothing is known: there, and on one's own machines, an hour costs what it costs, by the
+    second, and nothing else.
+
+    Raises:
+        BadInput: the catalogue's file cannot be used.
+    """
+    billing = load_billing(catalog.directory)
+    if catalog.cloud == AWS:
+        return billing
     free = {
         name: getattr(billing, name).model_copy(update={"value": 0.0})
         for name in Billing.model_fields
         if name not in ("region", "hours_per_month") and "_free_" not in name
     }
     return billing.model_copy(update=free)
-
-
-def terms_of(catalog: Catalog) -> Billing:
-    """Return what a catalogue's cloud asks for beside machines; of other clouds than AWS nothing is known.
-
-    Raises:
-        BadInput: the catalogue's file cannot be used.
-    """
-    billing = load_billing(catalog.directory)
-    return billing if catalog.cloud == AWS else nothing_beside(billing)
-
-
-def is_free(up_s: float, *, taken_back: bool, within_s: float) -> bool:
-    """Whether EC2 takes nothing for a spot machine, because it took it back early.
-
-    Args:
-        up_s: from running to stopped.
-        taken_back: by EC2; a machine that its owner stops is paid for.
-        within_s: `Billing.spot_free_if_interrupted_within_s`.
-    """
-    return taken_back and up_s < within_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import Array, Numbers, Usage
@@ -25,12 +25,6 @@ CHECKPOINT_COPIES = 4
 
 # Gauss-Laguerre rule: means over the exponential distribution that Gamma(1, r) is.
 _NODES, _NODE_WEIGHTS = np.polynomial.laguerre.laggauss(4)
-
-_FEW_ROWS = 256
-_ODD = tuple(
-    np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], dtype=np.uint64)
-)
-"""Multipliers that spread the bits of rows apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,24 +113,10 @@ def planned_interval_s(
     chance, calm, scarce, restart = np.broadcast_arrays(
         *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour, restart_s))
     )
-    first, repeats = _distinct(calm.ravel(), scarce.ravel(), chance.ravel(), restart.ravel())
-    rates, weights = _nodes(calm.ravel()[first], scarce.ravel()[first], chance.ravel()[first])
-    best = interval_under_belief_s(rates, weights, checkpoint_s, restart.ravel()[first, None])
+    rates, weights = _nodes(calm, scarce, chance)
+    best = interval_under_belief_s(rates, weights, checkpoint_s, restart.reshape(-1, 1))
     interval = np.clip(best, *CHECKPOINT_INTERVAL_S)
-    return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf)[repeats].reshape(chance.shape)
-
-
-def _distinct(*columns: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows that differ, and which of them each row equals: the same machines come with many batches and exchanges."""
-    rows = len(columns[0])
-    if rows > _FEW_ROWS:
-        mixed = np.zeros(rows, dtype=np.uint64)
-        for column, odd in zip(columns, _ODD, strict=True):
-            mixed ^= np.ascontiguousarray(column).view(np.uint64) * odd
-        _, first, repeats = np.unique(mixed, return_index=True, return_inverse=True)
-        if all(np.array_equal(column[first][repeats], column) for column in columns):
-            return first, repeats
-    return np.arange(rows), np.arange(rows)
+    return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf).reshape(chance.shape)
 
 
 def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Array, Numbers, Usage, total_usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
-from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PreemptionRatePosterior
+from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
 
 DRAWS = 2000
 _MOST_LOSSES = 1e5
@@ -50,24 +50,6 @@ class Finalist:
         pools: its machines.
         work_s: training without losses, evaluations included (the median).
         step_time_log_sd, steps_log_sd: spread of the log of either factor of it.
-    """
-
-    pools: tuple[RentedPool, ...]
-    work_s: float
-    step_time_log_sd: float = 0.0
-    steps_log_sd: float = 0.0
-
-    @property
-    def machines(self) -> int:
-        """Machines over all pools."""
-        return sum(pool.machines for pool in self.pools)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunTerms:
-    """What the finalists have in common.
-
-    Attributes:
         start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of its log.
         restart_s: from a loss to training again.
         checkpoint_s: time to write a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
@@ -75,14 +57,17 @@ class RunTerms:
         resumes: whether a run goes on from checkpoints; else a loss costs all that was done.
     """
 
+    pools: tuple[RentedPool, ...]
     billing: Billing
+    work_s: float
     start_up_s: float
     restart_s: float
     checkpoint_s: float
+    step_time_log_sd: float = 0.0
+    steps_log_sd: float = 0.0
     start_up_log_sd: float = 0.0
     checkpoint_bytes: float = 0.0
     disk_gb: float = USUAL_DISK_GB
-    shocks: CommonShocks = SHOCKS
     before_usd: float = 0.0
     resumes: bool = True
 
@@ -94,14 +79,6 @@ class PossibleRuns:
     total_s: Array
     cost_usd: Array
 
-    @classmethod
-    def together(cls, parts: Sequence[PossibleRuns]) -> PossibleRuns:
-        """The finalists of all parts, in order; of one seed, so that they share what they have in common."""
-        return cls(
-            total_s=np.concatenate([part.total_s for part in parts]),
-            cost_usd=np.concatenate([part.cost_usd for part in parts]),
-        )
-
     def chance(self, *, budget_usd: float | None = None, deadline_s: float | None = None) -> Array:
         """Probability of each finalist to end within budget and deadline, both at once; absent: no limit."""
         within = np.ones(self.total_s.shape, dtype=np.bool_)
@@ -112,59 +89,44 @@ class PossibleRuns:
         return np.asarray(within.mean(axis=1), dtype=np.float64)
 
 
-def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, draws: int = DRAWS) -> PossibleRuns:
+def possible_runs(finalists: Sequence[Finalist], *, seed: int, draws: int = DRAWS) -> PossibleRuns:
     """Simulate each finalist ``draws`` times. The same arguments give the same draws."""
     shared = np.random.default_rng(seed)
     time_error, steps_error, start_error, price_error = shared.standard_normal((4, draws))
-    start_factor = np.exp(terms.start_up_log_sd * start_error)
     totals, costs = np.empty((2, len(finalists), draws))
-    for row, finalist in enumerate(finalists):
+    for row, run in enumerate(finalists):
         # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
         generator = np.random.default_rng((seed, 1))
-        work = finalist.work_s * np.exp(finalist.step_time_log_sd * time_error + finalist.steps_log_sd * steps_error)
-        hazards = [
-            np.zeros(draws) if pool.belief is None else pool.belief.sample(draws, generator) for pool in finalist.pools
-        ]
-        per_hour = sum(
-            (
-                hazard * terms.shocks.effective_machines(pool.machines)
-                for pool, hazard in zip(finalist.pools, hazards, strict=True)
-            ),
-            start=np.zeros(draws),
-        )
+        start_factor = np.exp(run.start_up_log_sd * start_error)
+        work = run.work_s * np.exp(run.step_time_log_sd * time_error + run.steps_log_sd * steps_error)
+        per_hour, hourly = np.zeros(draws), np.zeros(draws)
+        for pool in run.pools:
+            if pool.belief is not None:
+                per_hour += pool.belief.sample(draws, generator) * SHOCKS.effective_machines(pool.machines)
+            hourly += pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error)
         few = per_hour[None, :_INTERVAL_DRAWS]
         planned = _NEVER_S
-        if few.any() and terms.resumes:
-            best = interval_under_belief_s(few, 1 / few.shape[1], terms.checkpoint_s, terms.restart_s)
+        if few.any() and run.resumes:
+            best = interval_under_belief_s(few, 1 / few.shape[1], run.checkpoint_s, run.restart_s)
             planned = float(np.clip(best[0], *CHECKPOINT_INTERVAL_S))
-        run = losses(work, per_hour, planned, terms.checkpoint_s, terms.restart_s * start_factor, generator)
-        start_up = terms.start_up_s * start_factor
-        totals[row] = start_up + work + run.added_s
-        hourly = sum(
-            (pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error) for pool in finalist.pools),
-            start=np.zeros(draws),
+        count, checkpoints, added_s = losses(
+            work, per_hour, planned, run.checkpoint_s, run.restart_s * start_factor, generator
         )
+        start_up = run.start_up_s * start_factor
+        totals[row] = start_up + work + added_s
+        machines = sum(pool.machines for pool in run.pools)
         usage = Usage(
             start_up_s=start_up,
             work_s=work,
-            interruption_s=run.added_s,
-            checkpoint_bytes=terms.checkpoint_bytes,
-            checkpoints=run.checkpoints + 1,
-            restores=run.count * finalist.machines,
+            interruption_s=added_s,
+            checkpoint_bytes=run.checkpoint_bytes,
+            checkpoints=checkpoints + 1,
+            restores=count * machines,
         )
-        costs[row] = terms.before_usd + total_usd(
-            usage, terms.billing, machine_usd_per_hour=hourly, machines=finalist.machines, disk_gb=terms.disk_gb
+        costs[row] = run.before_usd + total_usd(
+            usage, run.billing, machine_usd_per_hour=hourly, machines=machines, disk_gb=run.disk_gb
         )
     return PossibleRuns(total_s=totals, cost_usd=costs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """Of each run: losses, checkpoints written, and the time that both add to the work. Shape (draws,)."""
-
-    count: Array
-    checkpoints: Array
-    added_s: Array
 
 
 def losses(
@@ -174,8 +136,8 @@ def losses(
     checkpoint_s: float,
     restart_s: Numbers,
     generator: np.random.Generator,
-) -> Losses:
-    """Draw the losses of runs whose hazard is known.
+) -> tuple[Array, Array, Array]:
+    """Draw the losses of runs whose hazard is known: their number, checkpoints written, and the time that both add.
 
     A segment of length L is passed with probability p = e^(-L / Theta); the failures before K segments are passed have
     a negative binomial distribution, and each costs an exponential time cut off at L. A restart is a segment too.
@@ -190,7 +152,7 @@ def losses(
     count = failed_whole + failed_rest
     failed_restarts, lost_restarts = _failures(count, restart_s, rate, generator)
     added = whole * checkpoint_s + lost_whole + lost_rest + count * restart_s + lost_restarts
-    return Losses(count=count + failed_restarts, checkpoints=whole, added_s=added)
+    return count + failed_restarts, whole, added
 
 
 def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.random.Generator) -> tuple[Array, Array]:

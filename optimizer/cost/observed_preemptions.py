@@ -37,9 +37,9 @@ class ObservedPool(Record):
         return self
 
     @property
-    def lost_together(self) -> float:
-        """Machines lost at a time."""
-        return self.losses / self.events if self.events else 1.0
+    def times(self) -> int:
+        """How often machines were lost, several at once counted as one."""
+        return self.losses if self.events is None else self.events
 
 
 class ObservedPreemptions(Artifact):
@@ -64,7 +64,7 @@ class ObservedPreemptions(Artifact):
         if not pools:
             return None
         losses = sum(pool.losses for pool in pools)
-        events = sum(pool.losses if pool.events is None else pool.events for pool in pools)
+        events = sum(pool.times for pool in pools)
         return Watched(
             instance_hours=sum(pool.instance_hours for pool in pools),
             losses=losses,
@@ -81,14 +81,11 @@ class ObservedPreemptions(Artifact):
         before = {key(pool): pool for pool in self.pools}
         known = before.get(key(seen))
         if known is not None:
-            events = None
-            if known.events is not None or seen.events is not None:
-                events = sum(pool.losses if pool.events is None else pool.events for pool in (known, seen))
             seen = seen.model_copy(
                 update={
                     "instance_hours": known.instance_hours + seen.instance_hours,
                     "losses": known.losses + seen.losses,
-                    "events": events,
+                    "events": known.times + seen.times,
                 }
             )
         return ObservedPreemptions(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))

@@ -114,6 +114,11 @@ class PreemptionRatePosterior:
         return np.where(scarce, scarce_rates, calm_rates)
 
 
+_NONE = HazardComponent(shape=0.0, rate_h=1.0)
+NEVER_LOST = PreemptionRatePosterior(calm=_NONE, scarce=_NONE, scarce_chance=0.0)
+"""Of machines that nobody takes back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonShocks:
     """Machines of one pool go together: some losses hit each alone, the others come as shocks (Marshall, Olkin 1967).

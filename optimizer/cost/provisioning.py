@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from hetopt.core.artifact import Record
 from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT
 from hetopt.optimizer.cost.billing import Term
 from hetopt.optimizer.market.instance_type import InstanceType
@@ -40,28 +39,11 @@ USUAL_JOB_S = 10.0
 """Of a job whose profile does not say how long its processes take to their first step."""
 
 
-class ProvisioningFacts(Record):
-    """Dated figures, each with its source: see the file."""
-
-    boot_s: Term
-    gpu_boot_s: Term
-    bare_metal_boot_s: Term
-    cpu_packages_gb: Term
-    gpu_packages_gb: Term
-    cpu_installed_gb: Term
-    gpu_installed_gb: Term
-    download_mb_per_s: Term
-    unpack_mb_per_s: Term
-    join_s: Term
-    cpu_image_gb: Term
-    gpu_image_gb: Term
-    reserve_gb: Term
-
-
 @cache
-def provisioning_facts() -> ProvisioningFacts:
-    """The figures of the catalogue's file."""
-    return ProvisioningFacts.model_validate(json.loads(FACTS.read_text(encoding="utf-8"))["terms"])
+def provisioning_facts() -> Mapping[str, Term]:
+    """The figures of the catalogue's file by their names, each with its source."""
+    terms = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]
+    return MappingProxyType({name: Term.model_validate(term) for name, term in terms.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,36 +79,27 @@ def startup_s(instance: InstanceType, payload: Payload) -> float:
     known_s = payload.started_s.get(instance.name, payload.startup_s)
     if known_s is not None:
         return known_s
-    facts, kind = provisioning_facts(), image_kind(instance)
-    gpu = kind == "gpu"
-    packages = facts.gpu_packages_gb if gpu else facts.cpu_packages_gb
-    installed = facts.gpu_installed_gb if gpu else facts.cpu_installed_gb
-    network = instance.network_bytes_per_s
-    boot = facts.boot_s.value + gpu * facts.gpu_boot_s.value + bool(instance.bare_metal) * facts.bare_metal_boot_s.value
-    download = packages.value * BYTES_PER_GB / min(facts.download_mb_per_s.value * 1e6, network)
-    unpack = installed.value * BYTES_PER_GB / (facts.unpack_mb_per_s.value * 1e6)
+    kind, network = image_kind(instance), instance.network_bytes_per_s
+    facts = {name: term.value for name, term in provisioning_facts().items()}
+    boot = (
+        facts["boot_s"] + (kind == "gpu") * facts["gpu_boot_s"] + bool(instance.bare_metal) * facts["bare_metal_boot_s"]
+    )
+    download = facts[f"{kind}_packages_gb"] * BYTES_PER_GB / min(facts["download_mb_per_s"] * 1e6, network)
+    unpack = facts[f"{kind}_installed_gb"] * BYTES_PER_GB / (facts["unpack_mb_per_s"] * 1e6)
     data = payload.data_bytes / min(VOLUME_BYTES_PER_S, network)
-    foretold = boot + download + unpack + data + facts.join_s.value + payload.job_s
+    foretold = boot + download + unpack + data + facts["join_s"] + payload.job_s
     return foretold * payload.measured.get(kind, 1.0)
 
 
 def disk_gb(instance: InstanceType, payload: Payload) -> int:
     """Whole gigabytes of the disk that a machine boots from."""
-    return disk_of_kind_gb(image_kind(instance), payload)
-
-
-def disk_of_kind_gb(kind: str, payload: Payload) -> int:
-    """Whole gigabytes of the disk of machines that boot an image of a kind: 'cpu' or 'gpu'."""
     if payload.disk_gb is not None:
         return payload.disk_gb
-    facts = provisioning_facts()
-    gpu = kind == "gpu"
-    image = facts.gpu_image_gb if gpu else facts.cpu_image_gb
-    packages = facts.gpu_packages_gb if gpu else facts.cpu_packages_gb
-    installed = facts.gpu_installed_gb if gpu else facts.cpu_installed_gb
+    kind, facts = image_kind(instance), {name: term.value for name, term in provisioning_facts().items()}
     # The one that is being written is beside those that are kept.
     job = (payload.data_bytes + (CHECKPOINTS_KEPT + 1) * payload.checkpoint_bytes) / BYTES_PER_GB
-    return math.ceil(image.value + MORE * (packages.value + installed.value + job) + facts.reserve_gb.value)
+    more = facts[f"{kind}_packages_gb"] + facts[f"{kind}_installed_gb"] + job
+    return math.ceil(facts[f"{kind}_image_gb"] + MORE * more + facts["reserve_gb"])
 
 
 def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], payload: Payload) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import BeforeValidator, Field, PositiveFloat
 
 from hetopt import catalogs
 from hetopt.core.artifact import Record
@@ -96,7 +96,6 @@ class InterruptionBand:
     """
 
     label: Band
-    region: str
     date: datetime.date
     source: str
 
@@ -167,7 +166,11 @@ class Caveat(Record):
         about: the figure, in a word.
     """
 
-    types: Annotated[tuple[str, ...], Field(min_length=1)]
+    types: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda cell: cell.split() if isinstance(cell, str) else cell),
+        Field(min_length=1),
+    ]
     about: str
     note: str
 
@@ -198,9 +201,7 @@ class Catalog:
         Raises:
             BadInput: there is none; hints at names that are close.
         """
-        gpus = {one.accelerator.name.casefold() for one in self.instance_types.values() if one.accelerator is not None}
-        hint = f"the machines with a GPU of that name: `hetopt catalog list --gpus {name}`"
-        hint = hint if name.casefold() in gpus else "see `hetopt catalog list`"
+        hint = f"see `hetopt catalog list`; for the machines with a GPU `hetopt catalog list --gpus {name}`"
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:
@@ -276,7 +277,10 @@ def _read(region: str, directory: Path) -> Catalog:
         listings={},
         sources=sources,
         all_caveats=tuple(
-            caveat for _, caveat in read_rows(directory / "caveats.csv", _caveat, columns=("types", "about", "note"))
+            caveat
+            for _, caveat in read_rows(
+                directory / "caveats.csv", Caveat.model_validate, columns=("types", "about", "note")
+            )
         ),
     )
     return catalog.in_region(region)
@@ -323,10 +327,6 @@ def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
         f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
         hint=f"read today's, without an account: `hetopt catalog refresh --region {catalog.region}`",
     )
-
-
-def _caveat(cells: Mapping[str, str]) -> Caveat:
-    return Caveat.model_validate({**cells, "types": cells.get("types", "").split()})
 
 
 def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
@@ -388,5 +388,5 @@ def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources)
             saving = 1 - spot.usd_per_hour / on_demand.usd_per_hour
     if row.interruption_band is not None:
         origin = source("interruption_band")
-        band = InterruptionBand(label=row.interruption_band, region=region, date=origin.day, source=origin.title)
+        band = InterruptionBand(label=row.interruption_band, date=origin.day, source=origin.title)
     return Listing(instance_type=found, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band)

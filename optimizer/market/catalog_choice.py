@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.core.paths import home
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 from hetopt.optimizer.market.catalog_folder import refreshed_folders
-from hetopt.optimizer.market.clouds import cloud_catalogs
 from hetopt.optimizer.plan import AWS
 
 ANY_REGION = "any"
@@ -25,48 +23,14 @@ def catalogs_home() -> Path:
     return home() / "catalogs" / "aws"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CatalogInUse:
-    """A catalogue, and what to know about its age.
-
-    Attributes:
-        bundled: whether it is the one that came with hetopt.
-        day: of its oldest price in the region; absent without any.
-        ages: how old its prices of each kind are, in words; '' without any.
-        note: a sentence for the person where prices are old, or none.
-    """
-
-    catalog: Catalog
-    bundled: bool
-    day: datetime.date | None
-    ages: str
-    note: str | None
-
-
-def catalog_in_use(
-    region: str, directory: Path | None, *, today: datetime.date, home: Path | None = None
-) -> CatalogInUse:
-    """Load the catalogue to plan with.
-
-    Args:
-        region: of AWS.
-        directory: that was named; absent: the newest refreshed one, or the bundled one where there is none.
-        today: to tell ages.
-        home: of refreshed catalogues.
+def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
+    """Return the catalogue that is planned with: the one in a folder, the newest refreshed one, or the bundled one.
 
     Raises:
-        BadInput: an unknown region, or a file that cannot be used.
+        BadInput: there is no such region, or a file cannot be used.
     """
-    folders = () if directory is not None else refreshed_folders(home or catalogs_home(), region)
-    return _in_use(load_catalog(region, directory or (folders[0] if folders else None)), today)
-
-
-def _in_use(catalog: Catalog, today: datetime.date) -> CatalogInUse:
-    oldest = oldest_prices(catalog)
-    day = min(oldest.values(), default=None)
-    ages = ", ".join(f"{kind} {(today - when).days} days old ({when})" for kind, when in oldest.items())
-    note = age_note(catalog, oldest.values(), today=today)
-    return CatalogInUse(catalog=catalog, bundled=catalog.directory == BUNDLED, day=day, ages=ages, note=note)
+    folders = () if directory is not None else refreshed_folders(catalogs_home(), region)
+    return load_catalog(region, directory or (folders[0] if folders else None))
 
 
 def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
@@ -87,21 +51,15 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
     )
 
 
-def regional_catalogs(
-    directory: Path | None, *, today: datetime.date, home: Path | None = None
-) -> tuple[CatalogInUse, ...]:
-    """The catalogue to plan with in each region that it has prices of; arguments and errors as of `catalog_in_use`."""
+def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
+    """The catalogue to plan with in each region that it has prices of; arguments and errors as of `in_use`."""
     base = load_catalog(directory=directory)
-    refreshed = {
-        region: folders[0]
-        for region in base.regions
-        if directory is None and (folders := refreshed_folders(home or catalogs_home(), region))
-    }
+    refreshed = [directory is None and refreshed_folders(catalogs_home(), region) for region in base.regions]
     catalogs = (
-        load_catalog(region, refreshed[region]) if region in refreshed else base.in_region(region)
-        for region in base.regions
+        load_catalog(region, folders[0]) if folders else base.in_region(region)
+        for region, folders in zip(base.regions, refreshed, strict=True)
     )
-    return tuple(_in_use(catalog, today) for catalog in catalogs if catalog.has_prices)
+    return tuple(catalog for catalog in catalogs if catalog.has_prices)
 
 
 def clouds_home() -> Path:
@@ -109,17 +67,7 @@ def clouds_home() -> Path:
     return home() / "catalogs" / "clouds"
 
 
-def others_in_use(cloud: str, base: Catalog, *, today: datetime.date) -> tuple[CatalogInUse, ...]:
-    """Return the catalogue of each region of a cloud beside AWS; arguments and errors as of `cloud_catalogs`."""
-    return tuple(_in_use(catalog, today) for catalog in cloud_catalogs(cloud, base, clouds_home()))
-
-
-def oldest_prices(catalog: Catalog) -> dict[str, datetime.date]:
-    """The day of the oldest price of each kind that the catalogue has in its region."""
-    kinds: dict[str, list[datetime.date]] = {"on demand": [], "spot": [], "estimates of spot": []}
-    for listing in catalog.listings.values():
-        if listing.on_demand is not None:
-            kinds["on demand"].append(listing.on_demand.date)
-        if listing.spot is not None:
-            kinds["estimates of spot" if listing.spot.is_estimate else "spot"].append(listing.spot.date)
-    return {kind: min(days) for kind, days in kinds.items() if days}
+def oldest_price(catalogs: Iterable[Catalog]) -> datetime.date:
+    """Return the day of the oldest price that some catalogues have in their regions, of one price at least."""
+    listings = (listing for catalog in catalogs for listing in catalog.listings.values())
+    return min(price.date for one in listings for price in (one.on_demand, one.spot) if price is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,9 +82,8 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
 def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
     """Smallest first (``reverse``: largest). Equals go by family and size; the unknown is last either way."""
-    return by_quantity(
-        sorted(listings, key=lambda listing: _natural_order(listing.instance_type)), quantity, reverse=reverse
-    )
+    in_order = operator.attrgetter("family", "vcpus", "memory_gib", "name")
+    return by_quantity(sorted(listings, key=lambda one: in_order(one.instance_type)), quantity, reverse=reverse)
 
 
 def by_quantity(items: Sequence[T], quantity: Callable[[T], float | str | None], *, reverse: bool = False) -> list[T]:
@@ -91,10 +91,6 @@ def by_quantity(items: Sequence[T], quantity: Callable[[T], float | str | None],
     valued: list[tuple[Any, T]] = [(value, item) for item in items if (value := quantity(item)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=reverse)
     return [*(item for _, item in valued), *(item for item in items if quantity(item) is None)]
-
-
-def _natural_order(found: InstanceType) -> tuple[str, int, float, str]:
-    return found.family, found.vcpus, found.memory_gib, found.name
 
 
 def _physical_devices(found: InstanceType) -> float | None:

@@ -6,7 +6,6 @@ and whenever the writer is killed: a new folder takes its name in one step, and 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -55,34 +54,27 @@ def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -
     folder = inside(home, region, what="region")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{day}-", dir=folder))
+        with tempfile.TemporaryDirectory(prefix=f".{day}-", dir=folder) as unfinished:
+            made = inside(Path(unfinished), day)
+            for name, text in files.items():
+                path = made / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("w", encoding="utf-8", newline="") as stream:
+                    stream.write(text)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            load_catalog(region, made)
+            taken = [_order(path)[1] for path in _folders(folder) if _order(path)[0] == day]
+            named = inside(folder, f"{day}.{max(taken) + 1}" if taken else day, what="day")
+            made.rename(named)
     except OSError as error:
         raise BadInput(
-            f"{folder} cannot be written: {error.strerror}.", hint="set HETOPT_HOME to a folder that can"
+            f"{folder} cannot be written: {error.strerror}.",
+            hint="make room on the disk, or set HETOPT_HOME to a folder that can",
         ) from None
-    try:
-        for name, text in files.items():
-            path = made / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-        load_catalog(region, made)
-        made.chmod(0o755)
-        taken = [_order(path)[1] for path in _folders(folder) if _order(path)[0] == day]
-        named = inside(folder, f"{day}.{max(taken) + 1}" if taken else day, what="day")
-        made.rename(named)
-    except OSError as error:
-        raise BadInput(f"{made} cannot be written: {error.strerror}.", hint="make room on the disk") from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(made)
-    for old in _folders(folder)[KEPT:]:
-        old.rename(old.with_name(f".{old.name}-old"))
-    for path in folder.iterdir():
-        if _UNFINISHED.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    unfinished_ones = (path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name))
+    for path in (*_folders(folder)[KEPT:], *unfinished_ones):
+        shutil.rmtree(path, ignore_errors=True)
     return named
 
 

@@ -10,13 +10,12 @@ import csv
 import datetime
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.catalogs.build import as_csv, number
 from hetopt.core.paths import inside, read_json, read_text
-from hetopt.optimizer.market.catalog import RegionRow
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 
 PRICE_LIST = "public-price-list"
@@ -83,8 +82,12 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     left_out = list(prices.left_out)
     types = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
     told = prices.spot or {}
-    spot = {name: usd for name, usd in told.items() if usd >= _least_spot(prices.on_demand.get(name))}
-    left_out += [_impossible(name, usd, prices.on_demand) for name, usd in told.items() if name not in spot]
+    spot = {
+        name: usd
+        for name, usd in told.items()
+        if usd >= max(LEAST_SPOT_USD, LEAST_SPOT_SHARE * prices.on_demand.get(name, 0.0))
+    }
+    left_out += [f"{name}: a spot price of ${usd:g} cannot be" for name, usd in told.items() if name not in spot]
     left_out += [
         f"{name}: spot at ${spot[name]:g} costs no less than ${prices.on_demand[name]:g} on demand, which is taken"
         for name in sorted(set(spot) & set(prices.on_demand))
@@ -121,7 +124,7 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     files = {
         **kept,
         "instance_types.csv": as_csv([{column: row[column] for column in TYPE_COLUMNS} for row in types.values()]),
-        f"regions/{region}.csv": _csv(list(RegionRow.model_fields), region_rows),
+        f"regions/{region}.csv": as_csv(region_rows),
         "sources.json": _sources(bundled, region, day, prices),
     }
     return Refreshed(
@@ -133,30 +136,12 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     )
 
 
-def _least_spot(on_demand: float | None) -> float:
-    """The least that a spot price can be, in USD an hour."""
-    return max(LEAST_SPOT_USD, LEAST_SPOT_SHARE * (on_demand or 0.0))
-
-
-def _impossible(name: str, usd: float, demand: Mapping[str, float]) -> str:
-    beside = f" beside ${demand[name]:g} on demand" if name in demand else ""
-    return f"{name}: a spot price of ${usd:g}{beside} cannot be"
-
-
 def _usd(value: float | None) -> str:
     return "" if value is None else number(f"{value:.6f}")
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices) -> str:

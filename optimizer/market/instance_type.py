@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from hetopt import catalogs
@@ -64,6 +64,8 @@ MODEL_COLUMNS = (
 
 
 _BYTES_PER_GIB = 2**30
+_Several = Annotated[tuple[str, ...], BeforeValidator(lambda cell: cell.split("|") if isinstance(cell, str) else cell)]
+"""Texts of a cell, with bars between."""
 _BYTES_PER_S_PER_GBPS = 1e9 / 8
 
 
@@ -77,7 +79,7 @@ class AcceleratorModel:
 
     name: Name
     memory_gib: PositiveFloat
-    aliases: tuple[str, ...] = ()
+    aliases: _Several = ()
     manufacturer: Name
     fp32_tflops: PositiveFloat | None = None
     tf32_tensor_tflops: PositiveFloat | None = None
@@ -173,7 +175,7 @@ class InstanceType:
     cpu_vendor: str | None = None
     cpu_model: str | None = None
     accelerator: Accelerator | None = None
-    other_accelerators: tuple[str, ...] = ()
+    other_accelerators: _Several = ()
     network_peak_gbps: PositiveFloat | None = None
     network_cards: Whole | None = None
     efa: bool | None = None
@@ -244,8 +246,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     def typed(cells: Mapping[str, str]) -> InstanceType:
         own: dict[str, Any] = {name: cell for name, cell in cells.items() if not name.startswith("accelerator")}
         name = own.pop("instance_type", "")
-        others = tuple(filter(None, own.pop("other_accelerators", "").split("|")))
-        return InstanceType(name=name, other_accelerators=others, accelerator=_accelerator(cells, models), **own)
+        return InstanceType(name=name, accelerator=_accelerator(cells, models), **own)
 
     types: dict[str, InstanceType] = {}
     parts = ("manufacturer", "count", "fraction", "memory_gib")
@@ -259,14 +260,8 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
 
 def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
     """Return the models of a file by name; one name can stand for several memory sizes."""
-
-    def typed(cells: Mapping[str, str]) -> AcceleratorModel:
-        aliases = tuple(filter(None, cells.get("aliases", "").split("|")))
-        told: dict[str, Any] = {**cells, "aliases": aliases}
-        return AcceleratorModel(**told)
-
     models: dict[str, list[AcceleratorModel]] = {}
-    for where, model in read_rows(path, typed, columns=MODEL_COLUMNS):
+    for where, model in read_rows(path, lambda cells: AcceleratorModel(**dict[str, Any](cells)), columns=MODEL_COLUMNS):
         same_name = models.setdefault(model.name, [])
         if any(other.memory_gib == model.memory_gib for other in same_name):
             raise BadInput(f"{where}: {model.name} with {model.memory_gib:g} GiB is listed twice.", hint=HINT)

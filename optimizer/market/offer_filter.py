@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,10 +27,6 @@ from hetopt.optimizer.market.software import pinned
 ANY_GPU, NO_GPU = "any", "none"
 
 
-_ZONE_ID = re.compile(r"[a-z]+\d-az\d")
-_CORNERS = {"northeast": "ne", "northwest": "nw", "southeast": "se", "southwest": "sw"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
     """What may be rented. Absent or empty: anything.
@@ -44,8 +39,7 @@ class Wishes:
             ``any`` is any CUDA device, ``none`` a machine without.
         market: where it may be rented.
         max_hourly_usd: of the whole cluster, so of each machine too.
-        zone: the availability zone of all machines, by name (``us-east-1a``) or id (``use1-az1``). With an id a
-            refreshed catalogue's prices of that zone are taken.
+        zone: the availability zone of all machines, such as ``us-east-1a``.
     """
 
     types: tuple[str, ...] = ()
@@ -179,12 +173,6 @@ def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes,
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
     if wishes.types and not any(_matches(offer.instance_type.name, wishes.types) for offer in everything):
         return BadInput(f"{','.join(wishes.types)} has no price {where}.", hint=f"{refresh}; or name other `types`")
-    dear = [name for name, one in catalog.listings.items() if one.spot_is_dearer and _matches(name, wishes.types)]
-    on_spot = [offer for offer in everything if offer.price.market == "spot"]
-    if wishes.market == "spot" and dear and not any(_matches(o.instance_type.name, wishes.types) for o in on_spot):
-        return BadInput(
-            f"spot costs no less than on demand for {', '.join(dear[:3])} {where}.", hint='take `market="on-demand"`'
-        )
     asked = " and ".join(one.setting for one in filters)
     return BadInput(
         f"Nothing that can be rented {where} fulfils {asked}: of {len(everything):,} offers "
@@ -210,10 +198,10 @@ def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
 
 def _belongs(catalog: Catalog, zone: str) -> None:
     """Refuse a zone of another region, or a name that is none."""
-    region = _region_of(catalog, zone)
+    region = zone[:-1] if zone[-1:].isalpha() and zone[:-1] in catalog.regions else None
     if region is None:
         zones = [f"{name}{end}" for name in catalog.regions for end in "abc"]
-        hint = f"a zone is a region and a letter, such as {catalog.region}a, or a zone id, such as use1-az1"
+        hint = f"a zone is a region and a letter, such as {catalog.region}a"
         raise unknown(zone, zones, "zone", hint=hint)
     if region != catalog.region:
         raise BadInput(
@@ -221,20 +209,6 @@ def _belongs(catalog: Catalog, zone: str) -> None:
             f"in {region}.",
             hint=f"name {setting('region', region)}, or a zone of {catalog.region}",
         )
-
-
-def _region_of(catalog: Catalog, zone: str) -> str | None:
-    """The region of a zone's name (us-east-1a) or id (use1-az1)."""
-    if _ZONE_ID.fullmatch(zone):
-        prefix = zone.partition("-az")[0]
-        return next((region for region in catalog.regions if _short(region) == prefix), None)
-    return zone[:-1] if zone[-1:].isalpha() and zone[:-1] in catalog.regions else None
-
-
-def _short(region: str) -> str:
-    """As zone ids begin: us-east-1 is use1, ap-northeast-2 is apne2."""
-    area, *directions, number = region.split("-")
-    return area + "".join(_CORNERS.get(one, one[0]) for one in directions) + number
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:

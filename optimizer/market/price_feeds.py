@@ -53,6 +53,7 @@ _NEEDED = ("TermType", "Unit", "PricePerUnit", "Currency", "Instance Type", "Ope
 _WANTED: Mapping[str, tuple[str, ...]] = {
     "TermType": ("OnDemand",),
     "Unit": ("Hrs",),
+    "Currency": ("USD",),
     "Operating System": ("Linux",),
     "Tenancy": ("Shared",),
     "Pre Installed S/W": ("NA", ""),
@@ -104,45 +105,31 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     lines = _lines(pieces, origin)
     published, columns = _header(lines, origin)
     wanted = [(columns[name], values) for name, values in _WANTED.items() if name in columns]
-    price, currency, type_name = columns["PricePerUnit"], columns["Currency"], columns["Instance Type"]
+    price, type_name = columns["PricePerUnit"], columns["Instance Type"]
     found: dict[str, float] = {}
-    zero: set[str] = set()
     left_out: dict[str, str] = {}
-    other_currency, last, broken = "", b"", 0
+    last = b""
     for line in lines:
         last = line
         if b"OnDemand" not in line or b"Linux" not in line:
             continue
         cells = _cells(line)
-        if len(cells) != len(columns):
-            broken += 1
+        if len(cells) != len(columns) or not all(cells[index] in values for index, values in wanted):
             continue
-        if not all(cells[index] in values for index, values in wanted) or not _TYPE.fullmatch(cells[type_name]):
-            continue
-        if cells[currency] != "USD":
-            other_currency = cells[currency]
+        if not _TYPE.fullmatch(cells[type_name]):
             continue
         name, usd = cells[type_name], _usd(cells[price])
         if usd is None:
             left_out[name] = f"{name}: its on-demand price is {one_line(cells[price][:40])!r}"
-        elif usd == 0:
-            zero.add(name)
-        else:
+        elif usd > 0:
             if name in found and found[name] != usd:
                 left_out[name] = f"{name}: on demand at ${found[name]:g} and ${usd:g}, of which the higher is taken"
             found[name] = max(usd, found.get(name, 0.0))
     if last and len(_cells(last)) != len(columns):
         raise BadInput(f"{origin} is cut off.", hint="run it again; prices that were read before stay in use")
-    if other_currency and not found:
-        raise BadInput(
-            f"{origin} has prices in {one_line(other_currency[:20])}, and hetopt counts in USD.",
-            hint="name a region whose prices are in USD",
-        )
     if not found:
-        raise _other(origin, "has no on-demand price of Linux machines")
-    left_out |= {name: f"{name}: its on-demand price is 0" for name in zero - set(found)}
-    unread = [f"{broken:,} lines of {origin} could not be read"] * bool(broken)
-    said = [*(left_out[name] for name in sorted(left_out)), *unread]
+        raise _other(origin, "has no on-demand price in USD of Linux machines")
+    said = [left_out[name] for name in sorted(left_out)]
     return {"published": published, "usd_per_hour": found, "left_out": said}
 
 
@@ -201,9 +188,7 @@ def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
         raise web_page(origin)
     facts: dict[str, str] = {}
     cells = _cells(first)
-    while cells and cells[0] != "SKU":
-        if len(facts) > 20 or len(cells) != 2:
-            raise _other(origin, "does not begin as a price list")
+    while len(cells) == 2 and len(facts) < 20:
         facts[cells[0]] = cells[1]
         cells = _cells(next(lines, b""))
     if facts.get("FormatVersion") != "v1.0" or facts.get("OfferCode") != "AmazonEC2":
@@ -225,9 +210,7 @@ def _lines(pieces: Iterator[bytes], origin: str) -> Iterator[bytes]:
         lines = (rest + piece).split(b"\n")
         rest = lines.pop()
         if len(rest) > _MOST_LINE_BYTES:
-            if lines or not is_page(rest):
-                raise _other(origin, "has a line of immense length")
-            raise web_page(origin)
+            raise web_page(origin) if is_page(rest) and not lines else _other(origin, "has a line of immense length")
         yield from filter(None, lines)
     if rest:
         yield rest

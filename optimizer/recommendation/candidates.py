@@ -14,7 +14,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Rental, itemise
 from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
+from hetopt.optimizer.plan import Assumptions, Candidate, Group, Hardware, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.objective import Limits, expected
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
@@ -126,6 +126,22 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
     def at(column: str) -> float:
         return float(getattr(found, column)[row])
 
+    machines = [(space.options[index], count) for index, count in cluster.machines]
+    bill = itemise(
+        [Rental(instance_type=one.name, machines=count, price=one.offer.price) for one, count in machines],
+        planned_usage(
+            start_up_s=at("startup_s"),
+            work_s=at("work_s"),
+            interruption_s=at("interruption_s"),
+            machines=cluster.machine_count,
+            stops_per_hour=at("stops_per_hour"),
+            interval_s=at("interval_s"),
+            checkpoint_bytes=job.checkpoint_bytes,
+        ),
+        job.billing,
+        disk_gb=at("disk_gb"),
+        hazard_basis=_hazard_basis([one for one, _ in machines]),
+    )
     return Prediction(
         step_time_s=spread(at("step_time_s"), at("step_time_log_sd")),
         compute_s=at("compute_s"),
@@ -139,38 +155,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         data_transfer_usd=job.before_usd,
         total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
         cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
-        cost_terms=cost_terms(space, job, cluster, found, row),
-    )
-
-
-def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> tuple[CostTerm, ...]:
-    """Return the bill of a run that takes its median time, by line; the lines sum to the median cost, USD."""
-
-    def at(column: str) -> float:
-        return float(getattr(found, column)[row])
-
-    transfer = (
-        ()
-        if job.transfer is None
-        else (CostTerm(name="data set from another region", usd=job.transfer.usd, basis=job.transfer.basis),)
-    )
-    return transfer + itemise(
-        [
-            Rental(instance_type=space.options[index].name, machines=machines, price=space.options[index].offer.price)
-            for index, machines in cluster.machines
-        ],
-        planned_usage(
-            start_up_s=at("startup_s"),
-            work_s=at("work_s"),
-            interruption_s=at("interruption_s"),
-            machines=cluster.machine_count,
-            stops_per_hour=at("stops_per_hour"),
-            interval_s=at("interval_s"),
-            checkpoint_bytes=job.checkpoint_bytes,
-        ),
-        job.billing,
-        disk_gb=at("disk_gb"),
-        hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
+        cost_terms=bill if job.transfer is None else (job.transfer, *bill),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.cost.cost import DETECTION_S
-from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
+from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.objective import Limits
@@ -27,40 +27,39 @@ AS_LIKELY = 0.02
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
     """Possible runs of the plans of some rows."""
-    parts, told = [], found.forecast
+    told, finalists = found.forecast, []
     for row in rows:
         machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
-        finalist = Finalist(
-            pools=tuple(
-                RentedPool(
-                    machines=count,
-                    usd_per_hour=option.usd_per_hour,
-                    price_log_sd=option.offer.price.log_sd,
-                    belief=option.belief,
-                )
-                for option, count in machines
-            ),
-            work_s=float(told.work_s[row]),
-            step_time_log_sd=float(told.step_time_log_sd[row]),
-            steps_log_sd=float(told.steps_log_sd[row]),
-        )
         startup_s = float(told.startup_s[row])
-        terms = RunTerms(
-            billing=job.billing,
-            disk_gb=float(told.disk_gb[row]),
-            start_up_s=startup_s,
-            start_up_log_sd=job.startup_log_sd,
-            restart_s=startup_s + DETECTION_S,
-            checkpoint_s=job.checkpoint_s,
-            checkpoint_bytes=job.checkpoint_bytes,
-            before_usd=job.before_usd,
-            resumes=job.resumes,
+        finalists.append(
+            Finalist(
+                pools=tuple(
+                    RentedPool(
+                        machines=count,
+                        usd_per_hour=option.usd_per_hour,
+                        price_log_sd=option.offer.price.log_sd,
+                        belief=option.belief,
+                    )
+                    for option, count in machines
+                ),
+                work_s=float(told.work_s[row]),
+                step_time_log_sd=float(told.step_time_log_sd[row]),
+                steps_log_sd=float(told.steps_log_sd[row]),
+                billing=job.billing,
+                disk_gb=float(told.disk_gb[row]),
+                start_up_s=startup_s,
+                start_up_log_sd=job.startup_log_sd,
+                restart_s=startup_s + DETECTION_S,
+                checkpoint_s=job.checkpoint_s,
+                checkpoint_bytes=job.checkpoint_bytes,
+                before_usd=job.before_usd,
+                resumes=job.resumes,
+            )
         )
-        runs = possible_runs([finalist], terms, seed=seed)
-        if len(job.slots_s) > 1:
-            runs = replace(runs, total_s=elapsed_s(runs.total_s, told.open_parts[row], job.slots_s))
-        parts.append(runs)
-    return PossibleRuns.together(parts)
+    runs = possible_runs(finalists, seed=seed)
+    if len(job.slots_s) > 1:
+        runs = replace(runs, total_s=elapsed_s(runs.total_s, told.open_parts[rows][:, None], job.slots_s))
+    return runs
 
 
 def confident(

@@ -11,14 +11,13 @@ from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
-from hetopt.optimizer.convergence.convergence import FixedSteps, equal_steps
+from hetopt.optimizer.convergence.convergence import GivenSteps, equal_steps
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import FittedModel
-from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits
 from hetopt.optimizer.search.search import Found, proved
-from hetopt.optimizer.step_time.links import not_measured
+from hetopt.optimizer.step_time.links import NETWORK_EFFICIENCY
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
 
@@ -57,7 +56,6 @@ def explain(
         _why(found, chosen, limits, seen),
         f"{proved(found).capitalize()}.",
         _time(chosen),
-        *_precision(model),
         *_batch(model, chosen, priced=to_target or equal_progress),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
@@ -113,30 +111,13 @@ def _time(chosen: Candidate) -> str:
     return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
 
 
-def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
-    """Yield which of the machines are on demand because spot costs no less."""
-    dear = [group.instance_type for group in chosen.groups if catalog.listing(group.instance_type).spot_is_dearer]
-    if dear:
-        yield f"Spot costs no less than on demand for {' and '.join(dear)}: on demand is taken."
-
-
-def _precision(model: FittedModel) -> Iterator[str]:
-    """That the plan might have a choice of what it computes in."""
-    may_choose = not model.whole.is_counted and not model.whole.job.script
-    if may_choose and model.reference.device.kind == "cuda" and model.whole.precisions == ("fp32",):
-        yield (
-            "Only fp32 was measured, and GPUs often compute in bf16 in half the time: profile with "
-            f"{setting('precision', 'auto')}."
-        )
-
-
 def _batch(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
     own, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
     if size == own:
         return
     counted = "what that costs in steps is in their number"
     if not priced:
-        equal = equal_steps(model.convergence, FixedSteps(count=round(steps * size / own)), own)
+        equal = equal_steps(model.convergence, GivenSteps(amount=round(steps * size / own)), own)
         needed = float(equal.steps(size, 1.0))
         counted = f"for the progress of as many samples at {own} it would take {needed:.0f} steps, not {steps:.0f}"
     yield f"The batch size is {size}, not the job's own {own}: {counted}."
@@ -179,7 +160,10 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
     if len(chosen.groups) > 1 or chosen.groups[0].machines > 1:
         unmeasured = {group.instance_type: None for group in chosen.groups if group.network == "catalogue"}
         if unmeasured:
-            yield f"{not_measured(unmeasured)}."
+            yield (
+                f"The network between machines of {' and '.join(unmeasured)} was not measured: the sustained rate of "
+                f"the catalogue is taken at {100 * NETWORK_EFFICIENCY:.0f} %."
+            )
     yield from _compressed(model, chosen)
 
 

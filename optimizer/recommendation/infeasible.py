@@ -17,7 +17,7 @@ from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import NEVER, Question, remedies
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
-from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
+from hetopt.optimizer.search.search_space import SearchSpace
 from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
 
 MOST_NAMED = 3
@@ -63,22 +63,13 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
             hint=", or ".join(otherwise) or "raise `quotas`",
         )
     small = min(space.options, key=lambda option: option.worker.workers)
-    holds = max(_most_samples(space, option) for option in space.options)
-    room = "" if math.isinf(holds) else f" and all that may be rented hold {holds:,.0f} samples"
     return NoFeasiblePlan(
         f"No cluster within the limits of workers ({space.max_workers:,}), machines ({space.max_machines:,}), quotas "
         f"and dollars an hour can take any of the batch sizes {', '.join(map(str, space.batch_sizes))}: the smallest "
-        f"machine, {small.name}, has {small.worker.workers:,} workers, a sample each at least{room}.",
+        f"machine, {small.name}, has {small.worker.workers:,} workers, a sample each at least.",
         hint=", or ".join(otherwise)
         or "raise `max_workers`, `max_hourly_usd` or `quotas`, or choose another `batch_size` or machines",
     )
-
-
-def _most_samples(space: SearchSpace, option: MachineOption) -> float:
-    """What the memory of as many of these machines holds as may be rented; infinite where it is not known."""
-    machines = min(space.max_machines, space.max_workers // option.worker.workers)
-    each = option.worker.time.max_samples
-    return math.inf if each is None else float(machines * option.worker.workers * each)
 
 
 def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limits) -> str | None:

@@ -21,7 +21,7 @@ from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.objective import BALANCED, FASTEST
 from hetopt.optimizer.search.open_hours import OpenHours
-from hetopt.optimizer.search.search import Effort, Limits
+from hetopt.optimizer.search.search import Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
 
 if TYPE_CHECKING:
@@ -103,11 +103,6 @@ class Options(Wishes):
     def compression_in_words(self) -> str:
         """The methods as people write them."""
         return ",".join(NONE if name == IDENTITY else name for name in self.compression)
-
-    @property
-    def effort(self) -> Effort:
-        """The options that say how much is searched."""
-        return Effort(types=self.mixed_types, trials=self.trials or 0, study=self.study)
 
     def limits(self, goal: Goal) -> Limits:
         """What the plan must keep, and what is wanted of it."""

@@ -34,13 +34,6 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
         BadInput: of a host something is not said that a plan needs.
         NoFeasiblePlan: they do not keep the limits.
     """
-    plan = recommend(own_request(request, hosts, now), seed=seed, now=now)
-    waits = _waits(plan, hosts)
-    return plan if waits is None else plan.model_copy(update={"reasons": (waits, *plan.reasons)})
-
-
-def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> PlanRequest:
-    """The same, asked of one's own machines, with arguments and errors as of `on_own_machines`."""
     catalog, quotas = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
     wanted = replace(
         request.options,
@@ -56,22 +49,8 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
         observed=None,
         study=None,
     )
-    return replace(
-        request,
-        catalog=catalog,
-        options=wanted,
-        open_hours=OpenHours.of(hosts, now.astimezone()),
-    )
-
-
-def _waits(plan: Plan, hosts: Sequence[Host]) -> str | None:
-    """How much of the time is outside the hours of which hosts; None: nothing."""
-    told = plan.chosen.prediction
-    taking = {group.instance_type for group in plan.chosen.groups}
-    kept = [host.name for host in hosts if host.name in taking and host.hours is not None]
-    if not kept or told.closed_s < 1:
-        return None
-    return f"{duration(told.closed_s)} of it are added by the hours of {' and '.join(kept)}."
+    hours = OpenHours.of(hosts, now.astimezone())
+    return recommend(replace(request, catalog=catalog, options=wanted, open_hours=hours), seed=seed, now=now)
 
 
 def better_of(

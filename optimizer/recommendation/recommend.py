@@ -14,14 +14,13 @@ import numpy as np
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
-from hetopt.core.memory import Precision
+from hetopt.core.memory import ExchangeMemory, Precision
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
-    EpochSteps,
-    FixedSteps,
+    GivenSteps,
     StepsModel,
     batch_range,
     equal_steps,
@@ -47,13 +46,13 @@ from hetopt.optimizer.recommendation.choices import (
     reasons,
 )
 from hetopt.optimizer.recommendation.confidence import confident, simulate
-from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
+from hetopt.optimizer.recommendation.explain import explain
 from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import AUTO_BATCH, Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
-from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
@@ -65,7 +64,6 @@ from hetopt.optimizer.search.search_space import (
     drop_slower_precisions,
     machine_options,
 )
-from hetopt.optimizer.step_time.device_memory import most_kept
 from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
 from hetopt.optimizer.step_time.profiled import RENTED, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
@@ -119,10 +117,11 @@ def recommend(
         raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     problem = search_problem(request)
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
-    found = search(space, job, limits, effort=options.effort, tell=tell)
+    found = search(space, job, limits, effort=Effort(types=options.mixed_types), tell=tell)
     if options.trials is not None:
         tell("trials of a study")
-        found, _ = search_study(space, job, limits, found, seed=seed, effort=options.effort)
+        types, trials, kept = options.mixed_types, options.trials, options.study
+        found = search_study(space, job, limits, found, seed=seed, types=types, trials=trials, kept=kept)
     # What is asked again is searched with no more boxes than it took: a cluster of one type is one, too.
     most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
     again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
@@ -153,7 +152,6 @@ def recommend(
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(
             *_other_batch(request, problem, found),
-            *dearer_on_spot(chosen, catalog),
             *reasons(chosen, request.profile.job),
         )[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
@@ -196,7 +194,7 @@ def _other_batch(request: PlanRequest, problem: SearchProblem, found: Found) -> 
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
     job, length = request.profile.job, problem.job.steps
-    if found.chosen is None or not isinstance(length, EpochSteps | FixedSteps):
+    if found.chosen is None or not isinstance(length, GivenSteps):
         return
     steps = equal_steps(problem.model.convergence, length, job.batch_size)
     space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))
@@ -354,16 +352,14 @@ def steps_model(
         return target_steps(model.convergence, check_every_samples=evaluate_every_epochs * dataset_size)
     if goal.amount is None:
         raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give `{goal.ends}`")
-    length: EpochSteps | FixedSteps
+    length = GivenSteps(amount=math.ceil(goal.amount))
     if goal.ends == "epochs":
         if not job.counts_epochs:
             raise BadInput(
                 f"nothing told `hetopt profile` how many samples an epoch of {job.task} has.",
                 hint="give `steps` in place of epochs, or profile it again with `epoch_samples`",
             )
-        length = EpochSteps(epochs=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
-    else:
-        length = FixedSteps(count=math.ceil(goal.amount))
+        length = GivenSteps(amount=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
     return equal_steps(model.convergence, length, job.batch_size) if equal_progress else length
 
 
@@ -458,7 +454,8 @@ def space_of(
     offered = narrow(catalog, options)
     to_target = goal.ends == "target"
     menu = _menu(model, options, to_target=to_target)
-    kept = most_kept(one.memory for one in menu.options if one.memory is not None)
+    taken = [option.memory.kept_bytes for option in menu if option.memory is not None]
+    kept = ExchangeMemory(kept_bytes=int(max(taken, default=0)))
     payload = payload_of(model.profile, options, catalog.instance_types)
     found: list[MachineOption] = []
     left_out: list[Mapping[str, int]] = []
@@ -498,7 +495,7 @@ def space_of(
     return SearchSpace(
         options=drop_dominated(usable, options.quotas),
         batch_sizes=(fixed or min(job.batch_size, job.dataset_size),),  # whoever does not ask keeps the batch size
-        exchanges=menu.options,
+        exchanges=menu,
         max_machines=min(options.max_machines or options.max_workers, options.max_workers),
         max_workers=options.max_workers,
         max_hourly_usd=options.max_hourly_usd,
@@ -542,7 +539,7 @@ def computings(
     return found
 
 
-def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
+def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[ExchangeOption, ...]:
     """What gradients may travel as, and what pilots say of workers that train for themselves; or what was asked for."""
     gate, asked, most = model.convergence.local, options.sync, options.max_workers
     size, batch = model.profile.job.dataset_size, model.profile.job.batch_size
@@ -565,14 +562,14 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
     )
     if asked is None or not is_planned(asked):
         return menu
-    averages = tuple(option for option in menu.options if option.sync.is_local)
+    averages = tuple(option for option in menu if option.sync.is_local)
     if not averages:
         pinned = setting("compression", options.compression_in_words)
         raise BadInput(
             f"{pinned} is of gradients; {setting('sync', asked.name)} averages parameters, by {', '.join(AVERAGED)}.",
             hint="keep one of them",
         )
-    return Menu(options=averages)
+    return averages
 
 
 def _searched(space: SearchSpace, found: Found) -> str:

@@ -42,32 +42,15 @@ class _Offer:
     offer: RegionOffer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """Regions whose best cluster of one type keeps the limits.
+def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest], Plan]) -> Plan:
+    """Return the best plan of the best regions, with the plans of all of them as its list.
 
-    Attributes:
-        best: the requests of regions that are the best for what is wanted, which is the first, or for another wish.
-        offers: of the first few.
-        unpriced: types without a price in all of them together.
-    """
-
-    best: tuple[PlanRequest, ...]
-    offers: tuple[RegionOffer, ...]
-    unpriced: Unpriced
-
-    def planned(self, find: Callable[[PlanRequest], Plan]) -> Plan:
-        """Return the best plan of the best regions, with the plans of all of them as its list."""
-        plans = [find(request) for request in self.best]
-        not_compared = self.unpriced.in_words if self.unpriced.is_most else None
-        return together(plans, self.best[0]).model_copy(update={"regions": self.offers, "not_compared": not_compared})
-
-
-def compare_regions(requests: Sequence[PlanRequest]) -> Compared:
-    """Search the clusters of one type of each region; mixes of types are left to the search in the best.
+    The clusters of one type of each region are searched; mixes of types are left to the search in the best: the region
+    that is the best for what is wanted, and those that are for another wish.
 
     Args:
         requests: what to plan, with catalogue and quotas of each region.
+        find: plans in one.
 
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
@@ -81,10 +64,13 @@ def compare_regions(requests: Sequence[PlanRequest]) -> Compared:
         )
     alike = [one for one in found if one.safe == found[0].safe]
     winners = [found[0], *(min(alike, key=lambda one: one.by_wish[wish]) for wish in range(len(found[0].by_wish)))]
-    return Compared(
-        best=tuple({one.request.catalog.region: one.request for one in winners}.values()),
-        offers=tuple(one.offer for one in found[:SHOWN]),
-        unpriced=Unpriced.of([one.catalog for one in requests if one.catalog.cloud == AWS], requests[0].options),
+    plans = [find(request) for request in {one.request.catalog.region: one.request for one in winners}.values()]
+    unpriced = Unpriced.of([one.catalog for one in requests if one.catalog.cloud == AWS], requests[0].options)
+    return together(plans, found[0].request).model_copy(
+        update={
+            "regions": tuple(one.offer for one in found[:SHOWN]),
+            "not_compared": unpriced.in_words if unpriced.is_most else None,
+        }
     )
 
 

@@ -63,7 +63,8 @@ class Question:
         """Return the least of a limit that a plan of these keeps beside the other one; infinite: none does."""
         rows = sparing(found)
         other: Limit = "deadline_s" if limit == "budget_usd" else "budget_usd"
-        rows = rows[_with(limits, limit, None).overrun(found.forecast)[rows] <= 1]
+        wide = replace(limits, **{limit: None})  # type: ignore[arg-type]  # either limit may be none
+        rows = rows[wide.overrun(found.forecast)[rows] <= 1]
         if not rows.size:
             return math.inf
         runs, told = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
@@ -86,14 +87,14 @@ class Question:
     def enough(self, limits: Limits, limit: Limit) -> float | None:
         """Return how much of a limit answers this question; None: no amount was found."""
         # Where only this limit is in the way, what uses least of it is wanted.
-        wide = replace(_with(limits, limit, None), time_weight=0.0 if limit == "budget_usd" else 1.0)
+        wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)
         if least >= NEVER:
             return None
         round_up = round_up_usd if limit == "budget_usd" else round_up_s
         too_little = float(getattr(limits, limit))
         amounts = (round_up(max(more * least, 1.005 * too_little)) for more in MORE)
-        return next((amount for amount in amounts if self.is_kept(_with(limits, limit, amount))), None)
+        return next((amount for amount in amounts if self.is_kept(replace(limits, **{limit: amount}))), None)
 
 
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
@@ -119,7 +120,3 @@ def remedies(question: Question, limits: Limits, *, most: float | None = None) -
     if most is not None and (reached := math.floor(most * 1000) / 1000):
         found.append(f"ask for no more than `confidence={reached:g}`")
     return found
-
-
-def _with(limits: Limits, limit: Limit, value: float | None) -> Limits:
-    return replace(limits, budget_usd=value) if limit == "budget_usd" else replace(limits, deadline_s=value)

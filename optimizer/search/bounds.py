@@ -25,94 +25,9 @@ FEWEST_MACHINES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What a mix has to beat: a score, within the limits. ``rental`` is what renting alone says of it."""
+    """What a mix has to beat: a score, within the limits; and what has to be rented at least for that.
 
-    columns: Columns
-    job: JobModel
-    limits: Limits
-    score: float
-    rental: RentalBound
-
-    @classmethod
-    def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
-        """At a score; infinite where only the limits are to be kept."""
-        rental = RentalBound.of(columns, job, limits, score)
-        return cls(columns=columns, job=job, limits=limits, score=score, rental=rental)
-
-
-def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
-    """Which boxes may hold a cluster that surely keeps the limits, with a lower score; and their bound.
-
-    Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
-    not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
-    taken, where the medians leave a box in. With the upper ends that follow, what doubt adds to the score is bounded
-    as well.
-    """
-    columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
-    bound = np.full(len(boxes), np.inf)
-    more_usd, more_high_usd = bar.rental.more_usd(boxes)
-    rows = np.flatnonzero(limits.ratio(sure_quantile(more_usd, more_high_usd), np.zeros(len(boxes))) <= 1)
-    rows = rows[more_usd[rows] < NEVER_USD]
-
-    boxes, more_usd, more_high_usd = boxes.take(rows), more_usd[rows], more_high_usd[rows]
-    table = least_table(columns, boxes)
-    least = forecast(table, job)
-    cost_usd = least.cost_usd + more_usd
-    bound[rows] = limits.score(least.total_s, cost_usd)
-    sure_usd = sure_quantile(cost_usd, least.cost_usd + more_high_usd)
-    some = np.flatnonzero((bound[rows] < score) & (limits.ratio(sure_usd, least.total_s) <= 1))
-
-    boxes, table, least, rows = boxes.take(some), table.take(some), least.take(some), rows[some]
-    log_sd = np.hypot(_least_step_log_sd(columns, boxes, table, job), least.steps_log_sd)
-    late_s = np.hypot(
-        distance(least.work_s + least.interruption_s, log_sd, 1), distance(table.startup_s, job.startup_log_sd, 1)
-    )
-    hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
-    dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
-    cost_usd, high_usd = cost_usd[some], least.cost_usd + dearer + more_high_usd[some]
-    high_s = least.total_s + late_s
-    sure = limits.ratio(sure_quantile(cost_usd, high_usd), sure_quantile(least.total_s, high_s))
-    possible = np.zeros(len(bound), dtype=np.bool_)
-    bound[rows] = limits.score(least_expected(least.total_s, high_s), least_expected(cost_usd, high_usd))
-    possible[rows] = (sure <= 1) & (bound[rows] < score)
-    return possible, bound
-
-
-def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job: JobModel) -> Array:
-    """The least spread of a step: of device and network in the mixture, inside the box, where they cancel most.
-
-    With the share s of what depends on the device, the spread is at least ``hypot(s c, (1 - s) m)``: convex in s, least
-    at ``m^2 / (c^2 + m^2)``.
-    """
-    rows = boxes.least
-    most_workers = np.minimum((boxes.most * columns.workers[rows.option]).sum(axis=1), columns.messages.shape[1] - 1)
-    # As many times as much as with the fewest workers; two exchange something, or nobody does.
-    latency, traffic, compress = (
-        np.divide(most[rows.exchange, most_workers], least, out=np.ones_like(least), where=least > 0)
-        for most, least in zip(
-            columns.largest,
-            (values[rows.exchange, table.workers.astype(np.intp)] for values in columns.fewest),
-            strict=True,
-        )
-    )
-    worst = replace(
-        table,
-        workers=most_workers.astype(np.float64),
-        latency_s=table.latency_s * latency,
-        traffic_s=table.traffic_s * traffic,
-    )
-    slowest = replace(
-        table, compute_s=most_compute_s(columns, boxes), compress_s=np.maximum(table.compress_s * compress, 1e-12)
-    )
-    low, high = steps_of(worst, job.shape).device_share, steps_of(slowest, job.shape).device_share
-    device, network = table.compute_log_sd, table.network_log_sd
-    steadiest = np.clip(network**2 / np.maximum(device**2 + network**2, 1e-300), low, high)
-    return np.asarray(np.hypot(steadiest * device, (1 - steadiest) * network))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentalBound:
-    """What has to be rented at least for a mix to end in time, which bounds on the counts cannot see.
+    Bounds on the counts cannot see that a mix has to end in time.
 
     A run that ends by T has steps of at most ``tau = (T - startup) / steps``, in which a worker takes no more than
     ``q = (left(tau) - fixed) / per_sample`` samples, where ``left`` is what the exchange leaves of a step. So the
@@ -124,19 +39,22 @@ class RentalBound:
     the cheapest kind cost that much an hour. Arrays are (options, batches, exchanges).
 
     Attributes:
+        score: infinite where only the limits are to be kept.
         samples: that a machine takes of a step at most; 0 where not even one for each of its workers.
         usd_per_sample: its price for the whole run over that, USD, at least.
         late_factor: cost at the upper end of the interval over the expected cost, at least.
-        batch: global batch sizes.
     """
 
+    columns: Columns
+    job: JobModel
+    limits: Limits
+    score: float
     samples: Array
     usd_per_sample: Array
     late_factor: Array
-    batch: Array
 
     @classmethod
-    def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> RentalBound:
+    def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
         """For plans with a score below ``score``; infinite where there are limits that count alone."""
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
@@ -172,10 +90,13 @@ class RentalBound:
         log_sd = np.hypot(cancelling, job.steps.log_sd(batch, gain))
         trained = np.maximum(0.0, 1 - columns.startup_s.max(initial=0.0) / run_s)
         return cls(
+            columns=columns,
+            job=job,
+            limits=limits,
+            score=score,
             samples=np.asarray(samples, np.float64),
             usd_per_sample=usd_per_sample,
             late_factor=1 + trained * np.expm1(Z90 * log_sd),
-            batch=columns.batches.astype(np.float64),
         )
 
     def alone_usd(self) -> tuple[Array, Array]:
@@ -183,7 +104,7 @@ class RentalBound:
 
         Expected, and at the upper end of the interval.
         """
-        alone = self.usd_per_sample * self.batch[None, :, None]
+        alone = self.usd_per_sample * self.columns.batches[None, :, None]
         return alone, alone * self.late_factor
 
     def more_usd(self, boxes: Boxes) -> tuple[Array, Array]:
@@ -191,19 +112,87 @@ class RentalBound:
 
         `NEVER_USD` where a group of the box is too slow to be in any such cluster.
         """
-        rows = boxes.least
-        batch, exchange = rows.batch[:, None], rows.exchange[:, None]
+        batch, exchange = boxes.batch[:, None], boxes.exchange[:, None]
         present = boxes.most > 0
-        samples = self.samples[rows.option, batch, exchange]
-        price = np.where(present, self.usd_per_sample[rows.option, batch, exchange], np.inf)
-        late_price = price * self.late_factor[rows.option, batch, exchange]
-        missing = np.maximum(self.batch[rows.batch] - (rows.count * samples).sum(axis=1), 0.0)
+        samples = self.samples[boxes.option, batch, exchange]
+        price = np.where(present, self.usd_per_sample[boxes.option, batch, exchange], np.inf)
+        late_price = price * self.late_factor[boxes.option, batch, exchange]
+        missing = np.maximum(self.columns.batches[boxes.batch] - (boxes.count * samples).sum(axis=1), 0.0)
         too_slow = (present & (samples <= 0)).any(axis=1)
 
         def of(least: Array) -> Array:
             return np.where(too_slow, NEVER_USD, missing * np.where(np.isfinite(least), least, 0.0))
 
         return of(price.min(axis=1)), of(late_price.min(axis=1))
+
+
+def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
+    """Which boxes may hold a cluster that surely keeps the limits, with a lower score; and their bound.
+
+    Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
+    not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
+    taken, where the medians leave a box in. With the upper ends that follow, what doubt adds to the score is bounded
+    as well.
+    """
+    columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
+    bound = np.full(len(boxes), np.inf)
+    more_usd, more_high_usd = bar.more_usd(boxes)
+    rows = np.flatnonzero(limits.ratio(sure_quantile(more_usd, more_high_usd), np.zeros(len(boxes))) <= 1)
+    rows = rows[more_usd[rows] < NEVER_USD]
+
+    boxes, more_usd, more_high_usd = boxes.take(rows), more_usd[rows], more_high_usd[rows]
+    table = least_table(columns, boxes)
+    least = forecast(table, job)
+    cost_usd = least.cost_usd + more_usd
+    bound[rows] = limits.score(least.total_s, cost_usd)
+    sure_usd = sure_quantile(cost_usd, least.cost_usd + more_high_usd)
+    some = np.flatnonzero((bound[rows] < score) & (limits.ratio(sure_usd, least.total_s) <= 1))
+
+    boxes, table, least, rows = boxes.take(some), table.take(some), least.take(some), rows[some]
+    log_sd = np.hypot(_least_step_log_sd(columns, boxes, table, job), least.steps_log_sd)
+    late_s = np.hypot(
+        distance(least.work_s + least.interruption_s, log_sd, 1), distance(table.startup_s, job.startup_log_sd, 1)
+    )
+    hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
+    dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
+    cost_usd, high_usd = cost_usd[some], least.cost_usd + dearer + more_high_usd[some]
+    high_s = least.total_s + late_s
+    sure = limits.ratio(sure_quantile(cost_usd, high_usd), sure_quantile(least.total_s, high_s))
+    possible = np.zeros(len(bound), dtype=np.bool_)
+    bound[rows] = limits.score(least_expected(least.total_s, high_s), least_expected(cost_usd, high_usd))
+    possible[rows] = (sure <= 1) & (bound[rows] < score)
+    return possible, bound
+
+
+def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job: JobModel) -> Array:
+    """The least spread of a step: of device and network in the mixture, inside the box, where they cancel most.
+
+    With the share s of what depends on the device, the spread is at least ``hypot(s c, (1 - s) m)``: convex in s, least
+    at ``m^2 / (c^2 + m^2)``.
+    """
+    most_workers = np.minimum((boxes.most * columns.workers[boxes.option]).sum(axis=1), columns.late.shape[1] - 1)
+    # As many times as much as with the fewest workers; two exchange something, or nobody does.
+    latency, traffic, compress = (
+        np.divide(most[boxes.exchange, most_workers], least, out=np.ones_like(least), where=least > 0)
+        for most, least in zip(
+            columns.largest,
+            (values[boxes.exchange, table.workers.astype(np.intp)] for values in columns.fewest),
+            strict=True,
+        )
+    )
+    worst = replace(
+        table,
+        workers=most_workers.astype(np.float64),
+        latency_s=table.latency_s * latency,
+        traffic_s=table.traffic_s * traffic,
+    )
+    slowest = replace(
+        table, compute_s=most_compute_s(columns, boxes), compress_s=np.maximum(table.compress_s * compress, 1e-12)
+    )
+    low, high = steps_of(worst, job.shape).device_share, steps_of(slowest, job.shape).device_share
+    device, network = table.compute_log_sd, table.network_log_sd
+    steadiest = np.clip(network**2 / np.maximum(device**2 + network**2, 1e-300), low, high)
+    return np.asarray(np.hypot(steadiest * device, (1 - steadiest) * network))
 
 
 def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> Array:

@@ -71,10 +71,6 @@ class ClusterRows(Table):
         counts = zip(self.option[row].tolist(), self.count[row].tolist(), strict=True)
         return Cluster.of(counts, int(self.batch[row]), int(self.exchange[row]))
 
-    def counting(self, count: Integers) -> Self:
-        """The same clusters with other numbers of machines."""
-        return replace(self, count=count)
-
     def widened(self) -> Self:
         """The same rows with as many groups as a cluster may have."""
         missing = MAX_TYPES - self.option.shape[1]
@@ -121,16 +117,16 @@ class Columns:
         )
         self.workers = np.array([option.worker.workers for option in options], dtype=np.intp)
         self.usd_per_hour = column([option.usd_per_hour for option in options])
-        self.worst_usd_per_hour = column([option.worst_usd_per_hour for option in options])
+        self.worst_usd_per_hour = column([option.offer.worst_usd_per_hour for option in options])
         self.price_log_sd = column([option.offer.price.log_sd for option in options])
         self.log_sd = column([option.worker.log_sd for option in options])
         self.compress_factor = column([option.worker.compress_factor for option in options])
         self.evaluation_s = column([option.evaluation_s for option in options])
         self.startup_s = column([option.startup_s for option in options])
         self.disk_gb = column([option.disk_gb for option in options])
-        self.scarce_chance = column([option.scarce_chance for option in options])
-        self.calm_per_hour = column([option.calm_per_hour for option in options])
-        self.scarce_per_hour = column([option.scarce_per_hour for option in options])
+        self.scarce_chance = column([option.losses.scarce_chance for option in options])
+        self.calm_per_hour = column([option.losses.calm.mean_per_hour for option in options])
+        self.scarce_per_hour = column([option.losses.scarce.mean_per_hour for option in options])
         self.bus_latency_s = column([option.bus.latency_s for option in options])
         self.bus_s_per_byte = column([1 / option.bus.bytes_per_s for option in options])
         self.link_latency_s = np.array([[one.links[name].latency_s for one in networks] for name in names])
@@ -145,10 +141,8 @@ class Columns:
         self.collective = np.array([names.index(exchange.collective) for exchange in exchanges], dtype=np.intp)
         self.gain = column([exchange.gain for exchange in exchanges])
         self.under_backward = column([float(exchange.under_backward) for exchange in exchanges])
-        self.messages, self.traffic_bytes = per_workers("messages"), per_workers("traffic_bytes")
-        self.compress_s = per_workers("compress_s")
         self.stretch, self.stretch_log_sd = per_workers("stretch"), per_workers("stretch_log_sd")
-        self.wire = (self.messages, self.traffic_bytes, self.compress_s)
+        self.wire = tuple(map(per_workers, ("messages", "traffic_bytes", "compress_s")))
         # What the least of so many workers or more would bring: some collectives of few workers cost more than of many.
         self.fewest = tuple(map(least_from, self.wire))
         self.fewest_steps = (least_from(self.stretch), least_from(self.stretch_log_sd))
@@ -248,50 +242,32 @@ def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> Cluste
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boxes:
-    """Boxes of clusters: of each group at least ``least.count`` machines, and at most ``most`` (rows, groups)."""
+class Boxes(ClusterRows):
+    """Boxes of clusters: of each group at least ``count`` machines, and at most ``most`` (rows, groups)."""
 
-    least: ClusterRows
     most: Integers
-
-    def __len__(self) -> int:
-        return len(self.most)
-
-    def take(self, rows: Integers | Mask) -> Boxes:
-        """The boxes at these indices, or where the mask is true."""
-        return Boxes(least=self.least.take(rows), most=self.most[rows])
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Boxes]) -> Boxes:
-        """The boxes of all parts, in order."""
-        return cls(
-            least=ClusterRows.concatenate([part.least for part in parts]),
-            most=np.concatenate([part.most for part in parts]),
-        )
 
 
 def least_table(columns: Columns, boxes: Boxes) -> ClusterTable:
     """Columns that no cluster of each box undercuts. A group has at least one machine in all of its box, or in none."""
-    rows = boxes.least
-    workers = rows.count * columns.workers[rows.option]
-    most_workers = boxes.most * columns.workers[rows.option]
-    batch = columns.batches[rows.batch]
-    compute = earliest_finish(columns.lines.take(rows.option), most_workers, batch)
-    per_sample = np.where(boxes.most > 0, columns.evaluation_s[rows.option], 0.0)
+    workers = boxes.count * columns.workers[boxes.option]
+    most_workers = boxes.most * columns.workers[boxes.option]
+    batch = columns.batches[boxes.batch]
+    compute = earliest_finish(columns.lines.take(boxes.option), most_workers, batch)
+    per_sample = np.where(boxes.most > 0, columns.evaluation_s[boxes.option], 0.0)
     # The parts that workers evaluate add up to one, and each has a sample at least.
     rate = np.divide(most_workers, per_sample, out=np.zeros_like(per_sample), where=per_sample > 0).sum(axis=1)
     evenly = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
     evaluation = np.maximum((per_sample / batch[:, None]).max(axis=1), evenly)
     # Boxes of two machines may hold larger clusters, whose links may be better.
-    return _table(columns, rows, workers.sum(axis=1), columns.fewest, compute, evaluation, most=boxes.most)
+    return _table(columns, boxes, workers.sum(axis=1), columns.fewest, compute, evaluation, most=boxes.most)
 
 
 def most_compute_s(columns: Columns, boxes: Boxes) -> Array:
     """When every cluster of each box has computed; `NEVER_S` where the fewest machines cannot hold the batch."""
-    rows = boxes.least
-    workers = rows.count * columns.workers[rows.option]
-    batch = columns.batches[rows.batch]
-    lines = columns.lines.take(rows.option)
+    workers = boxes.count * columns.workers[boxes.option]
+    batch = columns.batches[boxes.batch]
+    lines = columns.lines.take(boxes.option)
     present = workers > 0
     coarsest = np.where(present, lines.per_sample_s, 0.0).max(axis=1)
     alone = np.where(present, lines.time_s(np.ones_like(lines.fixed_s)), 0.0).max(axis=1)
@@ -429,8 +405,8 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     best, least = np.full(len(rows), -1, dtype=np.intp), np.full(len(rows), np.inf)
     for exchange in np.argsort(~columns.is_plain, kind="stable").tolist():
         latency, s_per_byte = links[columns.collective[exchange]]
-        exchange_s = columns.messages[exchange, workers] * latency
-        exchange_s += columns.traffic_bytes[exchange, workers] * s_per_byte * more_traffic
+        messages, traffic_bytes, compress_s = (values[exchange, workers] for values in columns.wire)
+        exchange_s = messages * latency + traffic_bytes * s_per_byte * more_traffic
         step_s = computed_s + exchange_s * np.exp(Z90 * columns.share_log_sd[exchange])
         if (beside := _beside(columns, rows, exchange) > 0).any():
             hidden = together(
@@ -438,7 +414,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
             )
             step_s[beside] = hidden.time_s
         slow = np.exp(Z90 * columns.compress_log_sd[exchange])
-        step_s += slow * factor * columns.compress_s[exchange, workers]
+        step_s += slow * factor * compress_s
         unsure = np.hypot(more_sd[which, exchange], columns.stretch_log_sd[exchange, workers])
         took = steps[which, exchange] * columns.stretch[exchange, workers] * np.exp(Z90 * unsure)
         time_s = startup_s + took * step_s * columns.late[exchange, workers]

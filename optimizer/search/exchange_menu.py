@@ -2,8 +2,7 @@
 
 The registry is `hetopt.core.comm.composition.METHODS`; bytes and messages are those of `payload_bytes.operations`, what
 a worker does itself is `step_time.own_work`, and what a way costs in steps follows from the gradient energy that it
-keeps (`hetopt.core.training_laws`). A way of which one of the three is unknown is left out, and `Menu.left_out`
-says why.
+keeps (`hetopt.core.training_laws`). A way of which one of the three is unknown is left out.
 
 Averages of parameters are offered whole and rounded (`options.AVERAGED`). An average sends what a sum of gradients
 would, and what its rounding costs in steps is priced as that of gradients, beside what averaging costs.
@@ -16,10 +15,9 @@ what makes one plan better than another (`objective.NEAR`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +40,7 @@ from hetopt.core.errors import BadInput, setting
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.training_laws import MOST_LOST
-from hetopt.optimizer.convergence.compression_penalty import CompressionPenalty
+from hetopt.optimizer.convergence.compression_penalty import Penalty
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.step_time.device_memory import ExchangeLine, counted
@@ -53,9 +51,6 @@ Array = NDArray[np.float64]
 
 LIKE_TOPK = (SELECTOR, "mstopk")
 """They send the largest elements, of which pilots tell what they keep; the second up to how finely it bisects."""
-
-FIRST_LOOK = 64
-"""Figures by which ways to exchange are compared before all of them."""
 
 NEVER_BYTES = 1e21
 """Over one link in one step: more than anyone would wait for; finite, so that arithmetic stays so."""
@@ -107,19 +102,6 @@ class ExchangeOption:
         return self.compression.name == IDENTITY and not self.sync.is_local
 
 
-@dataclass(frozen=True, kw_only=True)
-class Menu:
-    """What a search may choose from, and why it may not choose the rest.
-
-    Attributes:
-        options: plain sums first, where they are among them.
-        left_out: methods by name, with a few words on why.
-    """
-
-    options: tuple[ExchangeOption, ...]
-    left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
 def exchange_menu(
     model: FittedModel,
     *,
@@ -129,7 +111,7 @@ def exchange_menu(
     to_target: bool = True,
     names: Sequence[str] = (),
     ratios: Sequence[float] = (),
-) -> Menu:
+) -> tuple[ExchangeOption, ...]:
     """Whole sums, each way to send less whose price is known, and given ways to average parameters now and then.
 
     Who names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
@@ -165,15 +147,11 @@ def exchange_menu(
             f"{setting('compression', ','.join(names))} cannot be planned: {why}.",
             hint="profile the job again, or leave `compression` out: what it costs must be known",
         )
-    named = {option.compression.name for option in found}
     averages = (local_exchange(model, option, one) for one in local for option in found)
-    return Menu(
-        options=(*drop_beaten(found), *(option for option in averages if option.compression.name in AVERAGED)),
-        left_out=MappingProxyType({name: why for name, why in left_out.items() if name not in named}),
-    )
+    return (*drop_beaten(found), *(option for option in averages if option.compression.name in AVERAGED))
 
 
-def _of_fixed_length(option: ExchangeOption, penalty: CompressionPenalty) -> ExchangeOption:
+def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption:
     """The same where steps are given: those that it would take more, at the upper end, are progress that is lost.
 
     Not more than `MOST_LOST`, as `minimum_gain` has it of what is held back.
@@ -250,12 +228,10 @@ def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]
     """
     figures = np.array([_figures(option) for option in options])
     collectives = np.array([option.collective for option in options])
-    some = figures[:, :: max(1, figures.shape[1] // FIRST_LOOK)]  # rules most out, whatever the number of workers
     kept = []
     for place, option in enumerate(options):
-        rows = np.flatnonzero((some <= some[place]).all(axis=1) & (collectives == option.collective))
-        better = (figures[rows] <= figures[place]).all(axis=1)
-        better &= (figures[rows] < figures[place]).any(axis=1) | (rows < place)
+        better = (figures <= figures[place]).all(axis=1) & (collectives == option.collective)
+        better &= (figures < figures[place]).any(axis=1) | (np.arange(len(options)) < place)
         if not better.any():
             kept.append(option)
     return tuple(kept)

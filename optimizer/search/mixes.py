@@ -8,7 +8,7 @@ exchange that suits it best. Where the number of boxes runs out first, the best 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,10 +79,10 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
             waiting.append(boxes)
             break
         bounded += len(boxes)
-        boxes = boxes.take(columns.allowed(boxes.least.option, boxes.least.count))
+        boxes = boxes.take(columns.allowed(boxes.option, boxes.count))
         open_, _ = could_beat(boxes, bar)
         boxes = _narrowed(columns, boxes.take(open_))
-        small = np.prod(np.where(boxes.most > 0, boxes.most - boxes.least.count + 1, 1), axis=1) <= PRICED_WHOLE
+        small = np.prod(np.where(boxes.most > 0, boxes.most - boxes.count + 1, 1), axis=1) <= PRICED_WHOLE
         if small.any():
             pool.add(_members(boxes.take(small)))
             if pool.safe_score < best:
@@ -92,7 +92,7 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
     left = np.inf
     for boxes in waiting:
         # Some have never been looked at: of these, some have more workers than may be.
-        open_, least = could_beat(boxes.take(columns.allowed(boxes.least.option, boxes.least.count)), bar)
+        open_, least = could_beat(boxes.take(columns.allowed(boxes.option, boxes.count)), bar)
         left = min(left, float(np.min(least[open_], initial=np.inf)))
     bound = min(left, best * (1 - GAP))
     gap = 1 - bound / best if np.isfinite(best) else None
@@ -107,8 +107,8 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     """
     columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
-    usable = (bar.rental.samples > 0) & (most >= 1)[:, None, None]
-    expected_usd, high_usd = bar.rental.alone_usd()
+    usable = (bar.samples > 0) & (most >= 1)[:, None, None]
+    expected_usd, high_usd = bar.alone_usd()
     cheap = usable & (limits.ratio(sure_quantile(expected_usd, high_usd), np.zeros_like(high_usd)) <= 1)
     if limits.time_weight == 0:
         cheap &= expected_usd < bar.score
@@ -126,12 +126,10 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
         if len(columns.space.precisions) > 1:
             option = option[columns.computes_alike(option, np.ones_like(option))]
         boxes = Boxes(
-            least=ClusterRows(
-                option=option,
-                count=np.ones_like(option),
-                batch=np.full(len(option), batch, dtype=np.intp),
-                exchange=np.full(len(option), exchange, dtype=np.intp),
-            ),
+            option=option,
+            count=np.ones_like(option),
+            batch=np.full(len(option), batch, dtype=np.intp),
+            exchange=np.full(len(option), exchange, dtype=np.intp),
             most=most[option],
         )
         chunks += _chunks(boxes)
@@ -160,16 +158,15 @@ def _threes(options: Integers) -> Integers:
 
 def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
     """The boxes without counts that leave no room for the fewest machines of the other groups."""
-    space, least = columns.space, boxes.least
-    most = boxes.most
+    space, most = columns.space, boxes.most
     for size, limit in (
         (np.ones_like(columns.workers), space.max_machines),
         (columns.workers, space.max_workers),
     ):
-        each = size[least.option]
-        others = (least.count * each).sum(axis=1, keepdims=True) - least.count * each
-        most = np.minimum(most, np.maximum((limit - others) // each, least.count))
-    return Boxes(least=least, most=np.where(boxes.most > 0, most, 0))
+        each = size[boxes.option]
+        others = (boxes.count * each).sum(axis=1, keepdims=True) - boxes.count * each
+        most = np.minimum(most, np.maximum((limit - others) // each, boxes.count))
+    return replace(boxes, most=np.where(boxes.most > 0, most, 0))
 
 
 def _chunks(boxes: Boxes) -> list[Boxes]:
@@ -180,21 +177,19 @@ def _halve(boxes: Boxes) -> Boxes:
     """Each box in two, across the group whose counts differ by the largest factor, at their geometric mean."""
     if not len(boxes):
         return boxes
-    low, high = boxes.least.count, boxes.most
+    low, high = boxes.count, boxes.most
     row = np.arange(len(boxes))
     group = np.argmax(np.where(high > low, (high + 1) / np.maximum(low, 1), 0.0), axis=1)
     middle = np.clip(np.floor(np.sqrt(low[row, group] * high[row, group])), low[row, group], high[row, group] - 1)
     lower, upper = high.copy(), low.copy()
     lower[row, group] = middle.astype(np.intp)
     upper[row, group] = middle.astype(np.intp) + 1
-    return Boxes.concatenate(
-        [Boxes(least=boxes.least, most=lower), Boxes(least=boxes.least.counting(upper), most=boxes.most)]
-    )
+    return Boxes.concatenate([replace(boxes, most=lower), replace(boxes, count=upper)])
 
 
 def _members(boxes: Boxes) -> ClusterRows:
     """Every cluster of the boxes."""
-    low, high = boxes.least.count, boxes.most
+    low, high = boxes.count, boxes.most
     widths = high - low + 1
     sizes = widths.prod(axis=1)
     row = np.repeat(np.arange(len(boxes)), sizes)
@@ -203,4 +198,5 @@ def _members(boxes: Boxes) -> ClusterRows:
     for group in range(low.shape[1]):
         count[:, group] = low[row, group] + place % widths[row, group]
         place = place // widths[row, group]
-    return boxes.least.take(row).counting(count)
+    some = boxes.take(row)
+    return ClusterRows(option=some.option, count=count, batch=some.batch, exchange=some.exchange)

@@ -176,25 +176,12 @@ class Keys(NamedTuple):
         return cls(level, main, time if limits.time_weight <= 1 - FASTEST else cost)
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Return the first so many rows from best to worst, without sorting the others."""
-        level, main, _ = self
-        if count >= len(main):
-            return np.lexsort(self[::-1]).astype(np.intp)
-        last = np.partition(level, count - 1)[count - 1]
-        here = np.flatnonzero(level == last)
-        place = count - 1 - int((level < last).sum())
-        worst = np.partition(main[here], place)[place]
-        some = np.flatnonzero((level < last) | ((level == last) & (main <= worst)))
-        return np.asarray(some[np.lexsort([key[some] for key in self[::-1]])][:count], dtype=np.intp)
+        """Return the first so many rows from best to worst."""
+        return np.lexsort(self[::-1]).astype(np.intp)[:count]
 
     def rank(self, row: int) -> tuple[float, ...]:
         """The place of a row in that order."""
         return tuple(float(key[row]) for key in self)
-
-    @property
-    def least_safe(self) -> float:
-        """The least score of a safe row; infinite where there is none."""
-        return float(self.main[self.level == 0].min(initial=np.inf))
 
 
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:

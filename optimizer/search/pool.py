@@ -66,7 +66,7 @@ class Pool:
             place = keys.rank(int(ranked[0]))
             if self.best is None or place < self._best_rank:
                 self.best, self._best_rank = some.cluster(int(ranked[0])), place
-            self.safe_score = min(self.safe_score, keys.least_safe)
+            self.safe_score = min(self.safe_score, float(keys.main[keys.level == 0].min(initial=np.inf)))
             if keep is not None:
                 kept = self._new(some, np.union1d(ranked, pareto_front(*expected_totals(found))))
                 some, found = some.take(kept), found.take(kept)

@@ -48,17 +48,13 @@ class Effort:
 
     Attributes:
         types: instance types in one cluster at most.
-        trials: of other samplers, beside the exact search.
         boxes: of mixes of two types that are bounded at most.
         boxes_of_three: of mixes of three types.
-        study: that has the trials, or the file that keeps it; absent: one in memory.
     """
 
     types: int = MAX_TYPES
-    trials: int = 0
     boxes: int = BOXES
     boxes_of_three: int = BOXES_OF_THREE
-    study: Path | optuna.Study | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +138,17 @@ def search(
 
 
 def search_study(
-    space: SearchSpace, job: JobModel, limits: Limits, found: Found, *, seed: int, effort: Effort
-) -> tuple[Found, optuna.Study]:
-    """Return what exact search found as an Optuna study, and with it the clusters that other trials add.
+    space: SearchSpace,
+    job: JobModel,
+    limits: Limits,
+    found: Found,
+    *,
+    seed: int,
+    types: int,
+    trials: int,
+    kept: Path | optuna.Study | None,
+) -> Found:
+    """Return what exact search found with the clusters that trials of an Optuna study add; its first are that.
 
     Args:
         space: what there is to choose from.
@@ -152,7 +156,9 @@ def search_study(
         limits: budget, deadline and what is wanted.
         found: by exact search; its best are the first trials.
         seed: of the other trials.
-        effort: how many trials there are beside, and what keeps them.
+        types: instance types in one cluster at most.
+        trials: that there are beside.
+        kept: what keeps them, a study or its file; absent: nothing.
 
     Raises:
         BadInput: the file of the study cannot be used.
@@ -160,11 +166,11 @@ def search_study(
     from hetopt.optimizer.search.study import Study
 
     columns = Columns(space)
-    asked = Study(columns, job, limits, types=effort.types, seed=seed)
+    asked = Study(columns, job, limits, types=types, seed=seed)
     chosen = [] if found.chosen is None else [found.chosen]
     best = [*chosen, *found.front.tolist(), *best_rows(found.forecast, limits, FIRST_TRIALS).tolist()]
     first = list(dict.fromkeys(replace(found.cluster(row), exchange=0) for row in best))
-    study = asked.run(first, effort.trials, effort.study)
+    study = asked.run(first, trials, kept)
     study.set_user_attr("proved", proved(found))
     more = [trial for trial in study.trials[len(first) :] if trial.state.is_finished()]
     if more:
@@ -174,7 +180,7 @@ def search_study(
         forecast = Forecast.concatenate([found.forecast, pool.forecast])
         found = replace(found, rows=rows, forecast=forecast, **_choice(forecast, limits))
     done = sum(trial.state.is_finished() for trial in study.trials)
-    return replace(found, trials=done, stopped=found.stopped or asked.stopped), study
+    return replace(found, trials=done, stopped=found.stopped or asked.stopped)
 
 
 def proved(found: Found) -> str:

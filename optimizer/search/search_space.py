@@ -14,7 +14,7 @@ import numpy as np
 from hetopt.core.memory import ALONE, ExchangeMemory, Precision
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
-from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
+from hetopt.optimizer.cost.preemption_rate import NEVER_LOST, PreemptionRatePosterior
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
 from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
@@ -81,24 +81,9 @@ class MachineOption:
         return self.offer.price.usd_per_hour
 
     @property
-    def worst_usd_per_hour(self) -> float:
-        """The most that it may come to cost."""
-        return self.offer.worst_usd_per_hour
-
-    @property
-    def scarce_chance(self) -> float:
-        """Probability that its pool runs dry; machines on demand are not taken back."""
-        return 0.0 if self.belief is None else self.belief.scarce_chance
-
-    @property
-    def calm_per_hour(self) -> float:
-        """Losses of a machine an hour, if its pool is not scarce."""
-        return 0.0 if self.belief is None else self.belief.calm.mean_per_hour
-
-    @property
-    def scarce_per_hour(self) -> float:
-        """The mean of them if it is."""
-        return 0.0 if self.belief is None else self.belief.scarce.mean_per_hour
+    def losses(self) -> PreemptionRatePosterior:
+        """How often its pool loses machines, as believed; machines on demand are not taken back."""
+        return self.belief or NEVER_LOST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +340,7 @@ def _figures(option: MachineOption) -> list[float]:
     time, room = option.worker.time, option.worker.room
     return [
         option.usd_per_hour,
-        option.worst_usd_per_hour,
+        option.offer.worst_usd_per_hour,
         time.fixed_s,
         time.per_sample_s,
         time.floor_s,
@@ -369,9 +354,9 @@ def _figures(option: MachineOption) -> list[float]:
         option.evaluation_s,
         option.startup_s,
         option.disk_gb,
-        option.scarce_chance,
-        option.calm_per_hour,
-        option.scarce_per_hour,
+        option.losses.scarce_chance,
+        option.losses.calm.mean_per_hour,
+        option.losses.scarce.mean_per_hour,
         option.network.log_sd,
         -option.network.relief,
         option.bus.latency_s,

@@ -20,7 +20,6 @@ copies of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
@@ -209,11 +208,6 @@ class ExchangeLine:
         )
         each = three.taken_bytes - two.taken_bytes
         return cls(kept_bytes=two.kept_bytes, fixed_bytes=two.taken_bytes - 2 * each, each_bytes=each)
-
-
-def most_kept(exchanges: Iterable[ExchangeLine]) -> ExchangeMemory:
-    """By any of them, from step to step."""
-    return ExchangeMemory(kept_bytes=int(max((one.kept_bytes for one in exchanges), default=0)))
 
 
 RESIDUAL_VECTORS = {FEEDBACK: 2, CORRECTION: 4}

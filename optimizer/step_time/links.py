@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetopt.core.comm.payload_bytes import Collective
@@ -45,14 +45,6 @@ def is_switched(instance: InstanceType) -> bool:
 
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather")
-
-
-def not_measured(names: Iterable[str]) -> str:
-    """What is taken in the place of the network between machines of these types, in words."""
-    return (
-        f"The network between machines of {' and '.join(names)} was not measured: the sustained rate of the catalogue "
-        f"is taken at {100 * NETWORK_EFFICIENCY:.0f} %"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.training_laws import MOST_LOST
-from hetopt.optimizer.convergence.local_penalty import LocalGate, LocalPenalty, LocalPilot
+from hetopt.optimizer.convergence.compression_penalty import Penalty, distance
+from hetopt.optimizer.convergence.local_penalty import LocalGate, LocalPilot
 from hetopt.optimizer.step_time.local_steps import Communication, communication
 
 Array = NDArray[np.float64]
@@ -41,7 +42,7 @@ class LocalOption:
 
     sync: Synchronization
     told: Communication
-    penalty: LocalPenalty
+    penalty: Penalty
     most_workers: int
     counts_steps: bool
 
@@ -106,13 +107,13 @@ def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
             yield sync
 
 
-def _most_that_lose_little(penalty: LocalPenalty, share: float, most: int) -> int:
+def _most_that_lose_little(penalty: Penalty, share: float, most: int) -> int:
     """Up to ``most`` workers of a run of fixed length, where nothing makes up for what was not learned."""
     return max(
         (
             workers
             for workers in range(most + 1)
-            if workers < 2 or penalty.cautious_inflation(share, workers) <= 1 + MOST_LOST
+            if workers < 2 or 1 + penalty.cautious_coefficient * float(distance(share, workers)) <= 1 + MOST_LOST
         ),
         default=0,
     )

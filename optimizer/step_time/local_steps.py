@@ -6,7 +6,6 @@ steered (SelSync with ``auto``), measured by an earlier run, or assumed from wha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from hetopt.core.run_rules import steps_of_round
@@ -69,8 +68,3 @@ def communication(
     share = max(share, least)
     note = f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name})."
     return Communication(share=share, log_sd=log_sd, note=note)
-
-
-def spread(told: Communication, exchange_log_sd: float) -> float:
-    """Standard deviation of the log of (true / foreseen) time of an exchange that is made as often as this."""
-    return math.hypot(told.log_sd, exchange_log_sd)

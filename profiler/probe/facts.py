@@ -9,15 +9,14 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
+from torch.utils.flop_counter import flop_registry
 
 from hetopt.core.interruption import usable_processors
 from hetopt.core.memory import StepMemory, TrainingMemory
@@ -104,12 +103,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the operators that do work; views only relabel memory."""
+class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts the operators that do work, as views only relabel memory, and floating-point operations of matrix work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self.count = 0
+        self.operators = self.flops = 0
 
     def __torch_dispatch__(
         self,
@@ -118,26 +117,12 @@ class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        if not func.is_view and func.namespace != "profiler":
-            self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-class _Nowhere(ModuleTracker):
-    """Follows no module: torch's hooks on what modules are given refuse `torch.autograd.grad`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def flop_count() -> FlopCounterMode:
-    """Return a counter of the floating-point operations of matrix work, of all modules together."""
-    counter = FlopCounterMode(display=False)
-    counter.mod_tracker = _Nowhere()
-    return counter
+        named = kwargs or {}
+        made = func(*args, **named)
+        self.operators += not func.is_view and func.namespace != "profiler"
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.flops += count(*args, **named, out_val=made)
+        return made
 
 
 @contextmanager
@@ -262,14 +247,15 @@ class StepCount:
 
     def told(self, samples: int) -> TrainingMemory:
         """What a step of so many samples took."""
-        step = StepMemory(samples=samples, computing_bytes=max(1, self._computing), updating_bytes=self._updating)
         return TrainingMemory(
             parameter_bytes=bytes_of(self._parameters),
             buffer_bytes=bytes_of(self._buffers),
             gradient_bytes=self._gradient_bytes,
             optimizer_bytes=bytes_of(states_of(self._optimizers)),
             fresh_bytes=self._fresh,
-            steps=(step,),
+            steps=(
+                StepMemory(samples=samples, computing_bytes=max(1, self._computing), updating_bytes=self._updating),
+            ),
         )
 
 

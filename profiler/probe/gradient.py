@@ -59,11 +59,6 @@ class ResidualGains:
         return tuple(rising[i] for i in range(len(shares)))
 
 
-def square_norm(flat: Tensor) -> float:
-    """Return ``|flat|^2``, summed in double precision."""
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
-
-
 def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
     """Energy ``sum of the k largest squares`` of ``flat`` for every ``k`` in ``kept``, in the order of ``kept``.
 
@@ -76,7 +71,7 @@ def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
         kept: how many elements are kept, each in ``1..n``.
     """
     elements, flat = flat.numel(), flat.detach()
-    whole = square_norm(flat)
+    whole = energy(flat)
     largest = max((count for count in kept if count < elements), default=0)
     if largest == 0:
         return tuple(whole for _ in kept)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,9 +18,10 @@ from hetopt.core.run_spec import Compression, ProbeSchedule
 from hetopt.core.synchronization import parse_sync
 from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains, square_norm
-from hetopt.profiler.records import GainMeasured, PilotSeen
+from hetopt.profiler.probe.gradient import ExchangeTrials, ResidualGains
+from hetopt.profiler.records import Ending, GainMeasured, PilotSeen
 from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.cursor import GlobalBatch, MicroBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.steps.local_batch import BatchReader
@@ -40,8 +40,6 @@ that trying other ways to exchange may."""
 
 EVALUATIONS_IN_LIMIT = 6
 """An epoch that is longer than this part of the time limit is evaluated in between."""
-
-Ending = Literal["target", "time", "epochs", "diverged"]
 
 
 class PilotRun:
@@ -105,9 +103,10 @@ class PilotRun:
         self._shares = largest_remainder(
             [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
         )
-        self._synchroniser = None
-        if sync is not None:
-            self._synchroniser = make_synchroniser(
+        self._synchroniser = (
+            None
+            if sync is None
+            else make_synchroniser(
                 context.spec.model_copy(update={"sync": sync}),
                 self._model,
                 self._optimizer,
@@ -116,6 +115,7 @@ class PilotRun:
                 stopwatch=stopwatch,
                 dataset_size=len(reader.dataset),
             )
+        )
         first = schedule.pilots[0]
         usual = (pilot.global_batch_size, pilot.precision) == (first.global_batch_size, first.precision)
         self._trials = trials if usual and sync is None else None
@@ -169,9 +169,8 @@ class PilotRun:
                 ending = "epochs"
             if ending is None and late:
                 ending = "time"
-        synchronised = None
-        if self._synchroniser is not None:
-            synchronised = int(self._synchroniser.event(step).get("sync", {}).get("synchronised", 0))
+        sync = None if self._synchroniser is None else self._synchroniser.event(step).get("sync", {})
+        synchronised = None if sync is None else int(sync.get("synchronised", 0))
         self._note(step=step, ended=ending, synchronised=synchronised)
 
     def _note(self, **fields: object) -> None:
@@ -205,14 +204,14 @@ class PilotRun:
         for group in groups:
             loss_sum += float(self._step.run([group], total, None).loss_sum)
             # What is there is g_j * b_j / B, and b_j |g_j|^2 is wanted.
-            weighted_square_norms += square_norm(self._step.flat) * total**2 / len(group)
+            weighted_square_norms += energy(self._step.flat) * total**2 / len(group)
             gradient += self._step.flat
         self._step.flat.copy_(gradient)
         measured = self._gains.measure(gradient, crew) if self._gains is not None else ()
         finite = self._apply(loss_sum)
         count, weighted_square_norms = crew.total([float(len(groups)), weighted_square_norms])
         if finite and count >= 2:
-            moments = pooled_noise(int(count), total, weighted_square_norms, square_norm(self._step.flat))
+            moments = pooled_noise(int(count), total, weighted_square_norms, energy(self._step.flat))
             crew.record(NoiseSample(step=step, samples_seen=batch.position, **vars(moments)))
         if finite and measured:
             crew.record(GainMeasured(gains=measured))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
@@ -12,9 +13,8 @@ from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
 from hetopt.profiler.probe.exchange_costs import time_collectives
 from hetopt.profiler.probe.facts import (
-    OperatorCount,
+    WorkCount,
     count_on,
-    flop_count,
     host_facts,
     model_kind,
     without_fused_layers,
@@ -58,10 +58,8 @@ def run_probe(context: WorkerContext) -> None:
     data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
     replica = Replica.build(task, context.spec, context.device)
     crew = ProbeGroup(context=context, started_s=context.clock())
-    try:
+    with suppress(ProbeStopped):
         _measure(crew, schedule, task, data, replica)
-    except ProbeStopped:
-        return
 
 
 def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
@@ -70,11 +68,11 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
     crew.gather([])
     crew.context.events.write(STARTED)
+    part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
     if context.is_leader:
         crew.record(host_facts(context.device))
-        part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
         crew.record(job_facts(task, context.spec.task, replica, reader, part))
-    refused = _refused(crew, schedule, reader, replica)
+    refused = _refused(crew, schedule, reader, replica, part)
     measured = [
         () if sweep.precision in refused else run_sweep(crew, replica, reader, index, sweep, schedule=schedule)
         for index, sweep in enumerate(schedule.sweeps)
@@ -101,16 +99,14 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     pilot_reader = BatchReader(
         dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None
     )
-    trials = None
-    if schedule.exchanges:
-        trials = ExchangeTrials(schedule.exchanges, replica.shapes, context.device, schedule.seed)
+    exchanges = schedule.exchanges
+    trials = ExchangeTrials(exchanges, replica.shapes, context.device, schedule.seed) if exchanges else None
     for index, pilot in enumerate(schedule.pilots):
         if pilot.precision in refused:
             continue
-        left_s = budget_s - crew.elapsed_s()
-        time_limit_s = max(0.0, min(pilot.time_limit_s, left_s))
+        time_limit_s = max(0.0, min(pilot.time_limit_s, budget_s - crew.elapsed_s()))
         evaluated = evaluation_s / context.world_size <= COSTLY_EVALUATION * time_limit_s
-        if index == 0 or (evaluated and left_s > 0):
+        if index == 0 or (evaluated and time_limit_s > 0):
             with matrices_in(pilot.precision):
                 run = PilotRun(crew, task, pilot_reader, data.evaluation, schedule, index, trials)
                 run.run(time_limit_s, evaluated=evaluated)
@@ -129,10 +125,10 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         reader: reads the training data.
         part: the samples to count on.
     """
-    operators, flops = OperatorCount(), flop_count()
-    with operators:
+    whole, apart = WorkCount(), WorkCount()
+    with whole:
         replica.step(reader.read(part))
-    with without_fused_layers(), flops:
+    with without_fused_layers(), apart:
         replica.step(reader.read(part))
     return Job(
         task=reference,
@@ -146,20 +142,21 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         target_value=task.target.value,
         target_higher_is_better=task.target.higher_is_better,
         usual_epochs=task.usual_epochs,
-        operators_per_step=operators.count,
-        flops_per_sample=flops.get_total_flops() / len(part) or None,
+        operators_per_step=whole.operators,
+        flops_per_sample=apart.flops / len(part) or None,
         model_kind=model_kind(replica.loss.model.modules()),
         parameter_shapes=replica.shapes,
     )
 
 
-def _refused(crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica) -> frozenset[Precision]:
+def _refused(
+    crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica, part: MicroBatch
+) -> frozenset[Precision]:
     """What the task cannot be computed in, by a gradient of few samples; the same on every rank.
 
     Raises:
         BadInput: the run's own precision is among them.
     """
-    part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(reader.dataset))))
     refused: set[Precision] = set()
     for precision in dict.fromkeys(sweep.precision for sweep in schedule.sweeps):
         if precision == "fp32":

@@ -25,7 +25,7 @@ from hetopt.core.run_spec import ProbeSchedule, RunSpec, Sweep
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.exchange_costs import time_compressors
 from hetopt.profiler.probe.facts import StepCount, device_memory_bytes, peak_memory_bytes, reset_peak_memory
-from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, Reason, SweepEnded, SweepPoint, Taken
+from hetopt.profiler.records import PHASES, DeviceFacts, MemoryCounted, SweepEnded, SweepPoint, Taken
 from hetopt.trainer.data.cursor import MicroBatch
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.failure import is_out_of_memory
@@ -187,23 +187,24 @@ def run_sweep(
         stepper = _Stepper(computing, reader, context.rank) if context.rank < sweep.concurrent_workers else None
         # Tensors are the same in every division of the host.
         counts = schedule is not None and sweep.precision not in [one.precision for one in schedule.sweeps[:index]]
-        limit_bytes = math.inf
-        if schedule is not None:
-            limit_bytes = record_facts(crew, index, sweep, group, stepper is not None, schedule.memory_fraction)
+        limit_bytes = (
+            math.inf
+            if schedule is None
+            else record_facts(crew, index, sweep, group, stepper is not None, schedule.memory_fraction)
+        )
         for position, size in enumerate(sweep.local_batch_sizes):
             left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
             if schedule is None and left_s <= 0:
                 break
-            reason: Reason | None = why_not(points, size, left_s, limit_bytes)
-            if reason is None:
-                allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
-                own = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
-                rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
-                workers = tuple(Taken.of(row) for row in rows)
-                reason = None if all(worker.samples_s for worker in workers) else "memory-exhausted"
-            if reason is not None:
+            if is_too_large(points, size, left_s, limit_bytes):
+                break
+            allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
+            own = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
+            rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
+            workers = tuple(Taken.of(row) for row in rows)
+            if not all(worker.samples_s for worker in workers):
                 if schedule is not None:
-                    crew.record(SweepEnded(sweep=index, local_batch_size=size, reason=reason))
+                    crew.record(SweepEnded(sweep=index, local_batch_size=size))
                 break
             if schedule is None:  # the memory of a process that has trained since says nothing about the batch size
                 workers = tuple(worker.model_copy(update={"peak_memory_bytes": None}) for worker in workers)
@@ -263,21 +264,20 @@ def yardstick_s(device: torch.device) -> float | None:
     return measure_yardstick_s() if device.type == "cpu" else None
 
 
-def why_not(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> Reason | None:
-    """Why the next batch size is left out, if it is."""
+def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> bool:
+    """Whether the next batch size is left out: it is predicted to take more memory or time than there is."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
         line = fit_memory([measured for measured, _ in peaks], [peak for _, peak in peaks])
         if line.peak_bytes(size) > limit_bytes:
-            return "memory-predicted"
-    if len(points) >= FEWEST_SIZES:
-        last = max(points, key=lambda point: point.local_batch_size)
-        # In proportion to the samples: never too short, since a step has a fixed part as well.
-        larger = max(1.0, size / last.local_batch_size)
-        step_s = max(statistics.median(worker.samples_s) for worker in last.workers) * larger
-        if left_s < (1 + FEWEST_TIMED) * step_s:
-            return "time"
-    return None
+            return True
+    if len(points) < FEWEST_SIZES:
+        return False
+    last = max(points, key=lambda point: point.local_batch_size)
+    # In proportion to the samples: never too short, since a step has a fixed part as well.
+    larger = max(1.0, size / last.local_batch_size)
+    step_s = max(statistics.median(worker.samples_s) for worker in last.workers) * larger
+    return left_s < (1 + FEWEST_TIMED) * step_s
 
 
 def record_facts(

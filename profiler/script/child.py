@@ -36,7 +36,7 @@ from hetopt.profiler.probe.facts import (
 from hetopt.profiler.probe.sweep import record_facts
 from hetopt.profiler.records import FINISHED, STARTED, SweepEnded, Taken
 from hetopt.profiler.script.course import USUAL, ScriptCourse
-from hetopt.profiler.script.observer import Course, Finished, Observer, be_alone, listen, normalises
+from hetopt.profiler.script.observer import Course, Finished, Observer, be_alone, flat_gradient, listen, normalises
 from hetopt.profiler.script.order import MEETING_FILE, ORDER_FILE, ScriptOrder
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import FailureReport, Lines, is_out_of_memory, reason_of
@@ -88,7 +88,7 @@ class ScriptProbe:
         except (RuntimeError, MemoryError) as error:
             if not (is_out_of_memory(error) and self._measured.trying and self._measured.points):
                 raise self._failed(error) from error
-            ended = SweepEnded(sweep=order.sweep, local_batch_size=self._measured.trying, reason="memory-exhausted")
+            ended = SweepEnded(sweep=order.sweep, local_batch_size=self._measured.trying)
             self._measured.crew.record(ended)
         except Exception as error:
             raise self._failed(error) from error
@@ -119,7 +119,13 @@ class ScriptProbe:
         if len(self._measured.points) >= (2 if self._measured.changes_size else 1):
             return
         if not self._observer.parameters:
-            raise self._observer.no_step()
+            at = self._observer.backward_at
+            raise BadInput(
+                f"{f'{at}: backward is called here' if at else 'No backward is called'}, and no optimizer of torch "
+                "steps: nothing is trained that could be measured.",
+                hint="give it the arguments with which it trains, after --; parameters that are changed by hand need "
+                "an optimizer, such as torch.optim.SGD",
+            )
         steps = sum(len(point.workers[0].samples_s) for point in self._measured.points)
         raise BadInput(
             f"{how} after {steps} measured steps (the first in {self._observer.step_at}), before enough of it was "
@@ -166,7 +172,7 @@ class ScriptProbe:
         if order.watch == "steps":
             if not self._measured.points:
                 return  # too few steps to time, or none in this process
-            self._measured.gradient = self._observer.gradient()
+            self._measured.gradient = flat_gradient(self._observer.parameters, torch.float32)
         if dist.is_initialized():
             dist.destroy_process_group()  # the script's own
         if order.concurrent_workers > 1:

@@ -16,17 +16,17 @@ from hetopt.core.run_spec import ProbeSchedule
 from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import (
-    OperatorCount,
-    flop_count,
+    WorkCount,
     reset_peak_memory,
     without_fused_layers,
 )
-from hetopt.profiler.probe.gradient import ResidualGains, square_norm
-from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, steps_within, taken, why_not, yardstick_s
-from hetopt.profiler.records import GainMeasured, MemoryCounted, SweepEnded, SweepPoint
+from hetopt.profiler.probe.gradient import ResidualGains
+from hetopt.profiler.probe.sweep import FEWEST_TIMED, TimedStep, is_too_large, steps_within, taken, yardstick_s
+from hetopt.profiler.records import GainMeasured, MemoryCounted, SweepPoint
 from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.ddp.comm_hook import is_sharded
 
 LIKE = 0.2
@@ -104,14 +104,14 @@ class ScriptCourse:
 
     def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
         """Operators of a step; the samples of the two steps that it takes."""
-        operators, flops = OperatorCount(), flop_count()
-        first = yield Wish(inside=(operators,))
-        self.operators = operators.count
-        # The counter takes operators apart that tensors of a sharded model do not have apart.
-        counters = () if is_sharded(self.observer.parameters) else (without_fused_layers(), flops)
+        whole, apart = WorkCount(), WorkCount()
+        first = yield Wish(inside=(whole,))
+        self.operators = whole.operators
+        # Of a sharded model it would see the operators of the whole and those of this worker's part.
+        counters = () if is_sharded(self.observer.parameters) else (without_fused_layers(), apart)
         step = yield Wish(inside=counters)
         if step.samples:
-            self.flops_per_sample = flops.get_total_flops() / step.samples or None
+            self.flops_per_sample = apart.flops / step.samples or None
         return first.samples, step.samples
 
     @property
@@ -131,8 +131,7 @@ class ScriptCourse:
         """Time steps of some sizes; whether the time was enough."""
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
-            if (reason := why_not(self.points, size, left_s, math.inf)) is not None:
-                self.crew.record(SweepEnded(sweep=self.order.sweep, local_batch_size=size, reason=reason))
+            if is_too_large(self.points, size, left_s, math.inf):
                 return False
             self.trying = size
             timed = yield from self._time(size, max(0.0, left_s) / (len(sizes) - position))
@@ -167,8 +166,8 @@ class ScriptCourse:
         return True
 
     def _keep(self, size: int, steps: Sequence[TimedStep], before_s: float | None) -> None:
-        worker = taken(steps, self.observer.device, before_s)
-        self.points.append(SweepPoint(sweep=self.order.sweep, local_batch_size=size, workers=(worker,)))
+        workers = (taken(steps, self.observer.device, before_s),)
+        self.points.append(SweepPoint(sweep=self.order.sweep, local_batch_size=size, workers=workers))
 
     def _count_memory(self, size: int) -> Course:
         """Over two steps: what the script still holds of the first one is there in the second."""
@@ -224,7 +223,7 @@ class ScriptCourse:
         for _ in range(count + LATE_STEPS):
             step = yield Wish(factor=factor, wants_gradient=True)
             if step.gradient is not None and self._is_of(step, size):
-                squares.append(square_norm(step.gradient))
+                squares.append(energy(step.gradient))
             if len(squares) == count:
                 break
         return statistics.fmean(squares) if squares and all(map(math.isfinite, squares)) else None

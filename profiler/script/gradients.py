@@ -211,19 +211,15 @@ def _draw_nothing() -> None:
         setattr(nn.functional, name, lambda given, *_, **__: given)
     attend = nn.functional.scaled_dot_product_attention
 
-    def attend_to_all(*given: Any, **named: Any) -> Tensor:
-        if len(given) > 4:  # after query, key, value and mask comes the chance to drop
-            given = (*given[:4], 0.0, *given[5:])
-        else:
-            named["dropout_p"] = 0.0
-        return attend(*given, **named)
-
-    nn.functional.scaled_dot_product_attention = attend_to_all
+    order = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    nn.functional.scaled_dot_product_attention = lambda *given, **named: attend(
+        **{**dict(zip(order, given, strict=False)), **named, "dropout_p": 0.0}
+    )
     nn.RNNBase.dropout = property(lambda _: 0.0, lambda *_: None)  # type: ignore[assignment]  # as said at the top
     # A coin shows its expectation: who divides by its chance keeps what was given.
     Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
     RandomSampler.__iter__ = lambda sampler: iter(range(sampler.num_samples))  # type: ignore[method-assign]  # as said at the top
-    DistributedSampler.__iter__ = _of_rank_in_order  # type: ignore[method-assign]
+    DistributedSampler.shuffle = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
 
 
 def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
@@ -257,14 +253,6 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     DataLoader.__iter__ = begin  # type: ignore[method-assign]  # as said at the top
     for name in _NOISE:
         setattr(torch, name, of_one_number(getattr(torch, name)))
-
-
-def _of_rank_in_order(sampler: Any) -> Any:
-    sampler.shuffle = False
-    return _of_rank(sampler)
-
-
-_of_rank: Any = DistributedSampler.__iter__
 
 
 class _AsOne:

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
-from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Reading
 from hetopt.profiler.probe.facts import StepCount
 from hetopt.profiler.probe.sweep import TimedStep, timed_step
@@ -105,20 +105,15 @@ def normalises(module: nn.Module) -> bool:
     return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-def whole(gradient: Tensor) -> Tensor:
-    """Return a gradient as one plain tensor, whether it is sparse or sharded; of the latter, all its workers ask."""
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.to_dense()
-
-
 def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the gradients of parameters as one vector, of sharded ones put together; zeros where one has none."""
+    """Return the gradients of parameters as one vector; zeros where one has none.
+
+    Sparse ones are made dense; sharded ones are put together, for which all their workers ask.
+    """
     with torch.no_grad():
-        return torch.cat(
-            [
-                whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).to(dtype).reshape(-1)
-                for parameter in parameters
-            ]
-        )
+        own = (torch.zeros_like(one) if one.grad is None else one.grad for one in parameters)
+        plain = (one.full_tensor() if isinstance(one, DTensor) else one.to_dense() for one in own)
+        return torch.cat([one.to(dtype).reshape(-1) for one in plain])
 
 
 def alive(kind: type[T]) -> list[T]:
@@ -140,7 +135,7 @@ class Observer:
         loader: of the training data; None: nothing tells.
         batch_size: samples of a step as the script has it; 0: nothing tells.
         reading: of the loader's processes; None: it has none.
-        step_at: where the script's first step of an optimizer was.
+        backward_at, step_at: where the script's first backward pass and first step of an optimizer were.
         hook: by which it hears modules being called; None: by none.
     """
 
@@ -155,7 +150,7 @@ class Observer:
         self._stopwatch: Stopwatch = Stopwatch(torch.device("cpu"))
         self._course = course
         self._lines = lines
-        self._backward_at = self.step_at = ""
+        self.backward_at = self.step_at = ""
         self._wish = Wish()
         self._rates: list[tuple[dict[str, Any], Any]] = []
         self._training: WeakSet[DataLoader[Any]] = WeakSet()
@@ -191,10 +186,6 @@ class Observer:
             optimizers=self.optimizers,
             gradient_bytes=self.gradient_bytes,
         )
-
-    def gradient(self) -> Tensor:
-        """Of all parameters, flat; zeros where a step did not use one."""
-        return flat_gradient(self.parameters, torch.float32)
 
     def _meet(self, optimizer: Optimizer) -> None:
         """Learn what an optimizer trains when it steps for the first time."""
@@ -278,7 +269,7 @@ class Observer:
     def begins_backward(self) -> None:
         self._train_on_newest()
         if not self.optimizers:
-            self._backward_at = self._backward_at or self._lines.now() or ""
+            self.backward_at = self.backward_at or self._lines.now() or ""
         if self.loader is None:
             self._seen.samples += self._rows
             self._rows = 0
@@ -289,20 +280,11 @@ class Observer:
         self._closes(BACKWARD)
         self._opens(FORWARD)  # another may follow without another batch
         if self._wish.wants_gradient:
-            self._seen.gradient = self.gradient()  # before the script clips it
+            self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
 
     def schedules(self) -> bool:
         """Whether the learning rate may change now."""
         return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
-
-    def no_step(self) -> BadInput:
-        """What a script that comes to no step of an optimizer is told."""
-        where = f"{self._backward_at}: backward is called here" if self._backward_at else "No backward is called"
-        return BadInput(
-            f"{where}, and no optimizer of torch steps: nothing is trained that could be measured.",
-            hint="give it the arguments with which it trains, after --; parameters that are changed by hand need an "
-            "optimizer, such as torch.optim.SGD",
-        )
 
     def begins_step(self, optimizer: Optimizer) -> None:
         self.step_at = self.step_at or self._lines.now() or ""
@@ -417,8 +399,8 @@ class Rebatched:
 
 def samples_of(loader: DataLoader[Any]) -> int | None:
     """Samples of one pass over a loader's data; None: a stream does not say."""
-    has_length = isinstance(loader.dataset, Sized) and not isinstance(loader.dataset, IterableDataset)
-    return len(loader.dataset) if has_length else None  # type: ignore[arg-type]  # torch's gap: not every one has
+    data: object = loader.dataset
+    return len(data) if isinstance(data, Sized) and not isinstance(data, IterableDataset) else None
 
 
 def samples_given(loader: DataLoader[Any], batch: Any) -> int:
@@ -459,9 +441,13 @@ def listen(observer: Observer) -> None:
 def be_alone() -> None:
     """A script that makes a process group, or starts a process for each GPU, is its only worker from here on."""
     keep_modules()
-    _replace(dist, "init_process_group", _alone)
+    _replace(
+        dist,
+        "init_process_group",
+        lambda init: lambda backend=None, *_, **__: init(backend, store=HashStore(), rank=0, world_size=1),
+    )  # and nothing listens
     for name in ("spawn", "start_processes"):
-        _replace(torch.multiprocessing, name, lambda start: _here)
+        _replace(torch.multiprocessing, name, lambda _: lambda fn, args=(), *_, **__: fn(0, *args))
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -498,14 +484,3 @@ def _step_of_schedule(step: Callable[..., None], heard: Observer) -> Callable[..
                 raise
 
     return stepped
-
-
-def _alone(init: Callable[..., None]) -> Callable[..., None]:
-    def begun(backend: str | None = None, *arguments: Any, **options: Any) -> None:
-        init(backend, store=HashStore(), rank=0, world_size=1)  # and nothing listens
-
-    return begun
-
-
-def _here(fn: Callable[..., None], args: tuple[Any, ...] = (), *_: Any, **__: Any) -> None:
-    fn(0, *args)

@@ -86,7 +86,7 @@ def first() -> Plan:
 def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
     launch = launched(first)
     truth_s = SLOWER * first.chosen.prediction.step_time_s.value
-    learned = learn(first.profile, launch, history_of(log_of(launch, truth_s))).profile
+    learned, _ = learn(first.profile, launch, history_of(log_of(launch, truth_s)))
     kind = first.chosen.groups[0].instance_type
     again = plan_from(learned, (kind,))
     before = plan_from(first.profile, (kind,))
@@ -111,15 +111,15 @@ def test_machines_of_ones_own_teach_their_steps(first: Plan) -> None:
     )
     launch = launched(plan).model_copy(update={"on": "ssh"})
     truth_s = SLOWER * first.chosen.prediction.step_time_s.value
-    learned = learn(first.profile, launch, history_of(log_of(launch, truth_s)))
-    assert {node.type for sample in learned.profile.samples for node in sample.nodes} == {"desk"}
+    learned, _ = learn(first.profile, launch, history_of(log_of(launch, truth_s)))
+    assert {node.type for sample in learned.samples for node in sample.nodes} == {"desk"}
 
 
 def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
     launch = launched(first)
-    learned = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
-    pilot = learned.profile.pilots[-1]
-    assert len(learned.profile.pilots) == len(first.profile.pilots) + 1
+    learned, _ = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
+    pilot = learned.pilots[-1]
+    assert len(learned.pilots) == len(first.profile.pilots) + 1
     assert (pilot.global_batch_size, pilot.steps_to_target) == (256, 800)
 
 
@@ -129,18 +129,18 @@ def test_provisioning_is_learned_of_rented_machines_alone(first: Plan) -> None:
     foretold_s = first.chosen.prediction.startup_s
     history = history_of(log_of(launch, 0.01))
     history.run.startup_s = 2 * foretold_s
-    learned = learn(first.profile, launch, history).profile
+    learned, _ = learn(first.profile, launch, history)
     assert [one.took_s for one in learned.provisioned] == [pytest.approx(2 * foretold_s, abs=0.1)]
     kind = first.chosen.groups[0].instance_type
     assert 1.2 < plan_from(learned, (kind,)).chosen.prediction.startup_s / foretold_s < 1.9
     here = launch.model_copy(update={"on": "local"})
-    assert learn(first.profile, here, history).profile.provisioned == ()
+    assert learn(first.profile, here, history)[0].provisioned == ()
 
 
 def test_the_same_run_teaches_once(first: Plan) -> None:
     launch = launched(first)
     events = log_of(launch, 0.01)
-    once = learn(first.profile, launch, history_of(events)).profile
+    once, _ = learn(first.profile, launch, history_of(events))
     with pytest.raises(BadInput, match="measured nothing that the profile lacks"):
         learn(once, launch, history_of(events))
 
@@ -154,8 +154,8 @@ def test_a_profile_of_another_job_is_refused(first: Plan) -> None:
 def test_paced_workers_teach_no_step_times(first: Plan) -> None:
     workers = tuple(worker.model_copy(update={"slowdown": 2.0}) for worker in first.run.workers)
     launch = launched(first).model_copy(update={"spec": first.run.model_copy(update={"workers": workers})})
-    learned = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
-    assert learned.profile.samples == first.profile.samples
+    learned, _ = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
+    assert learned.samples == first.profile.samples
 
 
 def test_a_run_whose_workers_averaged_is_a_pilot_of_that_and_none_of_dense_training(first: Plan) -> None:
@@ -168,7 +168,7 @@ def test_a_run_whose_workers_averaged_is_a_pilot_of_that_and_none_of_dense_train
         )
         told = {"sync": {"policy": sync.name, "synchronised": synchronised, "local": 20 - synchronised}}
         events = [event | (told if event["event"] == "step" else {}) for event in log_of(launch, 0.01)]
-        learned = learn(plan.profile, launch, history_of(events)).profile
+        learned, _ = learn(plan.profile, launch, history_of(events))
         if not synchronised:
             assert learned.pilots == plan.profile.pilots
             continue

@@ -46,7 +46,6 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--gpus", "A10G", "--arch", "arm64"], "fulfils --gpus A10G and --arch arm64"),
         (["--types", "g5.*", "--exclude", "g5.*"], "Nothing that can be rented"),
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
-        (["--zone", "euw1-az1"], "--zone euw1-az1 and --region us-east-1 exclude each other"),
         (["--max-hourly", "0.0001"], "fulfils --max-hourly 0.0001"),
         (
             ["--objective", "fastest", "--weights", "time=1,cost=1"],

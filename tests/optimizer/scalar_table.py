@@ -140,7 +140,7 @@ def _row(space: SearchSpace, cluster: Cluster, shares: Shares) -> tuple[float, .
         max(option.worker.log_sd for option, _ in groups),
         max(option.network.log_sd for option, _ in groups),
         sum(option.usd_per_hour * count for option, count in groups),
-        sum(option.worst_usd_per_hour * count for option, count in groups),
+        sum(option.offer.worst_usd_per_hour * count for option, count in groups),
         max(option.offer.price.log_sd for option, _ in groups),
         calm,
         calm + (scarce / scarce_chance if scarce_chance > 0 else 0.0),

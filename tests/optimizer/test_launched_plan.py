@@ -41,7 +41,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation import recommend as recommending
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, SearchProblem, recommend, search_problem
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows, uniform_rows
-from hetopt.optimizer.search.exchange_menu import ExchangeOption, Menu, exchange_menu, exchange_of
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, exchange_of
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, forecast
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import SearchSpace
@@ -89,7 +89,7 @@ def profile() -> Profile:
 def options() -> tuple[ExchangeOption, ...]:
     """Everything that the menu may hold: what it holds, and all whole ways that others beat here."""
     model = fit(profile())
-    held = exchange_menu(model, minimum_gain=0.05, max_workers=MOST).options
+    held = exchange_menu(model, minimum_gain=0.05, max_workers=MOST)
     local = replace(exchange_of(model, Compression(), MOST), sync=Synchronization(name="local-sgd", every_steps=8))
     return (*held, *(exchange_of(model, way, MOST) for way in whole_ways()), local)
 
@@ -100,7 +100,7 @@ def planned(way: str = "", precision: Precision = "fp32") -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         if way:
             option = next(one for one in options() if name(one) == way)
-            patch.setattr(recommending, "_menu", lambda *_, **__: Menu(options=(option,)))
+            patch.setattr(recommending, "_menu", lambda *_, **__: (option,))
         return recommending.recommend(
             PlanRequest(profile(), known(), GOAL, replace(FEW, precision=precision)), seed=0, now=NOW
         )

@@ -111,8 +111,6 @@ def test_hours_count_where_the_run_does_not_end_in_them() -> None:
     assert waits.closed_s == pytest.approx(3 * 3600), "it begins with them"
     assert waits.total_s.high == pytest.approx(free.total_s.high + 3 * 3600)
     assert waits.cost_usd.value == pytest.approx(free.cost_usd.value), "nothing is drawn before"
-    plan = own(box("box", hours=later))
-    assert plan.reasons[0] == "3 h of it are added by the hours of box."
 
 
 def test_a_box_with_unlike_gpus_has_a_worker_for_each() -> None:

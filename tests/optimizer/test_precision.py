@@ -20,7 +20,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, SearchProblem, recommend, search_problem
-from hetopt.optimizer.search.search import search
+from hetopt.optimizer.search.search import Effort, search
 
 from .conftest import NOW
 from .profiles import make_device, make_profile
@@ -114,7 +114,7 @@ def test_free_choice_is_the_best_of_the_pinned_ones(bf16: float, fp16: float, we
 
     def score(asked: Options) -> tuple[float, Precision, bool]:
         found = problem(profile, goal, asked)
-        seen = search(found.space, found.job, asked.limits(goal), effort=asked.effort)
+        seen = search(found.space, found.job, asked.limits(goal), effort=Effort(types=asked.mixed_types))
         assert seen.chosen is not None
         time_s, cost_usd = seen.forecast.total_s[seen.chosen], seen.forecast.cost_usd[seen.chosen]
         chosen = seen.cluster(seen.chosen).machines

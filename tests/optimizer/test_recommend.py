@@ -24,15 +24,8 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.run_rules import why_not_local
 from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
-from hetopt.optimizer.convergence.local_penalty import (
-    COEFFICIENT_SD,
-    MOST_TIMES_WORKERS,
-    LocalGate,
-    LocalPenalty,
-    LocalPilot,
-    distance,
-    fit_local_penalty,
-)
+from hetopt.optimizer.convergence.compression_penalty import Penalty, distance
+from hetopt.optimizer.convergence.local_penalty import MOST_TIMES_WORKERS, PRIOR, LocalGate, LocalPilot
 from hetopt.optimizer.exploring import check_probed, unprobed_types
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
@@ -236,7 +229,7 @@ def local_pilot(
 
 @given(shares, shares, counts, counts, st.floats(0, 3))
 def test_rarer_averages_of_more_workers_never_cost_less(one: float, other: float, n: int, m: int, c: float) -> None:
-    penalty, (rare, often), (few, many) = LocalPenalty(coefficient=c), sorted((one, other)), sorted((n, m))
+    penalty, (rare, often), (few, many) = Penalty(coefficient=c), sorted((one, other)), sorted((n, m))
     assert float(penalty.inflation(often, few)) >= 1
     assert penalty.inflation(often, few) <= penalty.inflation(rare, many) * (1 + 1e-12)
     assert penalty.log_sd(often, few) <= penalty.log_sd(rare, many) + 1e-12
@@ -249,11 +242,11 @@ def test_pilots_teach_what_it_costs() -> None:
         local_pilot(share=share, workers=workers, reached=DENSE_STEPS * (1 + 0.1 * float(distance(share, workers))))
         for share, workers in ((0.05, 2), (0.02, 4), (0.1, 8))
     ]
-    penalty = fit_local_penalty(planted)
+    penalty = LocalGate(pilots=tuple(planted)).penalty(SIXTEENTH)
     assert penalty.coefficient == pytest.approx(0.1, abs=0.03)
-    assert penalty.coefficient_sd < COEFFICIENT_SD / 3
+    assert penalty.coefficient_sd < PRIOR.coefficient_sd / 3
     assert penalty.pilots == 3
-    assert fit_local_penalty([local_pilot(reached=None)]) == LocalPenalty()
+    assert LocalGate(pilots=(local_pilot(reached=None),)).penalty(SIXTEENTH) == PRIOR
 
 
 def test_nothing_is_planned_that_no_pilot_speaks_for() -> None:
@@ -359,7 +352,7 @@ def test_averages_are_priced_as_sums_sent_alike_and_as_rarely(to_target: bool) -
     [local, *_] = measured_options(model.convergence.local, to_target=to_target, dataset_size=1000, batch=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetopt.optimizer.search.exchange_menu.drop_beaten", tuple)
-        offered = exchange_menu(model, minimum_gain=0.05, max_workers=8, local=[local], to_target=to_target).options
+        offered = exchange_menu(model, minimum_gain=0.05, max_workers=8, local=[local], to_target=to_target)
     averages = [option for option in offered if option.sync.is_local]
     assert [option.compression.name for option in averages] == list(AVERAGED)
     for average in averages:

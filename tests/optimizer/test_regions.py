@@ -14,7 +14,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.recommendation.regions import Compared, compare_regions
+from hetopt.optimizer.recommendation.regions import plan_in_regions
 from hetopt.optimizer.search.objective import Limits
 from tests.face.conftest import RECORDED
 
@@ -25,20 +25,17 @@ NOW = datetime(2026, 11, 26, tzinfo=UTC)
 GOAL = Goal(ends="epochs", amount=200, budget_usd=20)
 
 
-def compared(options: Options, goal: Goal = GOAL) -> Compared:
-    return compare_regions([PlanRequest(PROFILE, catalog, goal, options) for catalog in CATALOGS])
+def find(request: PlanRequest) -> Plan:
+    return recommend(request, seed=0, now=NOW)
 
 
 @pytest.mark.parametrize("gpus", [(), ("A10G",)])
 def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
     options = Options(trials=0, mixed_types=1, max_workers=16, gpus=gpus)
 
-    def find(request: PlanRequest) -> Plan:
-        return recommend(request, seed=0, now=NOW)
-
     regions = ("us-east-1", "eu-west-1", "ap-southeast-3")
     requests = [PlanRequest(PROFILE, load_catalog(name), GOAL, options) for name in regions]
-    anywhere = compare_regions(requests).planned(find)
+    anywhere = plan_in_regions(requests, find)
     ways = {name: way.candidate for way in anywhere.choices for name in way.names if way.candidate is not None}
     assert not gpus or len({candidate.groups[0].region for candidate in anywhere.plans}) > 1
     assert {way for name, way in ways.items() if name != "safest"} <= set(anywhere.pareto)
@@ -55,9 +52,6 @@ def test_each_gpu_that_is_named_has_its_best_way_anywhere() -> None:
     names = ("A10G", "T4", "V100", "L40S")
     options = Options(trials=0, mixed_types=1, max_workers=8, gpus=names)
 
-    def find(request: PlanRequest) -> Plan:
-        return recommend(request, seed=0, now=NOW)
-
     def best(plans: list[Plan], name: str) -> float:
         ways = [way.candidate for plan in plans for way in plan.choices if way.candidate is not None]
         own = [way for way in ways if all(group.hardware and group.hardware.gpu == name for group in way.groups)]
@@ -65,7 +59,7 @@ def test_each_gpu_that_is_named_has_its_best_way_anywhere() -> None:
 
     regions = ("ap-southeast-3", "us-east-1", "eu-west-1")
     requests = [PlanRequest(PROFILE, load_catalog(name), GOAL, options) for name in regions]
-    anywhere = compare_regions(requests).planned(find)
+    anywhere = plan_in_regions(requests, find)
     alone = [find(request) for request in requests]
     for name in names:
         assert best([anywhere], name) <= best(alone, name) * (1 + 1e-9), name
@@ -73,11 +67,12 @@ def test_each_gpu_that_is_named_has_its_best_way_anywhere() -> None:
 
 def test_far_data_pays_its_way() -> None:
     """90 GB from Ireland cost more than the training anywhere."""
-    options = Options(objective="cheapest", trials=0, data_bytes=90e9, data_region="eu-west-1")
-    found = compared(options)
-    assert found.offers[0].region == "eu-west-1"
-    assert found.offers[0].data_transfer_usd == 0
-    assert [offer.data_transfer_usd for offer in found.offers[1:]] == pytest.approx([1.8, 1.8])
+    options = Options(objective="cheapest", trials=0, mixed_types=1, data_bytes=90e9, data_region="eu-west-1")
+    best, *others = plan_in_regions(
+        [PlanRequest(PROFILE, catalog, GOAL, options) for catalog in CATALOGS], find
+    ).regions
+    assert (best.region, best.data_transfer_usd) == ("eu-west-1", 0)
+    assert [offer.data_transfer_usd for offer in others] == pytest.approx([1.8, 1.8])
 
 
 def test_what_is_paid_before_is_in_the_bill_and_in_the_budget() -> None:

@@ -20,7 +20,7 @@ from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.convergence.convergence import FixedSteps
+from hetopt.optimizer.convergence.convergence import GivenSteps
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.market.catalog import Catalog, offers
@@ -113,7 +113,7 @@ def test_expected_maximum_of_normals(count: int, expected: float) -> None:
 LARGE = make_profile(parameters=25_000_000, per_sample_s=0.02)
 SHAPE = learned_shape(fit(LARGE))
 JOB = JobModel(
-    steps=FixedSteps(count=100),
+    steps=GivenSteps(amount=100),
     evaluate_every_samples=1e9,
     shape=SHAPE,
     startup_log_sd=0.5,

@@ -41,7 +41,6 @@ from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
-from hetopt.optimizer.cost.billing import is_free
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
 from hetopt.optimizer.plan import Market
@@ -396,7 +395,7 @@ class MachineState(Stay):
     def usd(self, now_s: float) -> float:
         """USD until ``now_s``. What EC2 takes back within its first hour is free, but for disk and address."""
         lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
-        if is_free(lasted_s, taken_back=self.ending == "interrupted", within_s=facts.FREE_IF_TAKEN_WITHIN_S):
+        if self.ending == "interrupted" and lasted_s < facts.FREE_IF_TAKEN_WITHIN_S:
             beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
             return Stay(since_s=self.since_s, until_s=self.until_s, **beside).usd(now_s)
         return super().usd(now_s)

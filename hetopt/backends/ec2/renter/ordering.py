@@ -666,9 +666,9 @@ def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
 
     Its hours are paid whoever trains, and S3 has a gateway endpoint, which is free: neither is counted.
     """
-    sizes = provisioning_facts()
-    gpu_gb, cpu_gb = sizes.gpu_packages_gb.value, sizes.cpu_packages_gb.value
-    packages_gb = sum(role.machines * (gpu_gb if role.image_kind.endswith("-gpu") else cpu_gb) for role in roles)
+    facts = provisioning_facts()
+    kinds = [(role.machines, "gpu" if role.image_kind.endswith("-gpu") else "cpu") for role in roles]
+    packages_gb = sum(machines * facts[f"{kind}_packages_gb"].value for machines, kind in kinds)
     return packages_gb * billing.nat_gateway_usd_per_gb.value
 
 
