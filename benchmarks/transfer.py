@@ -28,8 +28,7 @@ from benchmarks._utilisation_fit import large_columns
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType
-from hetopt.optimizer.step_time import gpu_transfer
-from hetopt.optimizer.step_time import model as step_model
+from hetopt.optimizer.step_time import gpu_transfer, model as step_model
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, Measured, Told, save
 from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.model import StepTimeModel

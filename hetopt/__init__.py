@@ -19,30 +19,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetopt.api.catalogs import gpus as gpus
     from hetopt.api.converting import convert as convert
-    from hetopt.api.launching import launch as launch
-    from hetopt.api.launching import resume as resume
-    from hetopt.api.options import Ec2 as Ec2
-    from hetopt.api.options import Local as Local
-    from hetopt.api.options import Rehearsal as Rehearsal
-    from hetopt.api.options import Ssh as Ssh
-    from hetopt.api.planning import Estimate as Estimate
-    from hetopt.api.planning import estimate as estimate
-    from hetopt.api.planning import recommend as recommend
-    from hetopt.api.profiling import check as check
-    from hetopt.api.profiling import profile as profile
-    from hetopt.api.run import Run as Run
-    from hetopt.api.run import report as report
+    from hetopt.api.launching import launch as launch, resume as resume
+    from hetopt.api.options import Ec2 as Ec2, Local as Local, Rehearsal as Rehearsal, Ssh as Ssh
+    from hetopt.api.planning import Estimate as Estimate, estimate as estimate, recommend as recommend
+    from hetopt.api.profiling import check as check, profile as profile
+    from hetopt.api.run import Run as Run, report as report
     from hetopt.core.errors import HetoptError as HetoptError
     from hetopt.core.interruption import Reporter as Reporter
     from hetopt.core.profile import Profile as Profile
     from hetopt.optimizer.plan import Plan as Plan
     from hetopt.reports.report import Report as Report
-    from hetopt.trainer.ddp.comm_hook import CommState as CommState
-    from hetopt.trainer.ddp.comm_hook import comm_hook as comm_hook
+    from hetopt.trainer.ddp.comm_hook import CommState as CommState, comm_hook as comm_hook
     from hetopt.trainer.session import session as session
-    from hetopt.trainer.task import Target as Target
-    from hetopt.trainer.task import Task as Task
-    from hetopt.trainer.task import TaskData as TaskData
+    from hetopt.trainer.task import Target as Target, Task as Task, TaskData as TaskData
 
     __version__: str
 

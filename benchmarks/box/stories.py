@@ -32,8 +32,7 @@ from benchmarks._ports import own_port
 from benchmarks.box.iam import actions_of
 from hetopt.api import account
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.ec2.renter.doctor import Policy
-from hetopt.backends.ec2.renter.doctor import policy as printed
+from hetopt.backends.ec2.renter.doctor import Policy, policy as printed
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, SEEN_FILE, ClusterState, Order
 from hetopt.backends.ec2.renter.ordering import Orders

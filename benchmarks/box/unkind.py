@@ -52,8 +52,7 @@ from xml.etree import ElementTree
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow as plain_now
-from moto.ec2.models import ec2_backends
-from moto.ec2.models import instances as moto_instances
+from moto.ec2.models import ec2_backends, instances as moto_instances
 from moto.ec2.models.fleets import Fleet
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.spot_requests import SpotFleetLaunchSpec

@@ -14,8 +14,7 @@ from typing import Any
 
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
-from hetopt.backends.ec2.renter import doctor, removal
-from hetopt.backends.ec2.renter import ordering as accounts
+from hetopt.backends.ec2.renter import doctor, ordering as accounts, removal
 from hetopt.backends.ec2.renter.backend import Rental, adopt
 from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.doctor import Check, worst

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.emulation.conductor import RehearsalLauncher
-from hetopt.backends.emulation.plan import parse_changes, rehearse
-from hetopt.backends.emulation.plan import parse_hosts as emulated_hosts
+from hetopt.backends.emulation.plan import parse_changes, parse_hosts as emulated_hosts, rehearse
 from hetopt.backends.host import look, protocol
 from hetopt.backends.host.bundle import Bundle, make_bundle
 from hetopt.backends.options import Local, OnThisMachine, Rehearsal, Ssh

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks._composed import Job, Stretch, Trajectory, Way, final, reached_s, smoothed, trajectory
 from hetopt.core.run_spec import Compression

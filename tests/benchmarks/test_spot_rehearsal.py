@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks._spot_nodes import NOTICE_S, Move, NodeTrace, best_samples, moves_of
 from benchmarks.spot_rehearsal import calm_rates, gone_for_good_s, samples_in, spec

@@ -8,8 +8,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.price_feeds import (

@@ -15,16 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetopt.api.backends import options_at
-from hetopt.api.backends import register as register_backend
+from hetopt.api.backends import options_at, register as register_backend
 from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.options import Local
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.trainer.policies.policy import POLICIES, KeepShares, choose_policy
-from hetopt.trainer.policies.policy import register as register_policy
+from hetopt.trainer.policies.policy import POLICIES, KeepShares, choose_policy, register as register_policy
 from tests.api.test_backends import Stories, plan  # noqa: F401  # a fixture
 from tests.disturbance import PATIENCE_S
 from tests.forks import Forked

@@ -23,8 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from hetopt.backends.ec2.bootstrap import NodeConfig, Timer, user_data

@@ -15,8 +15,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.stub import Stubber
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from hetopt.backends.ec2.objects import PriceHistory
 from hetopt.backends.ec2.renter.order import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetopt.backends.ec2.renter.order import BootImage, ClusterState, MachineState, Order, Rate, Role, Zone
 from hetopt.backends.ec2.renter.reconcile import (

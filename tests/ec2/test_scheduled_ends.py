@@ -11,8 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.box.authorizations import Place, authorizations
 from benchmarks.box.iam import allows, other_actions
@@ -39,8 +38,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind
-from tests.face.conftest import RECORDED
-from tests.face.conftest import Answer as Said
+from tests.face.conftest import RECORDED, Answer as Said
 
 ROLE = "hetopt-node"
 SESSION = Identity(

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.cli import options as completion
 from hetopt.cli.configuration import PROJECT_FILE, settings

@@ -17,8 +17,7 @@ from hetopt.api.step_times import StepTimes
 from hetopt.core.comm.composition import AR_TOPK
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Link, Profile
-from hetopt.core.step_samples import Compression as Sent
-from hetopt.core.step_samples import Configuration, Node, StepSample, parse_configuration
+from hetopt.core.step_samples import Compression as Sent, Configuration, Node, StepSample, parse_configuration
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import load_catalog, offers
 from hetopt.optimizer.plan import Candidate, NetworkSource

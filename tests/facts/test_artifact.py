@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import BaseModel, ValidationError
 
 from hetopt.core.artifact import Artifact, PlainText, Record, Told, write_atomically

@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.interruption import (

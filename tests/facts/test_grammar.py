@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.api import options as verbs
 from hetopt.api.changes import parse_stream
@@ -34,8 +33,7 @@ from hetopt.core.grammar import (
     split,
     written,
 )
-from hetopt.core.hosts import Hours, read_hosts
-from hetopt.core.hosts import parse_hosts as hosts_named
+from hetopt.core.hosts import Hours, parse_hosts as hosts_named, read_hosts
 from hetopt.core.run_spec import Stream
 from hetopt.core.synchronization import (
     Injection,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.interruption import Reporter

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import LOSSLESS, timed_as, tried_ways, whole_ways

@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.backends.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample
 from hetopt.core.errors import BadInput, RunFailed

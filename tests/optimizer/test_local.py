@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.backends.options import Local
 from hetopt.backends.prediction import finish_times_s, least_factor, predict_on_local, rounded_up

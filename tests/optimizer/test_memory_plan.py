@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.memory import ALONE, ExchangeMemory, StepMemory, TrainingMemory

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from hetopt.backends.prediction import predict_on_local
 from hetopt.core.memory import Precision

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.backends.emulation.plan import parse_hosts, rehearse
 from hetopt.backends.on_this_machine import OWN_LOG_SD, Present, at_present, slowed

@@ -17,8 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetopt.cli import render
 from hetopt.core import formatting
@@ -27,8 +26,7 @@ from hetopt.core.formatting import duration, round_up_s, round_up_usd, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Goal, Plan
-from hetopt.optimizer.recommendation import recommend as recommend_module
-from hetopt.optimizer.recommendation import remedies as remedies_module
+from hetopt.optimizer.recommendation import recommend as recommend_module, remedies as remedies_module
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.objective import NEAR

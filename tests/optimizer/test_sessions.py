@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import Event, EventReader, read_log

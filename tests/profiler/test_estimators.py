@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.comm.cost import LinkSpeed, fit_alpha_beta
 from hetopt.core.memory import fit_memory, memory_limit_bytes

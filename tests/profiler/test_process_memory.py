@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import hetopt
 from hetopt.backends.processes import LocalLauncher

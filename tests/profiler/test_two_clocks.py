@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s, read_machine
 from hetopt.profiler.probe.sweep import timed_step

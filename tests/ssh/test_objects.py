@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.optimize import Bounds, LinearConstraint, least_squares, milp, minimize, nnls

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.step_time.design_matrix import exchange_of, make_rows

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks._gpu_throughput import folder, read_columns, read_machines
 from benchmarks.transfer import contention, half_each

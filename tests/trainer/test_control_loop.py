@@ -8,8 +8,7 @@ from dataclasses import astuple
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.run_spec import RunSpec, StopRule
 from hetopt.trainer.engine import LONGEST_PERIOD_S, ControlRow, Milestones, Period, PeriodLog

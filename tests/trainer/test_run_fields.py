@@ -12,8 +12,7 @@ import torch
 
 import hetopt
 from hetopt.backends.ec2.renter.backend import _as_machines_read_it
-from hetopt.backends.emulation.plan import parse_hosts as described_hosts
-from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.plan import parse_hosts as described_hosts, rehearse
 from hetopt.backends.host.bundle import Bundle
 from hetopt.backends.on_this_machine import _mapped, spec_on
 from hetopt.backends.prediction import predict_on_local

@@ -9,8 +9,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, VALUE_BYTES, kept_elements, wire_bytes

@@ -6,8 +6,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.errors import BadInput

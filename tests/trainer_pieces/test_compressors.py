@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.payload_bytes import kept_elements

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, dense, gathered, shared_index, time_s
 from hetopt.core.comm.cost import (

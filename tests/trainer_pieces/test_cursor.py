@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.trainer.data.cursor import SampleCursor, permutation
 

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
 from hetopt.core.comm.payload_bytes import LARGEST_SUM, index_bytes, summed_bits, summed_code_bytes

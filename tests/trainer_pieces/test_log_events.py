@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import JUMP_S, MOST_LINE_BYTES, EventLog, EventReader, LineParser, read_events, read_log

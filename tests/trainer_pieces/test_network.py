@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks._published_collectives import dense, gathered, time_s
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from hetopt.trainer.data.cursor import MicroBatch, SampleCursor

@@ -6,8 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression

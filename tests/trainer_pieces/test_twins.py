@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetopt.core.training_laws import MOST_LOST
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, PairedTrial

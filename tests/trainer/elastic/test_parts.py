@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch._C._distributed_c10d import TCPStore
 
 from hetopt.core.artifact import ReplacedRecord
