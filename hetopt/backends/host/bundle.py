@@ -221,6 +221,7 @@ LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
     "host/look.py",
+    "conductor.py",
     "emulation",
     "on_this_machine.py",
     "prediction.py",
