@@ -87,6 +87,7 @@ class Conductor(ABC):
         stop_signal: the signal that asked this process to end, if any did.
         turn_s: between looks.
         now: what the next decision rests on.
+        reasons: what hosts of the present generation have said of their failures.
     """
 
     run_dir: Path
@@ -94,6 +95,7 @@ class Conductor(ABC):
     stop_signal: Callable[[], int | None]
     turn_s: float = 0.1
     now: Situation = field(default_factory=Situation)
+    reasons: list[str] = field(default_factory=list)
     _failed_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +168,7 @@ class Conductor(ABC):
     def begin_generation(self, members: Sequence[str]) -> None:
         """Take note that the run goes on with these hosts, of which none has ended yet."""
         self.now.members, self.now.ended, self.now.fresh, self.now.pauses = members, {}, set(), False
+        self.reasons = []
 
     def has_failed(self) -> bool:
         """Return whether the workers of a member have failed, without whom the others end."""
@@ -175,14 +178,10 @@ class Conductor(ABC):
         """Return the exit code of a run whose hosts have ended."""
         return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
 
-    def why_failed(self) -> str | None:
-        """Return what a host has said of its failure; None: it is in the logs."""
-        return None
-
     def _conclude(self, *, failed: bool) -> int:
         """Say how it ended."""
         self.finish(failed=failed)
         if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE).events) is None:
-            reason = self.why_failed() or last_log_line(self.run_dir) or "the hosts ended without saying why"
-            self.log.write("run_failed", reason=reason)
+            words = last_log_line(self.run_dir) or "the hosts ended without saying why"
+            self.log.write("run_failed", reason=next(iter(self.reasons), words))
         return self.exit_code(failed=failed)

@@ -245,8 +245,7 @@ def _describe(scale: Scale, here: SmallWorkers) -> list[str]:
     sample = formatting.duration(scale.time * here.alone.per_sample_s)
     return [
         f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
-        f"alone, so that {here.workers} workers fit on {here.processors} processors. Link rates are as described, up "
-        f"to {formatting.bit_rate(BOX_BITS_PER_S)}."
+        f"alone: {here.workers} workers fit on {here.processors} processors that way. Link rates are as described."
     ]
 
 

@@ -99,7 +99,6 @@ class HostsConductor(Conductor):
     _there_s: float = math.inf
     _unheard: set[str] = field(default_factory=set)
     _ahead_s: dict[str, float] = field(default_factory=dict)
-    _reasons: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -254,7 +253,6 @@ class HostsConductor(Conductor):
             latest = Latest.of(self._objects.get(LATEST_OBJECT) or b"")
             self._generation += 1
             self.begin_generation(members)
-            self._reasons = []
             self._brings()
             self._has_brought = False
             self._announce(spec, members, None if latest is None else latest.checkpoint)
@@ -323,16 +321,12 @@ class HostsConductor(Conductor):
             code = said.does.removeprefix("ended with ")
             if code != said.does and said.generation == self._generation:
                 self.now.ended[host] = int(code)
-                self._reasons += [said.reason[:500]] if said.reason else []
+                self.reasons += [said.reason[:500]] if said.reason else []
 
     def finish(self, *, failed: bool) -> None:
         """See `Conductor.finish`."""
         self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
         until(lambda: all(part.is_over for part in self._links.values()), within_s=0.0 if failed else SURVIVORS_S)
-
-    def why_failed(self) -> str | None:
-        """See `Conductor.why_failed`."""
-        return next(iter(self._reasons), None)
 
     def let_go(self) -> None:
         """See `Conductor.let_go`; what is left of it there goes."""
