@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from hetopt.core.errors import BadInput
 from hetopt.core.events.records import CheckpointSaved, LogEvent, ProbeEvent, StepsLogged, TrainingFinished
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
@@ -26,6 +27,26 @@ if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
 
 POLL_S = 0.2
 """Between two looks of whoever waits for a run: what a person does not notice, and `Launcher.poll` is cheap."""
+
+
+def until(
+    reached: Callable[[], bool], *, within_s: float, every_s: float = 0.05, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Wait for something, at least one look long; whether it came about in time.
+
+    Args:
+        reached: looks whether it has.
+        within_s: how long to wait at most.
+        every_s: between looks.
+        sleep: waits for so many seconds.
+    """
+    waited_s = 0.0
+    while not reached():
+        if waited_s >= within_s:
+            return False
+        sleep(every_s)
+        waited_s += every_s
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +160,19 @@ class Renting(Launcher, Protocol):
             BadInput: there are none, or it is being done.
             BudgetStop: the budget does not pay for it.
         """
+
+
+def check_place(launch: Launch, folder: Path, place: str) -> None:
+    """Refuse a run that goes on elsewhere.
+
+    Raises:
+        BadInput: so it is.
+    """
+    if launch.on != place:
+        raise BadInput(
+            f"{folder.name} was started on {launch.on}, and goes on there.",
+            hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
+        )
 
 
 def is_finished(events: Sequence[LogEvent]) -> bool:

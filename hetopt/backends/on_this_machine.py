@@ -16,11 +16,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetopt.backends.backend import Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.emulation.conductor import RehearsalLauncher
 from hetopt.backends.emulation.plan import parse_changes, parse_hosts as emulated_hosts, rehearse
 from hetopt.backends.host import look, protocol
@@ -30,13 +30,14 @@ from hetopt.backends.prediction import Mapped, predict_on_local
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program
 from hetopt.backends.ssh.checking import INVENTORY_FILE, HostFound, Inventory, check_hosts, check_readers
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
+from hetopt.backends.ssh.link import SSH, Link
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.interruption import usable_processors
-from hetopt.core.profile import CompressorCost, Device, Link, Profile, Reading, StepTime
+from hetopt.core.profile import CompressorCost, Device, Link as MeasuredLink, Profile, Reading, StepTime
 from hetopt.core.run_folder import RunFolders, latest_checkpoint
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec, host_names
@@ -168,11 +169,7 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
         BadInput: it was started elsewhere, is not over, or has come to its end and left no checkpoint.
     """
     launch = Launch.load(folder / LAUNCH_FILE)
-    if launch.on != place:
-        raise BadInput(
-            f"{folder.name} was started on {launch.on}, and goes on there.",
-            hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
-        )
+    check_place(launch, folder, place)
     state = launcher.poll(RunHandle(run_dir=folder)).state
     if not state.is_over:
         raise BadInput(f"{folder.name} is still {state.value}.", hint=f"end it first with `hetopt stop {folder.name}`")
@@ -224,7 +221,7 @@ def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
     busy = profile.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
     busiest = max(profile, busy, key=contention_reach)
     changed = plan.model_copy(update={"profile": busiest})
-    return Present(changed, now, factor, tuple(_notes(slower, factor, scatter, contention_reach(busiest))))
+    return Present(changed, now, factor, tuple(_notes(slower, factor, contention_reach(busiest))))
 
 
 def followed(difference: float, log_sd: float) -> float:
@@ -235,16 +232,12 @@ def followed(difference: float, log_sd: float) -> float:
     return 0.0 if abs(difference) <= log_sd else difference * (1 - (log_sd / difference) ** 2)
 
 
-def _notes(slower: float, factor: float, scatter: float, reach: float) -> Iterator[str]:
+def _notes(slower: float, factor: float, reach: float) -> Iterator[str]:
     if max(slower, 1 / slower) >= 1 + WORTH_SAYING:
-        compared = f"{slower:.2f} times as much" if slower > 1 else f"{100 * slower:.0f} % of the"
-        then = "as when the job was profiled" if slower > 1 else "that it took when the job was profiled"
-        follows = "the prediction follows."
-        if scatter > WORTH_SAYING / 2:
-            follows = (
-                f"the prediction is for {factor:.2f} times as much, as that also scattered by {100 * scatter:.0f} %."
-            )
-        yield f"The same arithmetic takes this machine {compared} processor time {then}: {follows}"
+        yield (
+            f"The same arithmetic takes this machine {slower:.2f} times the processor time that it took when the job "
+            f"was profiled: the prediction is for {factor:.2f} times, without what is scatter."
+        )
     if reach >= 1 + WORTH_SAYING:
         yield (
             f"Other programs share the processors: computing was seen to take up to {reach:.1f} times its processor "
@@ -294,7 +287,7 @@ def _compressor(cost: CompressorCost, slower: float) -> CompressorCost:
     return cost.model_copy(update={"compress_s": slower * cost.compress_s, "decompress_s": slower * cost.decompress_s})
 
 
-def _link(link: Link, slower: float) -> Link:
+def _link(link: MeasuredLink, slower: float) -> MeasuredLink:
     """Between workers of one machine bytes are carried by its processors."""
     return link.model_copy(
         update={
@@ -305,7 +298,6 @@ def _link(link: Link, slower: float) -> Link:
     )
 
 
-PLACE = "ssh"
 _CHECK = "`hetopt hosts check` says what else there is to mend"
 
 
@@ -324,9 +316,15 @@ class OnHosts(Prepared):
 
 @dataclass(frozen=True, kw_only=True)
 class SshBackend(ProcessLauncher):
-    """Runs on hosts of an inventory. The run's process here is their conductor, and ends with this one's."""
+    """Runs on hosts of an inventory. The run's process here is their conductor, and ends with this one's.
 
-    name: str = field(default=PLACE)
+    Attributes:
+        name: of the place.
+        link: to each host.
+    """
+
+    name: Place = Ssh.PLACE
+    link: Link = SSH
 
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
         """See `ProcessLauncher.program`."""
@@ -343,7 +341,7 @@ class SshBackend(ProcessLauncher):
             created="",
             started_s=0.0,
             run_id="",
-            on=PLACE,
+            on=self.name,
             plan=made,
             spec=spec_on(run, inventory, bundle, options.data),
             prediction=prediction,
@@ -353,7 +351,7 @@ class SshBackend(ProcessLauncher):
 
     def prepare_resumed(self, folder: Path, options: Ssh) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
-        launch = resumable(self, folder, PLACE)
+        launch = resumable(self, folder, self.name)
         inventory = Inventory.load(folder / INVENTORY_FILE)
         return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
 
@@ -369,7 +367,8 @@ class SshBackend(ProcessLauncher):
             RunFailed: no host can take part; nothing has begun.
         """
         assert isinstance(prepared, OnHosts)
-        inventory = ready(prepared.inventory, prepared.launch.spec, prepared.launch.plan.profile.job.reading)
+        reading = prepared.launch.plan.profile.job.reading
+        inventory = ready(prepared.inventory, prepared.launch.spec, reading, link=self.link)
         folder, launch = prepared.begun(folders)
         launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
         inventory.save(folder / INVENTORY_FILE)
@@ -469,18 +468,21 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
     return check_hosts(hosts, _mapped(plan, hosts)[0].run, plan.profile.job.reading)
 
 
-def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None) -> Inventory:
+def ready(
+    inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
+) -> Inventory:
     """Ask the hosts of an inventory; it then has the address by which each was reached, and why some are left out.
 
     Args:
         inventory: of those to ask.
         spec: of the run; None: they are to be measured.
         reading: of the job; None: it is not known.
+        link: to each host.
 
     Raises:
         RunFailed: none can take part.
     """
-    found = check_hosts(inventory.hosts, spec, reading)
+    found = check_hosts(inventory.hosts, spec, reading, link=link)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",

@@ -59,8 +59,16 @@ def restarts(given: int, name: str) -> int:
     return given
 
 
-def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
-    """Return by type those that may stand in for it, also out of texts ``TYPE=OTHER[,OTHER]``.
+def _pairs(
+    given: Mapping[str, Sequence[str] | str] | Sequence[str], name: str, form: str, example: str
+) -> dict[str, tuple[str, ...]]:
+    """Return values by key, also out of texts ``KEY=VALUE[,VALUE]``.
+
+    Args:
+        given: of the option.
+        name: of the option.
+        form: of a text, for people.
+        example: of one.
 
     Raises:
         BadInput: a text is none of these.
@@ -68,18 +76,24 @@ def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -
     from hetopt.core.grammar import arguments
 
     if isinstance(given, Mapping):
-        return {planned: tuple(others) for planned, others in given.items()}
+        return {key: ids(values, name) for key, values in given.items()}
     found: dict[str, tuple[str, ...]] = {}
     for text in given:
         written = arguments(text, f"`{name}`")
         if len(written.pairs) != 1:
-            raise BadInput(
-                f"`{name}` must be TYPE=OTHER[,OTHER], got {text!r}.",
-                hint="for example `substitutes=c7i.large=c6i.large`",
-            )
-        [(planned, first)] = written.pairs.items()
-        found[planned] = (first, *written.values)
+            raise BadInput(f"`{name}` must be {form}, got {text!r}.", hint=f"for example `{name}={example}`")
+        [(key, first)] = written.pairs.items()
+        found[key] = (first, *written.values)
     return found
+
+
+def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
+    """Return by type those that may stand in for it, also out of texts ``TYPE=OTHER[,OTHER]``.
+
+    Raises:
+        BadInput: a text is none of these.
+    """
+    return _pairs(given, name, "TYPE=OTHER[,OTHER]", "c7i.large=c6i.large")
 
 
 def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str]:
@@ -88,24 +102,17 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
     Raises:
         BadInput: a text is none of these, a kind is none, or an image is none.
     """
-    from hetopt.core.grammar import arguments
-
-    found = dict(given) if isinstance(given, Mapping) else {}
-    for text in () if isinstance(given, Mapping) else given:
-        written = arguments(text, f"`{name}`")
-        if written.values or not written.pairs:
-            raise BadInput(
-                f"`{name}` must be KIND=AMI, got {text!r}.",
-                hint="for example `images=x86_64-gpu=ami-0123456789abcdef0`",
-            )
-        found |= written.pairs
+    found = {kind: ",".join(amis) for kind, amis in _pairs(given, name, "KIND=AMI", _IMAGE).items()}
     for kind, ami in found.items():
-        if kind not in IMAGE_KINDS or not ami.startswith("ami-"):
+        if kind not in IMAGE_KINDS or not re.fullmatch("ami-[0-9a-z]+", ami):
             raise BadInput(
                 f"`{name}` must name an AMI for a kind of {', '.join(IMAGE_KINDS)}, got {kind}={ami}.",
-                hint="for example x86_64-gpu=ami-0123456789abcdef0",
+                hint=f"for example {_IMAGE}",
             )
     return found
+
+
+_IMAGE = "x86_64-gpu=ami-0123456789abcdef0"
 
 
 def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
@@ -263,7 +270,11 @@ class Ssh(Machines):
     hosts: Annotated[str | None, Option(help="Those to run on, such as alice@box1,bob@box2.", is_fixed=True)] = None
     inventory: Annotated[
         Path | None,
-        Option(help="The file that describes your hosts, see `hetopt hosts check`.", read=path, is_fixed=True),
+        Option(
+            help="The file that describes your hosts, see `hetopt hosts check`.",
+            read=path,
+            is_fixed=True,
+        ),
     ] = None
 
 

@@ -47,7 +47,7 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.own_work import FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.profiled import RUN_TO_RUN_LOG_SD, contention_reach, learned_shape
-from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Breakdown, Overlap, step_time
+from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap, step_time
 
 AGENT_S = 1.9
 """Processor time of torchrun's agent until it starts its workers, almost all of it importing torch."""
@@ -184,15 +184,17 @@ class SmallWorkers:
 def predict_run(
     model: FittedModel,
     plan: Plan,
-    step: Breakdown,
+    compute_s: Sequence[float],
     exchange: Foreseen,
     *,
-    step_log_sd: float,
+    compute_log_sd: float,
+    run_log_sd: float = 0.0,
+    jitter: float = 0.0,
     evaluation_s: float,
     startup_s: float,
     exchanges_on_processors: bool = False,
 ) -> Prediction:
-    """The plan's goal in steps of a known time, on a machine that costs nothing.
+    """The plan's goal in steps that compute for a known time, on a machine that costs nothing.
 
     The centre is of a machine that nobody else uses, as far as processor time tells. Intervals reach as far as
     contention has been seen to; what was timed on the wall may also have been as much too long.
@@ -200,13 +202,24 @@ def predict_run(
     Args:
         model: fitted to the plan's profile.
         plan: for its goal and its global batch.
-        step: where the time of one step goes.
-        exchange: of each of them, by which it takes more steps to a target.
-        step_log_sd: standard deviation of the log of (true / predicted) step time.
+        compute_s: of each worker in a step.
+        exchange: of each step, by which it takes more of them to a target.
+        compute_log_sd: standard deviation of the log of (true / predicted) time that computing takes.
+        run_log_sd: the same of whole steps, from run to run.
+        jitter: of computing, from step to step.
         evaluation_s: one evaluation by all workers.
         startup_s: from the request to the first step, on the wall.
         exchanges_on_processors: whether exchanges were timed between workers of this machine, on the wall.
     """
+    step = step_time(
+        compute_s,
+        exchange_s=exchange.exchange_s,
+        compress_s=exchange.compress_s,
+        jitter=jitter,
+        overlap=exchange.overlap,
+    )
+    compute_share = step.compute_s / step.step_time_s
+    step_log_sd = math.hypot(run_log_sd, compute_share * compute_log_sd, (1 - compute_share) * exchange.log_sd)
     every, batch = plan.run.evaluate_every_epochs, plan.chosen.global_batch_size
     goal = steps_model(model, plan.goal, every)
     stretch, stretch_log_sd = exchange.stretch, exchange.stretch_log_sd
@@ -461,23 +474,20 @@ def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float
 def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bool) -> Iterator[str]:
     if meeting.workers == 1:
         return
-    method = METHODS[chosen.name]
     if run.ratio_policy != "fixed" and not run.is_local:
-        whole = chosen.name == IDENTITY
-        told = "sending everything" if whole else formatting.compression(chosen.name, chosen.ratio)
+        is_whole = chosen.name == IDENTITY
+        told = "sending everything" if is_whole else formatting.compression(chosen.name, chosen.ratio)
         yield (
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {told} in every step."
         )
-        if run.ratio_policy == "auto" and not whole:
-            yield "Should a trial show that sending less does this task no harm, steps become shorter than predicted."
     elif run.collective_policy != "fixed" and not run.is_local:
         by = settled_collective(chosen)
         yield f"The collective follows the network; the prediction is for {by} in every step."
     if meeting.is_assumed(chosen):
         like = "it is taken to be what Top-k costs" if TIMED in meeting.compressors else "little or nothing is counted"
         yield f"What {chosen.name} costs a worker was not profiled: {like}."
-    by_ratio = method.by_ratio and bool(meeting.model.gain.log_ratios)
+    by_ratio = METHODS[chosen.name].by_ratio and bool(meeting.model.gain.log_ratios)
     known = by_ratio or chosen.name in (*RANDOM, *LOSSLESS) or meeting.model.losses.gain(chosen) is not None
     if to_target and not known and not run.is_local:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
@@ -546,28 +556,17 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
         overlap=learned_shape(model).overlap if device.device.kind == "cuda" else lambda compressor: NO_OVERLAP,
     )
     exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
-    step = step_time(
-        compute_s,
-        exchange_s=exchange.exchange_s,
-        compress_s=exchange.compress_s,
-        jitter=device.step_time.jitter,
-        overlap=exchange.overlap,
-    )
     # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
     samples = min(device.largest_measured, model.whole_host.largest_measured)
     divided = crowding * times_as_long(device.time_s, model.whole_host.time_s, samples)
-    compute_share = step.compute_s / step.step_time_s
-    step_log_sd = math.hypot(
-        RUN_TO_RUN_LOG_SD,
-        compute_share * math.hypot(device.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
-        (1 - compute_share) * exchange.log_sd,
-    )
     prediction = predict_run(
         model,
         plan,
-        step,
+        compute_s,
         exchange,
-        step_log_sd=step_log_sd,
+        compute_log_sd=math.hypot(device.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
+        run_log_sd=RUN_TO_RUN_LOG_SD,
+        jitter=device.step_time.jitter,
         evaluation_s=(plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size,
         startup_s=plan.profile.startup_s or STARTUP_S,
         exchanges_on_processors=True,

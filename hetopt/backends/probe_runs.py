@@ -30,12 +30,8 @@ class ProbeRun:
 
 def counts(most: int) -> tuple[int, ...]:
     """Sizes of layouts: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
-    found = {most}
-    size = 1
-    while size <= most:
-        found |= {size, size * 3 // 2}
-        size *= 2
-    return tuple(sorted(count for count in found if count <= most))
+    sizes = {part * 2**power // 2 for power in range(most.bit_length() + 1) for part in (2, 3)}
+    return tuple(sorted({most, *(size for size in sizes if size <= most)}))
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:

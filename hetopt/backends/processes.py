@@ -1,7 +1,7 @@
 """Runs that are a process of this machine: started in a session of their own, found, watched and ended by their folder.
 
-The launching process and its run share fate (unless ``attached`` is False): when the launcher dies, by whatever signal,
-the kernel ends the run's process, and that ends whatever it has started.
+The launching process and its run share fate: when the launcher dies, by whatever signal, the kernel ends the run's
+process, and that ends whatever it has started.
 
 A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the run's process holds
 and the kernel lets go of when that ends, by whatever signal. So a folder has one living run at most, nobody has to
@@ -28,7 +28,7 @@ from typing import Annotated
 import psutil
 from pydantic import Field, NonNegativeInt
 
-from hetopt.backends.backend import RunHandle
+from hetopt.backends.backend import RunHandle, until
 from hetopt.core.artifact import Record, read_record, write_atomically
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunClock
@@ -104,7 +104,7 @@ def lease(run_dir: Path) -> Iterator[int]:
         raise BadInput(f"{run_dir} cannot be written: {error.strerror}.", hint="name another folder") from None
     try:
         until_s = time.monotonic() + ENDING_S
-        while not _locks(descriptor, fcntl.LOCK_EX, run_dir):
+        while not _locks_lease(descriptor, fcntl.LOCK_EX, run_dir):
             if time.monotonic() > until_s:
                 raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
             time.sleep(0.05)
@@ -120,21 +120,27 @@ def is_alive(run_dir: Path) -> bool:
         BadInput: the lease cannot be read, or no file can be locked there.
     """
     with suppress(MissingFile), opened_file(run_dir / LEASE_FILE) as stream:
-        return not _locks(stream.fileno(), fcntl.LOCK_SH, run_dir)
+        return not _locks_lease(stream.fileno(), fcntl.LOCK_SH, run_dir)
     return False
 
 
-def _locks(descriptor: int, how: int, run_dir: Path) -> bool:
+def locks(descriptor: int, how: int) -> bool:
+    """Lock an open file, as ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``; False where another process keeps it from that."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def _locks_lease(descriptor: int, how: int, run_dir: Path) -> bool:
+    try:
+        return locks(descriptor, how)
     except OSError as error:
         raise BadInput(
             f"the lease in {run_dir} cannot be locked: {error.strerror}.",
             hint="keep runs on a file system that has locks: HETOPT_HOME says where",
         ) from None
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +148,7 @@ class Program:
     """The process that is to host a run.
 
     Attributes:
-        module: started as ``python -m MODULE RUN_DIR [LAUNCHER_PID]``; it ends with the launcher that is named.
+        module: started as ``python -m MODULE RUN_DIR LAUNCHER_PID``; it ends with the launcher that is named.
         log_name: where its own output goes, in the run's log folder.
         defaults: its environment, unless the launcher's own or the caller's says otherwise.
         fixed: its environment, whatever they say.
@@ -162,13 +168,11 @@ class ProcessLauncher(ABC):
     """Starts, watches and stops runs on this machine; each of its forms says what the process is.
 
     Attributes:
-        attached: the run ends when the process that started it does.
         grace_s: how long `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
         clock: seconds, monotonic.
         sleep: waits for so many seconds.
     """
 
-    attached: bool = True
     grace_s: float = 20.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -205,12 +209,11 @@ class ProcessLauncher(ABC):
             (run_dir / LIVING_FILE).unlink(missing_ok=True)
             log = run_dir / LOG_FOLDER
             log.mkdir(mode=0o700, exist_ok=True)
-            launcher = [str(os.getpid())] if self.attached else []
             logged = log_bytes(run_dir)  # by earlier sessions
             # Whoever is interrupted must know which process it is to end.
             with (log / program.log_name).open("ab") as output, in_one_piece():
                 process = subprocess.Popen(
-                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), *launcher],
+                    [*program.prefix, sys.executable, "-m", program.module, str(run_dir), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -243,7 +246,7 @@ class ProcessLauncher(ABC):
             return process is not None and process.holds_lease(run_dir)
 
         # A process that is just ending has closed the lease before the kernel unlocks it.
-        self._until(lambda: is_held_by_process() or not is_alive(run_dir), ENDING_S)
+        until(lambda: is_held_by_process() or not is_alive(run_dir), within_s=ENDING_S, sleep=self.sleep)
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ends by itself meanwhile
             if process is not None and is_held_by_process():
                 self._end(run_dir, process)
@@ -281,7 +284,7 @@ class ProcessLauncher(ABC):
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
-        self._until(lambda: not any(_lives(member) for member in family), self.grace_s)
+        until(lambda: not any(_lives(member) for member in family), within_s=self.grace_s, sleep=self.sleep)
 
     def _ends_by_itself(self, run_dir: Path) -> bool:
         """Let the workers finish their steps and save a checkpoint: as long as it grows, it is waited for.
@@ -305,15 +308,7 @@ class ProcessLauncher(ABC):
             self._reap(run_dir)
             return not is_alive(run_dir)
 
-        return self._until(gone, within_s)
-
-    def _until(self, reached: Callable[[], bool], within_s: float) -> bool:
-        deadline = self.clock() + within_s
-        while not reached():
-            if self.clock() >= deadline:
-                return False
-            self.sleep(0.05)
-        return True
+        return until(gone, within_s=within_s, sleep=self.sleep)
 
     def _reap(self, run_dir: Path) -> None:
         """Collect our own child's exit code, or it would stay in the process table as a zombie."""
@@ -398,13 +393,12 @@ def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -
     It ends with the launcher that is named. What it cannot do is told where people look: in the run's log.
 
     Args:
-        argv: of the process: its module, the run's folder, and the launcher's number where both share fate.
+        argv: of the process: its module, the run's folder, and the launcher's number.
         conducted: conducts the run in a folder until it is over, or somebody has asked this process to end.
     """
     run_dir, stop_signal = Path(argv[1]), StopSignal()
     stop_signal.listen()
-    if len(argv) > 2:
-        die_with_parent(int(argv[2]), signal.SIGTERM)
+    die_with_parent(int(argv[2]), signal.SIGTERM)
     try:
         return conducted(run_dir, stop_signal)
     except HetoptError as refused:

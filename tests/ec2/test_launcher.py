@@ -134,7 +134,7 @@ def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(
     launcher.poll(handle)
     before = ClusterState.load(run_dir / SEEN_FILE)
     assert before.lease_tag is not None
-    cloud(calls.stop_call(order, before.lease_end_s or 0.0))
+    cloud(calls.lease_call(order, before.lease_end_s or 0.0, 0.0))
     with pytest.raises(ApiRefused, match="somebody else holds this run"):
         cloud(calls.lease_call(order, time.time() + 9000, time.time() + 8000, over=before.lease_tag))
     end_machines(cloud, [before.machines[0].id])

@@ -188,7 +188,7 @@ def test_a_conductor_that_is_asked_to_end_leaves_nothing(box: None, tmp_path: Pa
 
 
 def test_stopping_a_run_leaves_nothing_and_stopping_it_again_is_no_harm(box: None, tmp_path: Path) -> None:
-    launcher = RehearsalLauncher(attached=False)
+    launcher = RehearsalLauncher()
     handle = launcher.start(rehearsed("speed=1 x2", steps=10), tmp_path, {})
     RehearsalLauncher().stop(handle)
     assert nothing_is_left(tmp_path)

@@ -162,12 +162,13 @@ STEP = {
 
 @dataclass(kw_only=True)
 class Crashing:
-    """Stands in for a `Link`; of each placement its host makes the next of "crashes", "steps" (and crashes), "ends"."""
+    """Stands in for a `Part`; of each placement its host makes the next of "crashes", "steps" (and crashes), "ends"."""
 
     lives: ClassVar[dict[str, list[str]]] = {}
     placed_s: ClassVar[dict[str, list[float]]] = {}
 
     host: Host
+    link: Any
     objects: Any
     errors: Path
     models: Any = None
@@ -218,7 +219,7 @@ class Crashing:
 
 
 def conduct(run_dir: Path, monkeypatch: pytest.MonkeyPatch, lives: dict[str, list[str]]) -> int:
-    monkeypatch.setattr(conductor, "Link", Crashing)
+    monkeypatch.setattr(conductor, "Part", Crashing)
     monkeypatch.setattr(conductor, "AGAIN_S", 0.2)
     monkeypatch.setattr(Crashing, "lives", lives)
     monkeypatch.setattr(Crashing, "placed_s", {})

@@ -208,9 +208,9 @@ def stopped(folder: Path, grows: bool, apart_s: float, ends_after_s: float) -> b
     """
     now_s = [0.0]
 
-    def sleep(_: float) -> None:
-        """Five seconds are over, in which a part of the checkpoint has come; the run itself ends when its time is."""
-        now_s[0] += 5.0
+    def sleep(seconds: float) -> None:
+        """Some time is over, in which a part of the checkpoint has come; the run itself ends when its time is."""
+        now_s[0] += seconds
         if grows:
             with (part.parent / f"{part.name}.partial").open("a") as stream:
                 stream.write("part")

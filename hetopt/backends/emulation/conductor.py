@@ -1,8 +1,8 @@
 """The process that owns a rehearsal: it builds the cluster, starts its hosts, changes them as told, and removes it all.
 
-``python -m hetopt.backends.emulation.conductor RUN_DIR [PARENT_PID]``. Everything that happens to the cluster happens
-here, in one loop: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature
-down where the real computation does not fit into the declared time. Each is an event in the run's log.
+``python -m hetopt.backends.emulation.conductor RUN_DIR PARENT_PID``. Everything that happens to the cluster happens
+here: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature down where the
+real computation does not fit into the declared time. Each is an event in the run's log.
 
 The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
 itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.run_folder`). The workers of a
@@ -21,21 +21,30 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork, check_size, find_leftovers, remove, why_not
+from hetopt.backends.backend import RunHandle, until
+from hetopt.backends.conductor import SURVIVORS_S, Conductor
+from hetopt.backends.emulation.namespaces import (
+    LINK,
+    EmulatedNetwork,
+    check_size,
+    find_leftovers,
+    host_address,
+    remove,
+    why_not,
+)
 from hetopt.backends.prediction import rounded_up
 from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program, conduct, run_status
 from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader
+from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.records import ConditionChanged, LogEvent, StepsLogged
 from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import SECRET_VARIABLE, new_secret
@@ -55,7 +64,7 @@ from hetopt.core.run_folder import (
     write_spec,
 )
 from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
-from hetopt.core.run_status import exit_code, last_log_line
+from hetopt.core.run_status import exit_code
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, Conditions, EmulatedHost, ScaledEmulation
 from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 
@@ -66,260 +75,238 @@ _LOOK_S = 0.05
 _FAREWELL_S = 0.2
 """Between a host's death and the loss of its link: long enough for its connections to be closed, as a machine that is
 shut down closes them."""
-_SURVIVORS_S = 10.0
-"""Once a host has failed, the others end by themselves (they lose their peers), or are ended after so long."""
 _TERMINATE_S = 13.0  # an agent gives its workers 10 s
 
 
-class Conductor:
-    """Conducts one rehearsal from beginning to end.
+@dataclass(kw_only=True)
+class RehearsalConductor(Conductor):
+    """Conducts one rehearsal: hosts are namespaces of this machine, which change, die and return as told.
 
-    Args:
-        run_dir: the run's folder.
-        spec: the run; it has a miniature.
-        miniature: that one.
+    Attributes:
+        miniature: of the spec.
         network: its hosts, without a process yet.
-        stop_signal: the signal that asked this process to end, if any did.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        spec: RunSpec,
-        miniature: ScaledEmulation,
-        network: EmulatedNetwork,
-        stop_signal: Callable[[], int | None],
-    ) -> None:
-        self._run_dir = run_dir
-        self._spec = spec
-        self._miniature = miniature
-        self._network = network
-        self._stop_signal = stop_signal
-        self._hosts = [HostNow(**host.model_dump()) for host in miniature.hosts]
-        self._reader = EventReader(path=run_dir / EVENTS_FILE)
-        earlier = self._reader.read()
-        self._pending = still_to_come(miniature.changes, earlier)
+    miniature: ScaledEmulation
+    network: EmulatedNetwork
+    turn_s: float = _LOOK_S
+    _requests_read: int = 0
+    _forks: ForkServer | None = None
+    _agents: dict[str, Agent] = field(default_factory=dict)
+    _training_since_s: float | None = None
+    _starts: int = -1
+
+    def __post_init__(self) -> None:
+        """Read what earlier sessions have done."""
+        super().__post_init__()
+        self._hosts = {host.name: HostNow(**host.model_dump()) for host in self.miniature.hosts}
+        self._places = {name: place for place, name in enumerate(self._hosts)}
+        earlier = self.reader.read()
+        self._pending = still_to_come(self.miniature.changes, earlier)
         # A resumed run keeps what was learned about this machine.
-        kept = ConditionsReader(run_dir).now().slowdown if earlier else 1.0
+        kept = ConditionsReader(self.run_dir).now().slowdown if earlier else 1.0
         self._fit = FitWatch(slowdown=kept)
         self._run = RunFold()  # of this session
-        self._log = EventLog(run_dir / EVENTS_FILE)
-        self._requests_read = 0
-        self._forks: ForkServer | None = None
-        self._agents: dict[int, Agent] = {}
-        self._codes: dict[int, int] = {}
-        self._failed_s: float | None = None
-        self._training_since_s: float | None = None
-        self._comes_and_goes = comes_and_goes(spec)
-        self._starts_again = starts_again(spec)
-        self._pauses = False  # until all hosts have saved a checkpoint and ended, to start again together
-        self._starts = 0
+        self._comes_and_goes = comes_and_goes(self.spec)
+        self._starts_again = starts_again(self.spec)
         self._secret = new_secret()
-        self._incarnations = [0] * len(self._hosts)
+        self._incarnations = dict.fromkeys(self._hosts, 0)
+        self.now.members = tuple(self._hosts)
 
-    def conduct(self) -> int:
-        """Start the hosts and stay until the last has ended; the exit code is hetopt's."""
-        try:
-            self._announce_conditions()
-            self._network.set_rates(self._rates(range(len(self._hosts))))
-            (self._run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
-            self._announce_presence()
-            with suppress(NoFork):
-                self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
-            for place in range(len(self._hosts)):
-                if self._stop_signal() is None:
-                    self._agents[place] = self._start(place)
-            while (self._agents or self._pauses or self._awaits_return) and self._stop_signal() is None:
-                self._look()
-                time.sleep(_LOOK_S)
-            return self._conclude()
-        finally:
-            self._end_agents()
-            if self._forks is not None:
-                self._forks.close()
-            self._log.close()
+    def begin(self) -> None:
+        """See `Conductor.begin`."""
+        self._announce_conditions()
+        self._set_rates(self._hosts)
+        (self.run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
+        self._announce_presence()
+        with suppress(NoFork):
+            self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
+        self.place()
 
-    def _start(self, place: int) -> Agent:
-        name = self._hosts[place].name
+    def _start(self, name: str) -> Agent:
         if self._comes_and_goes:
-            addresses = [self._network.address(other) for other in range(len(self._hosts))]
-            meeting = ",".join(f"{address}:{MEETING_PORT + 1}" for address in addresses)
+            meeting = ",".join(f"{host_address(place)}:{MEETING_PORT + 1}" for place in self._places.values())
         else:
             # A port of its own for each start: what is left of the last must not be met.
-            meeting = f"{self._network.address(self._there[0])}:{MEETING_PORT + self._starts}"
-        node = Node(host=name, address=self._network.address(place), meeting=meeting)
-        folder = host_log_folder(self._run_dir, name)
+            meeting = f"{host_address(self._places[self.now.members[0]])}:{MEETING_PORT + self._starts}"
+        place = self._places[name]
+        node = Node(host=name, address=host_address(place), meeting=meeting)
+        folder = host_log_folder(self.run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         module = "hetopt.trainer.standalone_host" if self._comes_and_goes else "hetopt.trainer.host.agent"
-        program = ["-m", module, str(self._run_dir), str(os.getpid()), *node.to_arguments()]
+        program = ["-m", module, str(self.run_dir), str(os.getpid()), *node.to_arguments()]
         environment = {
             **os.environ,
             # Whatever device the caller prefers, a host in the box has one.
             "GLOO_SOCKET_IFNAME": LINK,
             **({} if self._comes_and_goes else {SECRET_VARIABLE: self._secret}),
-            INCARNATION_VARIABLE: str(self._incarnations[place]),
+            INCARNATION_VARIABLE: str(self._incarnations[name]),
         }
         with (folder / "host.log").open("ab") as output:
             if self._forks is not None:
                 with suppress(NoFork):
-                    return self._network.fork(place, self._forks, program, env=environment, output=output)
+                    return self.network.fork(place, self._forks, program, env=environment, output=output)
             command = [sys.executable, *program]
-            return self._network.popen(place, command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            return self.network.popen(place, command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
-    def _look(self) -> None:
-        """One turn of the loop."""
-        self._collect()
+    def look(self) -> None:
+        """See `Conductor.look`; also do what is due."""
+        self._have_ended()
         now_s = time.monotonic()
         self._read(now_s)
-        if self._pauses and not self._agents:
-            # All have ended: for the pause, unless they came to their end by themselves.
-            self._pauses = False
-            by_itself = self._run.has_ended and self._run.finish_reason != "stopped"
-            if not by_itself and not any(self._codes.values()):
-                self._start_together()
+        self.now.stopping = not self.now.pauses and (self.run_dir / STOP_FILE).exists()
         if not self._run.has_ended:
             since_s = self._training_since_s
             training_s = None if since_s is None else now_s - since_s
             due, self._pending = split(self._pending, training_s, self._run.furthest_step)
             for change in due:
                 self._apply(change)
-        if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
-            self._end_agents()
+        if self._starts_again:
+            self.now.there = self._alive
+            # Not hosts that will soon be gone, where there are others.
+            self.now.allowed = [name for name in self._alive if not self._hosts[name].leaving] or self._alive
+        else:
+            # Where workers come and go, the dead are missed by nobody; elsewhere, they have failed.
+            if self._comes_and_goes:
+                self.now.there = (*self._agents, *self.now.ended)
+                self.now.members = self.now.there or self.now.members
+            else:
+                self.now.there = self.now.members
+            self.now.allowed = self.now.members
 
-    def _collect(self) -> None:
-        for place, agent in list(self._agents.items()):
+    def has_failed(self) -> bool:
+        """See `Conductor.has_failed`; workers that come and go do without one that has failed."""
+        return super().has_failed() and (self._run.has_ended or not self._comes_and_goes)
+
+    def awaits(self) -> bool:
+        """See `Conductor.awaits`: whether it is told that a host returns."""
+        return any(change.returns for change in self._pending)
+
+    def is_over(self) -> bool:
+        """See `Conductor.is_over`; where some went on without others, those that have only just come need not begin."""
+        finished = self._run.has_ended and self._run.finish_reason != "stopped"
+        return finished and (not self._agents or (self._comes_and_goes and bool(self.now.ended)))
+
+    @property
+    def _alive(self) -> list[str]:
+        return [name for name, host in self._hosts.items() if host.alive]
+
+    def _have_ended(self) -> bool:
+        """Collect the exit codes of hosts that have ended; whether all have."""
+        for name, agent in list(self._agents.items()):
             code = agent.poll()
             if code is not None:
-                del self._agents[place]
-                self._codes[place] = code
-                if self._comes_and_goes and not self._run.has_ended:
-                    self._announce_presence()
-                elif (code != 0 or self._comes_and_goes) and self._failed_s is None:
-                    # In a run that goes on without some, those that have only just come need not begin.
-                    self._failed_s = time.monotonic()
+                del self._agents[name]
+                self.now.ended[name] = code
+                self._announce_presence()
+        return not self._agents
 
     def _read(self, now_s: float) -> None:
-        for event in self._reader.read():
+        for event in self.reader.read():
             self._run.take(event)
             if self._training_since_s is None and self._run.training_started_s is not None:
                 self._training_since_s = now_s
             rank = self._fit.look(event, now_s)
             if rank is not None:
                 self._slow_down(rank)
-        text, self._requests_read = read_from(self._run_dir / CHANGES_FILE, self._requests_read)
+        text, self._requests_read = read_from(self.run_dir / CHANGES_FILE, self._requests_read)
         self._pending += parse_requests(text.splitlines())
 
     def _apply(self, change: Change) -> None:
         """Do a change to every host that it is for, and tell."""
         before = self._hosts
-        self._hosts = [host.after(change) for host in before]
-        changed = [place for place, host in enumerate(before) if host.after(change) != host]
-        for place in changed:
-            host = self._hosts[place]
-            self._log.write(
+        self._hosts = {name: host.after(change) for name, host in before.items()}
+        changed = [name for name, host in self._hosts.items() if host != before[name]]
+        for name in changed:
+            host = self._hosts[name]
+            self.log.write(
                 CONDITION_CHANGED,
-                host=host.name,
+                host=name,
                 speed=host.speed,
                 rate_bits_per_s=host.rate_bits_per_s,
                 dies=not host.alive,
                 **{fate: True for fate in ("returns", "notice", "cut", "heals") if getattr(change, fate)},
                 step=self._run.furthest_step,
             )
-        dying = [place for place in changed if not self._hosts[place].alive]
+        dying = [name for name in changed if not self._hosts[name].alive]
         if dying:
             self._kill(dying, change)
         if change.notice:
             self._announce_presence()
-            self._pause()
         if change.returns:
             self._take_back(changed)
-        for place in changed if change.cut else ():
-            self._network.take_down(place)
-        for place in changed if change.heals else ():
-            self._network.bring_up(place)
-        living = [place for place in changed if self._hosts[place].alive]
+        for name in changed if change.cut else ():
+            self.network.take_down(self._places[name])
+        for name in changed if change.heals else ():
+            self.network.bring_up(self._places[name])
+        living = [name for name in changed if self._hosts[name].alive]
         if change.speed is not None and living:
             self._announce_conditions()
         if change.rate_bits_per_s is not None:
-            self._network.set_rates(self._rates(living))
+            self._set_rates(living)
 
-    def _kill(self, places: Sequence[int], change: Change) -> None:
-        names = ", ".join(self._hosts[place].name for place in places)
-        hosts = f"host{'s' if len(places) > 1 else ''} {names}"
+    def _kill(self, names: Sequence[str], change: Change) -> None:
         goes_on = self._comes_and_goes or self._starts_again
         if not goes_on:
+            hosts = f"host{'s' if len(names) > 1 else ''} {', '.join(names)}"
             wish = "asked for" if (change.at_s, change.at_step) == (None, None) else "scheduled"
-            self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {wish}")
-        for place in places:
-            self._network.kill(place)
-        took_part = [place for place in places if goes_on and self._agents.pop(place, None) is not None]
+            self.log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {wish}")
+        for name in names:
+            self.network.kill(self._places[name])
+            if goes_on:
+                self._agents.pop(name, None)
         self._announce_presence()
         time.sleep(_FAREWELL_S)
-        for place in places:
-            self._network.take_down(place)
-        if self._starts_again and took_part and self._agents and not self._run.has_ended:
-            self._start_together()
+        for name in names:
+            self.network.take_down(self._places[name])
 
-    def _take_back(self, places: Sequence[int]) -> None:
-        """Start hosts that were taken down again, each as a new life of the same host."""
-        for place in places:
-            self._incarnations[place] += 1
-            self._network.bring_up(place)
-            self._codes.pop(place, None)
-            if not self._starts_again:
-                self._agents[place] = self._start(place)
+    def _take_back(self, names: Sequence[str]) -> None:
+        """Bring hosts up again that were taken down, each as a new life of the same host."""
+        for name in names:
+            self._incarnations[name] += 1
+            self.network.bring_up(self._places[name])
+            self.now.ended.pop(name, None)
+            if self._starts_again:
+                self.now.fresh.add(name)
+            else:
+                self._agents[name] = self._start(name)
         self._announce_presence()
-        self._pause()
 
-    @property
-    def _there(self) -> list[int]:
-        """Hosts that take part in the next start: not those that will soon be gone, where there are others."""
-        alive = [place for place, host in enumerate(self._hosts) if host.alive]
-        return [place for place in alive if not self._hosts[place].leaving] or alive
+    def pause(self) -> None:
+        """See `Conductor.pause`."""
+        (self.run_dir / STOP_FILE).touch()
 
-    def _pause(self) -> None:
-        """All that train save a checkpoint at one step and end, to start again with other hosts."""
-        if not self._starts_again or (self._agents and not self._spec.resumes):
-            return  # a script that saves nothing would lose all that it has done
-        self._pauses = True
-        (self._run_dir / STOP_FILE).touch()
-
-    def _start_together(self) -> None:
-        """Start the workers of all hosts that are there, again; those that still run end at once."""
-        for place in self._agents:
-            self._network.kill(place)
-        self._agents, self._codes, self._failed_s, self._pauses = {}, {}, None, False
-        self._starts += 1
-        (self._run_dir / STOP_FILE).unlink(missing_ok=True)
-        names = {self._hosts[place].name for place in self._there}
-        ranks = [rank for rank, worker in enumerate(self._spec.workers) if worker.host in names]
-        hosts = tuple(host for host in self._miniature.hosts if host.name in names)
-        miniature = self._miniature.model_copy(update={"hosts": hosts, "changes": ()})
-        living = spec_of_living(self._spec, ranks, {})
-        write_spec(self._run_dir, living.model_copy(update={"miniature": miniature}), LIVING_FILE)
-        for place in self._there:
-            self._agents[place] = self._start(place)
-
-    @property
-    def _awaits_return(self) -> bool:
-        """Whether nobody is left, but somebody will be."""
-        anybody = any(host.alive for host in self._hosts)
-        return not anybody and not self._run.has_ended and any(change.returns for change in self._pending)
+    def place(self) -> None:
+        """See `Conductor.place`; workers that still run end at once."""
+        for name in self._agents:
+            self.network.kill(self._places[name])
+        self._agents, self._starts = {}, self._starts + 1
+        self.begin_generation(self.now.allowed or self.now.members)
+        if self._starts:
+            (self.run_dir / STOP_FILE).unlink(missing_ok=True)
+            ranks = [rank for rank, worker in enumerate(self.spec.workers) if worker.host in self.now.members]
+            hosts = tuple(host for host in self.miniature.hosts if host.name in self.now.members)
+            miniature = self.miniature.model_copy(update={"hosts": hosts, "changes": ()})
+            living = spec_of_living(self.spec, ranks, {})
+            write_spec(self.run_dir, living.model_copy(update={"miniature": miniature}), LIVING_FILE)
+        for name in self.now.members:
+            if self.stop_signal() is None:
+                self._agents[name] = self._start(name)
 
     def _announce_presence(self) -> None:
-        if not self._comes_and_goes:
+        if not self._comes_and_goes or self._run.has_ended:
             return
         there = {
-            host.name: HostThere(incarnation=self._incarnations[place], leaving=host.leaving)
-            for place, host in enumerate(self._hosts)
-            if host.alive and place not in self._codes
+            name: HostThere(incarnation=self._incarnations[name], leaving=host.leaving)
+            for name, host in self._hosts.items()
+            if host.alive and name not in self.now.ended
         }
-        write_presence(self._run_dir, there)
+        write_presence(self.run_dir, there)
 
     def _slow_down(self, rank: int) -> None:
         factor = self._fit.slowdown
         host = self._run.roster.host(rank)
-        self._log.write(
+        self.log.write(
             "miniature_slowed",
             factor=factor,
             step=self._run.furthest_step,
@@ -327,52 +314,50 @@ class Conductor:
             f"so everything takes {factor:g} times as long as planned",
         )
         self._announce_conditions()
-        self._network.set_rates(self._rates([place for place, host in enumerate(self._hosts) if host.alive]))
+        self._set_rates(self._alive)
 
     def _announce_conditions(self) -> None:
-        described = {host.name: host.speed for host in self._miniature.hosts}
-        factors = {host.name: host.speed / described[host.name] for host in self._hosts}
+        factors = {host.name: self._hosts[host.name].speed / host.speed for host in self.miniature.hosts}
         write_conditions(
-            self._run_dir,
+            self.run_dir,
             Conditions(
                 slowdown=self._fit.slowdown,
                 speed_factors={name: factor for name, factor in factors.items() if factor != 1},
             ),
         )
 
-    def _rates(self, places: Sequence[int]) -> dict[int, float | None]:
-        rates = {place: self._hosts[place].rate_bits_per_s for place in places}
-        return {place: None if rate is None else rate / self._fit.slowdown for place, rate in rates.items()}
+    def _set_rates(self, names: Iterable[str]) -> None:
+        rates = {self._places[name]: self._hosts[name].rate_bits_per_s for name in names}
+        slowdown = self._fit.slowdown
+        self.network.set_rates({place: None if rate is None else rate / slowdown for place, rate in rates.items()})
 
-    def _conclude(self) -> int:
-        number = self._stop_signal()
-        if number is not None:
-            return 128 + number
-        self._read(time.monotonic())
-        codes = list(self._codes.values())
-        if self._starts_again:
-            code = exit_code(codes, host_died=not codes)
-        elif self._comes_and_goes:
-            code = 0 if self._run.has_ended and 0 in codes else exit_code(codes, host_died=0 not in codes)
-        else:
-            code = exit_code(codes, host_died=not all(host.alive for host in self._hosts))
-        if code != 0 and self._run.failure is None and not self._run.has_ended:
-            reason = last_log_line(self._run_dir) or "the hosts ended without saying why"
-            self._log.write("run_failed", reason=reason)
-        return code
+    def exit_code(self, *, failed: bool) -> int:
+        """See `Conductor.exit_code`; where some went on without others, one that came to the end is enough."""
+        codes = list(self.now.ended.values())
+        if self._comes_and_goes and self._run.has_ended and 0 in codes:
+            return 0
+        return exit_code(codes, host_died=not codes or (not self._starts_again and len(self._alive) < len(self._hosts)))
+
+    def finish(self, *, failed: bool) -> None:
+        """See `Conductor.finish`."""
+        until(self._have_ended, within_s=0.0 if failed else SURVIVORS_S)
+        self._end_agents()
+
+    def let_go(self) -> None:
+        """See `Conductor.let_go`."""
+        self._end_agents()
+        if self._forks is not None:
+            self._forks.close()
 
     def _end_agents(self) -> None:
         """End the hosts that are left: agents let their workers save what they can; whoever stays longer is killed."""
         for agent in self._agents.values():
             agent.terminate()
-        deadline = time.monotonic() + _TERMINATE_S
-        while self._agents and time.monotonic() < deadline:
-            self._collect()
-            time.sleep(_LOOK_S)
+        until(self._have_ended, within_s=_TERMINATE_S)
         for agent in self._agents.values():
             agent.kill()
             agent.wait()
-        self._collect()
+        self._have_ended()
 
 
 def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
@@ -384,7 +369,10 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     spec = read_spec(run_dir)
     assert spec.miniature is not None, "the launcher has checked that"
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
-        return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
+        conductor = RehearsalConductor(
+            run_dir=run_dir, spec=spec, stop_signal=stop_signal, miniature=spec.miniature, network=network
+        )
+        return conductor.conduct()
 
 
 CONDITION_CHANGED = "condition_changed"

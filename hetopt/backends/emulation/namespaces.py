@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from hetopt.backends.processes import locks
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.interruption import in_one_piece
@@ -263,12 +264,10 @@ def find_leftovers() -> list[FoundNetwork]:
 def _locked(network_id: str, how: int) -> int | None:
     """Lock a network's first namespace; returns the descriptor that holds the lock, None where another process does."""
     descriptor = os.open(file_of(_switch(network_id)), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if locks(descriptor, how):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _is_locked(network_id: str) -> bool:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hetopt.backends.emulation.namespaces import (
     BOX_BITS_PER_S,
@@ -72,7 +73,6 @@ from hetopt.core.scaled_emulation import (
 from hetopt.optimizer.fit import LinkModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time.profiled import learned_shape
-from hetopt.optimizer.step_time.step_time import step_time
 
 HEADROOM = 1.4
 """Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
@@ -86,6 +86,9 @@ BUILD_S = 1.0
 
 REHEARSED_LOG_SD = 0.03
 """Declared times are kept to the millisecond; what is left is how punctually a worker wakes up."""
+
+
+Limited = TypeVar("Limited", EmulatedHost, Change)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +109,10 @@ class Scale:
         """A link of the cluster in the miniature."""
         return min(bits_per_s / self.links, self.fastest_bits_per_s)
 
-    def host(self, host: EmulatedHost) -> EmulatedHost:
-        """The host with its link as it is in the miniature."""
-        rate = host.rate_bits_per_s
-        return host.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
-
-    def change(self, change: Change) -> Change:
-        """The change with its rate as it is in the miniature."""
-        rate = change.rate_bits_per_s
-        return change.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
+    def of(self, limited: Limited) -> Limited:
+        """A host, or a change of one, with its link as it is in the miniature."""
+        rate = limited.rate_bits_per_s
+        return limited.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
 
     def declare(self, host: WantedHost, samples: int) -> DeclaredTime:
         """What a worker of the host declares.
@@ -187,7 +185,7 @@ def rehearse(
         notes = [*([remark(wanted)] if stands_in else []), *notes]
     else:
         scale = Scale(time=factor, links=1.0)
-        notes = _describe(hosts, scale, here)
+        notes = _describe(scale, here)
     run = miniature_run(plan.run, hosts, shares, changes, here, scale)
     computed = zip(_workers(hosts), shares, strict=True)
     # All do the optimizer's step at once, after the exchange.
@@ -242,22 +240,13 @@ def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tu
     return scale, notes
 
 
-def _describe(hosts: Sequence[WantedHost], scale: Scale, here: SmallWorkers) -> list[str]:
+def _describe(scale: Scale, here: SmallWorkers) -> list[str]:
     """What the numbers of a description mean here."""
     sample = formatting.duration(scale.time * here.alone.per_sample_s)
-    fit = "1 worker fits" if here.workers == 1 else f"{here.workers} workers fit"
-    processors = "1 processor" if here.processors == 1 else f"{here.processors} processors"
-    notes = [
+    return [
         f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
-        f"alone: {fit} on {processors} that way. Link rates are as described."
+        f"alone: {here.workers} workers fit on {here.processors} processors that way. Link rates are as described."
     ]
-    fastest = max((host.host.rate_bits_per_s or 0.0 for host in hosts), default=0.0)
-    if len(hosts) > 1 and fastest > BOX_BITS_PER_S:
-        notes.append(
-            f"Links of {formatting.bit_rate(fastest)} are more than this machine is known to carry "
-            f"({formatting.bit_rate(BOX_BITS_PER_S)}), and may be slower."
-        )
-    return notes
 
 
 def miniature_run(
@@ -285,9 +274,9 @@ def miniature_run(
                 for host, samples in zip(_workers(hosts), shares, strict=True)
             ),
             "miniature": ScaledEmulation(
-                hosts=tuple(scale.host(host.host) for host in hosts),
+                hosts=tuple(scale.of(host.host) for host in hosts),
                 time_factor=scale.links,
-                changes=tuple(scale.change(change) for change in changes),
+                changes=tuple(scale.of(change) for change in changes),
             ),
         }
     )
@@ -325,28 +314,21 @@ def _predict(
     model, profile = here.model, plan.profile
     assert run.miniature is not None
     hosts = run.miniature.hosts
-    step = step_time(
-        compute_s,
-        exchange_s=exchange.exchange_s,
-        compress_s=exchange.compress_s,
-        overlap=exchange.overlap,
-    )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
     # share in turn; they were measured on the whole host.
     samples = min(here.fitted.largest_measured, model.whole_host.largest_measured)
     slower = times_as_long(here.work_s, model.whole_host.time_s, samples)
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
     evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
-    compute_share = step.compute_s / step.step_time_s
     # All agents start at once, then all workers; each of both is one processor's work. The profile's start-up was that
     # of one agent and, after it, of workers with a processor each.
     worker_s = WORKER_S if profile.startup_s is None else max(0.0, profile.startup_s - AGENT_S)
     return predict_run(
         model,
         plan,
-        step,
+        compute_s,
         exchange,
-        step_log_sd=math.hypot(compute_share * REHEARSED_LOG_SD, (1 - compute_share) * exchange.log_sd),
+        compute_log_sd=REHEARSED_LOG_SD,
         evaluation_s=evaluation_s,
         startup_s=BUILD_S + AGENT_S * max(1.0, len(hosts) / here.cpus) + worker_s * max(1.0, here.workers / here.cpus),
     )

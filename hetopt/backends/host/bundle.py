@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import hetopt.core
@@ -221,6 +222,7 @@ LEFT_OUT = (
     "ec2/renter",
     "host/bundle.py",
     "host/look.py",
+    "conductor.py",
     "emulation",
     "on_this_machine.py",
     "prediction.py",
@@ -265,9 +267,7 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
             given data that they lack.
     """
     locks = list(_locks())
-    files: list[tuple[str, bytes]] = [*locks]
-    for name in PARTS:
-        files += _sources(name)
+    files = [*locks, *chain.from_iterable(map(_sources, PARTS))]
     where, colon, attribute = task.rpartition(":")
     if script:
         files += _own(Path(script[0]), locks, rented=rented)

@@ -21,7 +21,7 @@ from pydantic import Field
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.host import look
 from hetopt.backends.ssh.gpus import places
-from hetopt.backends.ssh.link import Conversation
+from hetopt.backends.ssh.link import SSH, Conversation, Link
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
@@ -130,7 +130,7 @@ class HostFound:
 
 
 def check_hosts(
-    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None
+    hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
 ) -> tuple[HostFound, ...]:
     """Ask all hosts at once, and let each try the ways to all others.
 
@@ -138,10 +138,11 @@ def check_hosts(
         hosts: to ask.
         spec: of the run that they are to take part in; None: none yet.
         reading: how its job reads samples; None: it is not known.
+        link: to each host.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
         source = inspect.getsource(look)
-        talks = [Conversation(host=host, source=source) for host in hosts]
+        talks = [Conversation(host=host, source=source, link=link) for host in hosts]
         try:
             token = secrets.token_hex(32)
             answers = list(pool.map(lambda talk: _facts(talk, token), talks))
@@ -392,19 +393,15 @@ def _version(text: str) -> tuple[int, ...]:
     return () if found is None else (int(found[1]), int(found[2]))
 
 
-def together(
-    hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways], here: str | None = None
-) -> dict[str, list[Trouble]]:
+def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
     """What of several hosts would keep them from training together, by host.
 
     Args:
         hosts: in order.
         seen: what they say of themselves.
         ways: how they reach each other.
-        here: what this machine is, as `look.identity` has it; absent: as it is.
     """
     found: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
-    this = look.identity() if here is None else here
     first: dict[str, str] = {}
     own = {host.name for host in hosts if not host.install}
     torches = {name: told for name, one in seen.items() if name in own and (told := one.packages.get("torch"))}
@@ -413,9 +410,6 @@ def together(
         if one.identity in first:
             found[name].append(Trouble(f"it is the same machine as {first[one.identity]}", "leave one of them out"))
         first.setdefault(one.identity, name)
-        if one.identity == this:
-            said = "it is this machine: it trains beside whatever you do here"
-            found[name].append(Trouble(said, "leave it out, or give it `hours`", "unknown"))
         if name in torches and _version(torches[name]) != _version(torches[newest]):
             said = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
             hint = "install the same there: results of two versions differ in their last digits"

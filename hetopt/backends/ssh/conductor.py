@@ -1,25 +1,25 @@
 """The process that owns a run on machines of one's own: it connects to them, places them, and keeps what they tell.
 
-``python -m hetopt.backends.ssh.conductor RUN_DIR [PARENT_PID]``. Every host's part lives as long as its connection, so
-when this process ends, by whatever signal, all of it ends. A host that is lost leaves the others to go on from the last
-checkpoint; one whose hours end, or that comes back, is a reason to save a checkpoint at one step and
-to go on with those that are there then (`next_move`).
+``python -m hetopt.backends.ssh.conductor RUN_DIR PARENT_PID``. Every host's part lives as long as its connection, so
+when this process ends, by whatever signal, all of it ends. Who is there, and may be used now, is told here; what that
+leads to is decided by `hetopt.backends.conductor`. Another `Link` than ssh reaches other kinds of hosts.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from hetopt.backends.backend import MOST_IDLE, advances, back_off_s, is_given_up
+from hetopt.backends.backend import MOST_IDLE, advances, back_off_s, is_given_up, until
+from hetopt.backends.conductor import SURVIVORS_S, Conductor
 from hetopt.backends.host.protocol import (
     OUTCOME_OBJECT,
     Latest,
@@ -34,12 +34,12 @@ from hetopt.backends.host.protocol import (
 )
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
-from hetopt.backends.ssh.link import Link
+from hetopt.backends.ssh.link import SSH, Link, Part
 from hetopt.backends.ssh.objects import FolderObjects
 from hetopt.core.artifact import read_words, write_atomically
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
-from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
+from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.hosts import CPU
 from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import new_secret
@@ -47,79 +47,21 @@ from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, OBJECTS_FOLDER, STOP_FILE, host_log_folder, read_spec
 from hetopt.core.run_spec import RunSpec, host_names
-from hetopt.core.run_status import exit_code, failure_reason, last_log_line
+from hetopt.core.run_status import last_log_line
 
 BUNDLE_FILE = "bundle.tar.gz"
-TURN_S = 0.1
 AGAIN_S = 5.0
 """Between tries to reach a host that is away."""
 UNHEARD_S = 10.0
 """A host that asks for nothing for so long is told of: it asks several times a second."""
 SILENT_S = 45.0
 """One that asks for nothing for so long is lost."""
-SURVIVORS_S = 20.0
-"""Once a host's workers have failed, those of the others end by themselves, or are ended after so long."""
 MOST_SKEW_S = 2.0
 """Between the clocks of two machines: answers take part of it, and no figure of a run is finer."""
 RETURN_WITHIN_S = 600.0
 """How long a run without any host waits for one."""
 _LATER = Lease(end_s=1e11, stop_training_s=1e11)
 _NOW = Lease(end_s=1e11, stop_training_s=0.0)
-
-Move = Literal["go on", "place", "pause", "wait", "end", "fail"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """What a decision rests on.
-
-    Attributes:
-        members: hosts of the present generation.
-        there: hosts that are connected.
-        fresh: those of them that came after the last placement: what they were in it is lost.
-        allowed: hosts that may be used now.
-        ended: exit code of each member whose workers have ended in this generation.
-        failed_for_s: since the first of them failed.
-        pauses: whether all were told to save a checkpoint and wait.
-        over: whether the run came to an end of its own.
-        stopping: whether somebody wished its end.
-        resumes: whether it goes on from checkpoints.
-    """
-
-    members: Collection[str]
-    there: Collection[str]
-    allowed: Collection[str]
-    fresh: Collection[str] = ()
-    ended: Mapping[str, int] = field(default_factory=dict)
-    failed_for_s: float = 0.0
-    pauses: bool = False
-    over: bool = False
-    stopping: bool = False
-    resumes: bool = True
-
-
-def next_move(now: Situation) -> Move:
-    """What to do next. Pure: the same situation gives the same move.
-
-    place: say who takes part, with all that are there and may be used. pause: have a checkpoint saved, to place after
-    it. wait: nobody is there. end: nothing is left to do. fail: no other machine would mend it.
-    """
-    if now.over or (now.stopping and set(now.ended) >= set(now.members)):
-        return "end"
-    if now.stopping:
-        return "go on" if set(now.members) <= set(now.there) - set(now.fresh) else "end"
-    able = set(now.there) & set(now.allowed)
-    if not set(now.members) <= set(now.there) - set(now.fresh):
-        return "place" if able else "wait"
-    if set(now.ended) >= set(now.members):
-        if now.pauses:
-            return "place" if able else "wait"
-        return "fail"
-    if any(now.ended.values()) and now.failed_for_s > SURVIVORS_S:
-        return "fail"
-    if able != set(now.members) and not now.pauses and not now.ended and now.resumes:
-        return "pause"
-    return "go on"
 
 
 def in_our_time(lines: bytes, ahead_s: float) -> bytes:
@@ -139,74 +81,50 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
 
 
 @dataclass(kw_only=True)
-class Conductor:
-    """Conducts one run from beginning to end.
+class HostsConductor(Conductor):
+    """Conducts one run on hosts whose agents are connected to.
 
     Attributes:
-        run_dir: its folder.
-        spec: the run, its workers in the order of their hosts' addresses.
-        inventory: its hosts.
-        stop_signal: the signal that asked this process to end, if any did.
+        inventory: the hosts. The workers of the run are in the order of their addresses.
+        link: to each of them.
     """
 
-    run_dir: Path
-    spec: RunSpec
     inventory: Inventory
-    stop_signal: StopSignal
-    _links: dict[str, Link] = field(default_factory=dict)
-    _coming: dict[str, Future[Link]] = field(default_factory=dict)
+    link: Link = SSH
+    _links: dict[str, Part] = field(default_factory=dict)
+    _coming: dict[str, Future[Part]] = field(default_factory=dict)
     _again_s: dict[str, float] = field(default_factory=dict)
     _idle: dict[str, int] = field(default_factory=dict)
     _has_brought: bool = False
-    _members: tuple[str, ...] = ()
-    _ended: dict[str, int] = field(default_factory=dict)
-    _failed_s: float | None = None
-    _generation: int = -1
-    _pauses: bool = False
-    _stopping: bool = False
-    _alone_s: float | None = None
-    _fresh: set[str] = field(default_factory=set)
+    _there_s: float = math.inf
     _unheard: set[str] = field(default_factory=set)
     _ahead_s: dict[str, float] = field(default_factory=dict)
-    _reasons: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         """Open what the run has."""
+        super().__post_init__()
         self._objects = FolderObjects(folder=self.run_dir / OBJECTS_FOLDER)
         self._objects.folder.mkdir(exist_ok=True)
         self._models = FolderObjects(folder=self.run_dir)
-        self._log = EventLog(self.run_dir / EVENTS_FILE)
-        self._reader = EventReader(path=self.run_dir / EVENTS_FILE)
         self._names = host_names(self.spec)
         self._code = (self.run_dir / BUNDLE_FILE).read_bytes()
         self._pool = ThreadPoolExecutor(max_workers=len(self._names))
         # Those who were placed by an earlier launch must not be met.
-        before = self._objects.get(PLACEMENT_OBJECT)
-        placed = None if before is None else Placements.of_json(before)
+        placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT) or b"")
         self._generation = -1 if placed is None else placed.generation
         self._secret = new_secret()
 
-    def conduct(self) -> int:
-        """Stay until the run is over; the exit code is hetopt's."""
-        try:
-            self._objects.put(LEASE_OBJECT, _LATER.model_dump_json().encode())
-            self._objects.delete(OUTCOME_OBJECT)
-            self._objects.delete(PLACEMENT_OBJECT)
-            self._reach(self._allowed())
-            for name, reason in self.inventory.left_out.items():
-                self._tell_absent(name, reason)
-            self._receive_first()
-            self._place()
-            while self.stop_signal() is None:
-                move = next_move(self._situation())
-                if move in ("end", "fail"):
-                    return self._conclude(failed=move == "fail")
-                self._make(move)
-                time.sleep(TURN_S)
-            return 128 + (self.stop_signal() or 0)
-        finally:
-            self._let_go()
+    def begin(self) -> None:
+        """See `Conductor.begin`."""
+        self._objects.put(LEASE_OBJECT, _LATER.model_dump_json().encode())
+        self._objects.delete(OUTCOME_OBJECT)
+        self._objects.delete(PLACEMENT_OBJECT)
+        self._reach(self._allowed())
+        for name, reason in self.inventory.left_out.items():
+            self._tell_absent(name, reason)
+        self._receive_first()
+        self.place()
 
     def _receive_first(self) -> None:
         """Wait for every host that is tried at first.
@@ -214,36 +132,20 @@ class Conductor:
         Raises:
             HetoptError: none was reached.
         """
-        refusals: dict[str, HetoptError] = {}
-        for name, coming in list(self._coming.items()):
-            try:
-                self._arrived(name, coming)
-            except HetoptError as error:
-                refusals[name] = error
-        if refusals and not self._links:
-            raise next(iter(refusals.values()))
+        refusals = {name: refusal for name in list(self._coming) if (refusal := self._arrived(name)) is not None}
         for name, refusal in refusals.items():
+            if not self._links:
+                raise refusal
             self._tell_absent(name, refusal.message)
 
     def _tell_absent(self, name: str, reason: str | None) -> None:
         """Log that a host takes no part any more, and why, where it does not come back by itself."""
         said = None if reason is None else f"{one_line(reason.rstrip('.'))[:500]}; the run goes on without it"
-        self._log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
+        self.log.write("condition_changed", host=name, dies=True, **({} if said is None else {"reason": said}))
 
-    def _make(self, move: Move) -> None:
+    def look(self) -> None:
+        """See `Conductor.look`; also hear what the user wishes."""
         now_s = time.monotonic()
-        if move == "place":
-            self._place()
-        elif move == "pause":
-            self._pause()
-        # Whoever has them for himself gives them back.
-        self._alone_s = (self._alone_s or now_s) if move == "wait" and self._allowed() else None
-        if self._alone_s is not None and now_s - self._alone_s > RETURN_WITHIN_S:
-            raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
-        self._look(now_s)
-
-    def _look(self, now_s: float) -> None:
-        """See who went and who came, and hear what the user wishes."""
         for name, link in list(self._links.items()):
             silent_s = now_s - link.heard_s
             if not link.is_over and silent_s > SILENT_S:
@@ -251,11 +153,11 @@ class Conductor:
             unheard = link.speaks and silent_s > UNHEARD_S
             if unheard != (name in self._unheard) and not link.is_over:
                 self._unheard ^= {name}
-                self._log.write("condition_changed", host=name, **{"cut" if unheard else "heals": True})
+                self.log.write("condition_changed", host=name, **{"cut" if unheard else "heals": True})
             if link.is_over:
                 del self._links[name]
                 self._unheard.discard(name)
-                if name in self._members and not self._stopping:
+                if name in self.now.members and not self.now.stopping:
                     # Whoever comes back must not take the place that is lost.
                     with self._lock:
                         self._objects.delete(PLACEMENT_OBJECT)
@@ -264,13 +166,17 @@ class Conductor:
                 self._again_s[name] = now_s + back_off_s(AGAIN_S, self._idle.get(name, 0))
         for name, coming in list(self._coming.items()):
             if coming.done():
-                self._arrived(name, coming)
-        if (self.run_dir / STOP_FILE).exists() and not self._stopping:
-            self._stopping = True
+                self._arrived(name)
+        if (self.run_dir / STOP_FILE).exists() and not self.now.stopping:
+            self.now.stopping = True
             with self._lock:
                 self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
-        if not self._stopping:
-            self._reach([name for name in self._allowed() if now_s >= self._again_s.get(name, 0.0)])
+        self.now.there, self.now.allowed = list(self._links), self._allowed()
+        if not self.now.stopping:
+            self._reach([name for name in self.now.allowed if now_s >= self._again_s.get(name, 0.0)])
+        # Whoever has all of them for himself gives them back.
+        if not self.now.allowed or set(self.now.allowed) & set(self._links):
+            self._there_s = now_s
 
     def _why_given_up(self, name: str) -> str | None:
         """Count the placement that a host has ended; where that was one too many, return why it is given up.
@@ -289,27 +195,36 @@ class Conductor:
 
     def _brings(self) -> bool:
         """Whether a step was done since the last placement, as far as the log tells."""
-        self._has_brought |= any(map(advances, self._reader.read()))
+        self._has_brought |= any(map(advances, self.reader.read()))
         return self._has_brought
 
-    def _arrived(self, name: str, coming: Future[Link]) -> None:
-        """Take a host in that was connected to.
+    def _arrived(self, name: str) -> HetoptError | None:
+        """Take a host in, once it was connected to; why it was not, if so."""
+        try:
+            self._links[name] = self._coming.pop(name).result()
+        except HetoptError as refusal:
+            self._again_s[name] = time.monotonic() + AGAIN_S
+            return refusal
+        self.now.fresh.add(name)
+        self._ahead_s.pop(name, None)
+        if self.now.members:
+            self.log.write("condition_changed", host=name, returns=True)
+        return None
+
+    def awaits(self) -> bool:
+        """See `Conductor.awaits`.
 
         Raises:
-            HetoptError: it was not, and the run has not begun.
+            RunFailed: all are gone for too long.
         """
-        del self._coming[name]
-        try:
-            self._links[name] = coming.result()
-        except HetoptError:
-            self._again_s[name] = time.monotonic() + AGAIN_S
-            if not self._members:
-                raise
-        else:
-            self._fresh.add(name)
-            self._ahead_s.pop(name, None)
-            if self._members:
-                self._log.write("condition_changed", host=name, returns=True)
+        if time.monotonic() - self._there_s > RETURN_WITHIN_S:
+            raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
+        return True
+
+    def is_over(self) -> bool:
+        """See `Conductor.is_over`."""
+        with self._lock:
+            return is_over(self._objects.get(OUTCOME_OBJECT), self._generation)
 
     def _allowed(self) -> list[str]:
         """Hosts within their hours that can take part and are not given up."""
@@ -318,30 +233,15 @@ class Conductor:
         kept = (name for name in self._names if name in fit and not is_given_up(self._idle.get(name, 0)))
         return [name for name in kept if self.inventory.host(name).may_be_used(moment)]
 
-    def _situation(self) -> Situation:
-        with self._lock:
-            outcome = self._objects.get(OUTCOME_OBJECT)
-            ended = dict(self._ended)
-        if self._failed_s is None and any(ended.values()):
-            self._failed_s = time.monotonic()
-        return Situation(
-            members=self._members,
-            there=list(self._links),
-            fresh=self._fresh,
-            allowed=self._allowed(),
-            ended=ended,
-            failed_for_s=0.0 if self._failed_s is None else time.monotonic() - self._failed_s,
-            pauses=self._pauses,
-            over=is_over(outcome, self._generation),
-            stopping=self._stopping,
-            resumes=self.spec.resumes,
-        )
+    def place(self) -> None:
+        """See `Conductor.place`.
 
-    def _place(self) -> None:
-        """Say who takes part from now on, and from which checkpoint."""
+        Raises:
+            RunFailed: none may be used, and the run has not begun.
+        """
         allowed = self._allowed()
         members = [name for name in self._names if name in self._links and name in allowed]
-        if not members and self._members:
+        if not members and self.now.members:
             return  # they were taken back just now
         if not members:
             raise RunFailed(
@@ -352,26 +252,23 @@ class Conductor:
         with self._lock:
             latest = Latest.of(self._objects.get(LATEST_OBJECT) or b"")
             self._generation += 1
-            self._fresh = set()
-            self._members, self._ended, self._failed_s, self._pauses = tuple(members), {}, None, False
-            self._reasons = []
+            self.begin_generation(members)
             self._brings()
             self._has_brought = False
             self._announce(spec, members, None if latest is None else latest.checkpoint)
 
-    def _pause(self) -> None:
-        """Have all save a checkpoint and wait: some join, or some have to leave."""
-        for name in set(self._members) - set(self._allowed()):
-            self._log.write("condition_changed", host=name, notice=True)
+    def pause(self) -> None:
+        """See `Conductor.pause`."""
+        for name in set(self.now.members) - set(self._allowed()):
+            self.log.write("condition_changed", host=name, notice=True)
         with self._lock:
-            self._pauses = True
             placed = Placements.of_json(self._objects.get(PLACEMENT_OBJECT) or b"")
             assert placed is not None, "it was placed before"
-            self._announce(placed.spec, self._members, placed.resume_from)
+            self._announce(placed.spec, self.now.members, placed.resume_from)
 
     def _announce(self, spec: RunSpec, members: Sequence[str], resume_from: str | None) -> None:
         places = {self._id(name): Place(host=name, address=self.inventory.address(name)) for name in members}
-        data = placement_json(spec, places, self._generation, resume_from, pauses=self._pauses)
+        data = placement_json(spec, places, self._generation, resume_from, pauses=self.now.pauses)
         self._objects.put(PLACEMENT_OBJECT, data)
 
     def _id(self, name: str) -> str:
@@ -384,9 +281,10 @@ class Conductor:
             if name not in self._links and name not in self._coming:
                 self._coming[name] = self._pool.submit(self._connected, name)
 
-    def _connected(self, name: str) -> Link:
-        link = Link(
+    def _connected(self, name: str) -> Part:
+        part = Part(
             host=self.inventory.host(name),
+            link=self.link,
             objects=self._objects,
             models=self._models,
             lock=self._lock,
@@ -395,15 +293,15 @@ class Conductor:
         )
         config: dict[str, object] = {"id": self._id(name), "spec_sha256": spec_digest(self.spec)}
         # What is not asked for is not said: a run that goes on has the code that it began with.
-        if CPU not in link.host.devices:
-            config["devices"] = list(link.host.devices)
+        if CPU not in part.host.devices:
+            config["devices"] = list(part.host.devices)
         config["group_secret"] = self._secret
         try:
-            link.take_part(self.run_dir.name, self._code, self.inventory.bundle_sha256, config)
+            part.take_part(self.run_dir.name, self._code, self.inventory.bundle_sha256, config)
         except HetoptError:
-            link.cut()
+            part.cut()
             raise
-        return link
+        return part
 
     def _keep(self, host: str, name: str, data: bytes) -> None:
         """What a host has written: events and logs become those of the run; the lock is held."""
@@ -422,40 +320,31 @@ class Conductor:
             self._ahead_s.setdefault(host, said.time_s - time.time())
             code = said.does.removeprefix("ended with ")
             if code != said.does and said.generation == self._generation:
-                self._ended[host] = int(code)
-                self._reasons += [said.reason[:500]] if said.reason else []
+                self.now.ended[host] = int(code)
+                self.reasons += [said.reason[:500]] if said.reason else []
 
-    def _conclude(self, *, failed: bool) -> int:
-        """Let the hosts bring what they have, and say how it ended."""
+    def finish(self, *, failed: bool) -> None:
+        """See `Conductor.finish`."""
         self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
-        if not failed:
-            until = time.monotonic() + SURVIVORS_S
-            while any(not link.is_over for link in self._links.values()) and time.monotonic() < until:
-                time.sleep(TURN_S)
-        code = exit_code(list(self._ended.values()), host_died=failed and not self._ended)
-        events = read_log(self.run_dir / EVENTS_FILE).events
-        if failed and failure_reason(events) is None:
-            said = self._reasons[0] if self._reasons else last_log_line(self.run_dir)
-            self._log.write("run_failed", reason=said or "the hosts ended without saying why")
-        return code
+        until(lambda: all(part.is_over for part in self._links.values()), within_s=0.0 if failed else SURVIVORS_S)
 
-    def _let_go(self) -> None:
-        """End every host's part; what is left of it there goes."""
+    def let_go(self) -> None:
+        """See `Conductor.let_go`; what is left of it there goes."""
         for coming in self._coming.values():
             coming.add_done_callback(lambda done: None if done.exception() else done.result().cut())
-        list(self._pool.map(Link.end, self._links.values()))
+        list(self._pool.map(Part.end, self._links.values()))
         self._pool.shutdown(wait=True)
-        self._log.close()
 
 
-def train(run_dir: Path, stop_signal: StopSignal) -> int:
-    """Conduct the run in a folder.
+def train(run_dir: Path, stop_signal: StopSignal, link: Link = SSH) -> int:
+    """Conduct the run in a folder, whose hosts are reached by a link.
 
     Raises:
         BadInput: the folder has no run on hosts of one's own.
     """
     spec, inventory = read_spec(run_dir), Inventory.load(run_dir / INVENTORY_FILE)
-    return Conductor(run_dir=run_dir, spec=spec, inventory=inventory, stop_signal=stop_signal).conduct()
+    conductor = HostsConductor(run_dir=run_dir, spec=spec, inventory=inventory, stop_signal=stop_signal, link=link)
+    return conductor.conduct()
 
 
 if __name__ == "__main__":

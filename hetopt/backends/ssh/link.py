@@ -180,6 +180,26 @@ _ADVICE = (
 """What to do, by what ssh says (OpenSSH, `sshconnect.c`, `ssh.c`, `auth-pam.c`); the first that fits."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How a command is run on a host, with its bytes in both directions and its end: by ssh, or by what is like it.
+
+    Attributes:
+        argv: the command line here that runs a command there, for the user's shell.
+        why_unreached: by that one's exit code and its complaint, why the command never ran; None: it did.
+    """
+
+    argv: Callable[[Host, str], Sequence[str]]
+    why_unreached: Callable[[Host, int, str], HetoptError | None]
+
+
+def _why_unreached(host: Host, code: int, complaint: str) -> HetoptError | None:
+    unreached = code == UNREACHED or re.search("password", complaint, re.IGNORECASE)
+    return why_unreached(host, complaint) if unreached else None
+
+
+SSH = Link(argv=ssh_argv, why_unreached=_why_unreached)
+
 BEGIN_WITHIN_S = 120.0
 """Connecting, and sending the code."""
 INSTALL_WITHIN_S = 1800.0
@@ -226,6 +246,7 @@ class Conversation:
     Attributes:
         host: which.
         source: of the program.
+        link: to the host.
         errors: the file that gets what it complains of, as far as that is read; None: none.
         asked_s: when the program was started here, seconds since the epoch.
         end_s: how long the program may take to end once it is let go.
@@ -233,6 +254,7 @@ class Conversation:
 
     host: Host
     source: str
+    link: Link = SSH
     errors: Path | None = None
     asked_s: float = 0.0
     end_s: float = 5.0
@@ -269,7 +291,7 @@ class Conversation:
         if self.errors is not None:
             self.errors.parent.mkdir(parents=True, exist_ok=True)
         code, pipe = self.source.encode(), subprocess.PIPE
-        argv = ssh_argv(self.host, python_command(self.host.python, code))
+        argv = self.link.argv(self.host, python_command(self.host.python, code))
         try:
             self._ssh = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except OSError as error:
@@ -355,8 +377,8 @@ class Conversation:
         code = self._let_go()
         self._silent.wait(self.end_s)
         complaint = self._complaints.replace(b"\0", b"").decode(errors="replace")
-        if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
-            return why_unreached(self.host, complaint)
+        if (unreached := self.link.why_unreached(self.host, code, complaint)) is not None:
+            return unreached
         if is_late:
             return RunFailed(
                 f"{self.host.name} has begun to answer and says nothing more.", hint="see whether it is overloaded"
@@ -380,8 +402,8 @@ class Conversation:
 
 
 @dataclass(kw_only=True)
-class Link(Conversation):
-    """One host, from the moment that it is connected to until it is gone.
+class Part(Conversation):
+    """One host's part in a run, from the moment that it is connected to until it is gone.
 
     Attributes:
         objects: what it may read and write of the run.

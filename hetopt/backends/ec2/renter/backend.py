@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.backends.backend import Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle, check_place
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, Loop, read_lease
@@ -199,11 +199,7 @@ def _ended(folder: Path, launch: Launch) -> ClusterState:
     Raises:
         BadInput: it is not, or ran elsewhere.
     """
-    if launch.on != "ec2":
-        raise BadInput(
-            f"{folder.name} was started on {launch.on}, and goes on there.",
-            hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
-        )
+    check_place(launch, folder, Ec2.PLACE)
     seen = last_seen(folder)
     if not seen.time_s:
         raise BadInput(f"{folder.name} never had its machines.", hint="launch its plan anew")

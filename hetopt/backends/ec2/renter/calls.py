@@ -26,7 +26,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone, filters
 from hetopt.backends.ec2.renter.request import Edge, Request, if_there, read
-from hetopt.backends.host.protocol import Renewal
+from hetopt.backends.host.protocol import Lease, Renewal
 from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 
@@ -444,23 +444,15 @@ def lease_call(
     Args:
         order: of the run.
         end_s: until when they live, seconds since the epoch.
-        stop_training_s: until when they train.
+        stop_training_s: until when they train; 0: they save a checkpoint and end.
         over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
             ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
         renewal: by what machines extend it themselves.
     """
-    told: dict[str, object] = {"end_s": round(end_s, 1), "stop_training_s": round(stop_training_s, 1)}
-    if renewal is not None:
-        told["renewal"] = renewal.model_dump(mode="json")
-    request = _lease(order, "lease", told, "until when the machines may live, by the budget")
+    lease = Lease(end_s=round(end_s, 1), stop_training_s=round(stop_training_s, 1), renewal=renewal)
+    step, purpose = "lease", "until when the machines may live, by the budget"
+    if lease.wishes_end:
+        step, purpose = "stop", "the wish that the run ends, with a checkpoint"
+    body = lease.model_dump_json(exclude_none=True).encode()
+    request = put_object(order, step, f"{order.prefix}/{LEASE_OBJECT}", body, purpose)
     return request if over is None else replace(request, parameters={**request.parameters, "IfMatch": over})
-
-
-def stop_call(order: Order, end_s: float) -> Request:
-    """Tell the machines to save a checkpoint and end."""
-    told: dict[str, object] = {"end_s": round(end_s, 1), "stop_training_s": 0.0}
-    return _lease(order, "stop", told, "the wish that the run ends, with a checkpoint")
-
-
-def _lease(order: Order, step: str, told: dict[str, object], purpose: str) -> Request:
-    return put_object(order, step, f"{order.prefix}/{LEASE_OBJECT}", json.dumps(told).encode(), purpose)

@@ -13,13 +13,12 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hetopt.backends.backend import RunHandle, advances, is_finished
+from hetopt.backends.backend import RunHandle, advances, is_finished, until
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.order import (
@@ -64,7 +63,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     reconcile,
     renewal_of,
 )
-from hetopt.backends.ec2.renter.removal import LOOK_S, Found, Remover, until
+from hetopt.backends.ec2.renter.removal import LOOK_S, Found, Remover
 from hetopt.backends.ec2.renter.request import (
     LEDGER_FILE,
     SETTLES_S,
@@ -81,6 +80,7 @@ from hetopt.backends.ec2.renter.request import (
     read_ledger,
 )
 from hetopt.backends.host.protocol import LOG_TAIL_BYTES, Latest, Lease, Renewal, placement_json, ranked_spec, without
+from hetopt.backends.processes import locks
 from hetopt.core.artifact import write_atomically
 from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
@@ -242,9 +242,10 @@ class Loop:
         Raises:
             CloudRefused: the cloud does not answer.
         """
-        with self._alone() as alone:
+        with (self.run_dir / ".watch.lock").open("w") as stream:
+            is_alone = locks(stream.fileno(), fcntl.LOCK_EX)
             before = last_seen(self.run_dir)
-            if not alone:
+            if not is_alone:
                 return before
             objects = self._list(f"{self.order.prefix}/state/")
             beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
@@ -333,16 +334,6 @@ class Loop:
         request = read("s3", "list_objects_v2", "what the machines wrote", Prefix=prefix, **place, **more)
         return sorted(self.edge(request).get("Contents", ()), key=lambda one: str(one["Key"]))
 
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        with (self.run_dir / ".watch.lock").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
-
     def settle(self, state: ClusterState) -> ClusterState:
         """Do whatever a look asks for, until nothing is left to do before the next.
 
@@ -399,7 +390,7 @@ class Loop:
             case Extend():
                 return self.extend(state, action.end_s, action.stop_training_s, action.renewal)
             case Stop():
-                self.edge(calls.stop_call(self.order, state.lease_end_s or self.clock()))
+                self.edge(calls.lease_call(self.order, state.lease_end_s or self.clock(), 0.0))
             case End():
                 Remover(edge=self.edge, sleep=self.sleep).end_machines(action.ids)
             case Pause():
@@ -776,7 +767,7 @@ class Loop:
                     )
             return len(found) == len(ids) and all(one.get("PrivateIpAddress") for one in found.values())
 
-        if not until(have_addresses, self.sleep, every_s=_ADDRESSES_EVERY_S, within_s=ADDRESSES_WITHIN_S):
+        if not until(have_addresses, within_s=ADDRESSES_WITHIN_S, every_s=_ADDRESSES_EVERY_S, sleep=self.sleep):
             raise CloudRefused(
                 f"{len(ids) - len(found)} of {len(ids)} machines have not appeared in {ADDRESSES_WITHIN_S:.0f} s.",
                 hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
@@ -984,9 +975,9 @@ class Ec2Launcher:
                 within_s = loop.order.checkpoint_s + self.patience_s if began else 0.0
                 until(
                     lambda: not loop.machines_now(last_seen(run_dir)).alive,
-                    self.sleep,
-                    every_s=LOOK_S,
                     within_s=within_s,
+                    every_s=LOOK_S,
+                    sleep=self.sleep,
                 )
                 state = last_seen(run_dir)
             except CloudRefused as refused:

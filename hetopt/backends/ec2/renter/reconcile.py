@@ -371,11 +371,9 @@ def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
     hopeless = hopeless_hosts(order, state, hosts)
     if not hopeless:
         return None
-    machines = failed(state.machines, order.life)
-    mine = [machine for machine in machines if machine.host in hopeless] or machines
     return Note(
         state=_with(state, given_up=(*state.given_up, *hopeless)),
-        unbooted=tuple(mine),
+        unbooted=tuple(machine for machine in failed(state.machines, order.life) if machine.host in hopeless),
         say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
     )
 
@@ -394,10 +392,9 @@ def _wait_for(
 ) -> Action | None:
     """The same run on the machines that come for those that were lost, if they are to be had."""
     state = observed.state
-    if any(host in state.given_up for host in lost):
-        machines = failed(state.machines, order.life)
-        mine = [machine for machine in machines if machine.host in lost and machine.host in state.given_up]
-        return Clear(state=state, say=refused.message, unbooted=tuple(mine or machines))
+    if given_up := [host for host in lost if host in state.given_up]:
+        machines = tuple(machine for machine in failed(state.machines, order.life) if machine.host in given_up)
+        return Clear(state=state, say=refused.message, unbooted=machines)
     coming = {machine.host for machine in state.waiting}
     hosts = [host for host in missing(order, observed, now_s) if host in lost]
     if hosts:

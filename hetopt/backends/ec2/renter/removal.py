@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from hetopt.backends.backend import until
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import order
 from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
@@ -144,24 +145,6 @@ def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
     )
 
 
-def until(reached: Callable[[], bool], sleep: Callable[[float], None], *, every_s: float, within_s: float) -> bool:
-    """Wait for something, at least one look long; whether it came about in time.
-
-    Args:
-        reached: looks whether it has.
-        sleep: waits for so many seconds.
-        every_s: between looks.
-        within_s: how long to wait at most.
-    """
-    waited_s = 0.0
-    while not reached():
-        if waited_s >= within_s:
-            return False
-        sleep(every_s)
-        waited_s += every_s
-    return True
-
-
 INSTANCES_A_CALL = 200
 
 LOOK_S = 5.0
@@ -281,7 +264,7 @@ class Remover:
             left[:] = [id_ for id_ in step(left) if id_ in self.made.ids]
             return not left
 
-        until(is_done, self.sleep, every_s=LOOK_S, within_s=self.made.settles_s)
+        until(is_done, within_s=self.made.settles_s, every_s=LOOK_S, sleep=self.sleep)
 
     def _known(self) -> list[Found]:
         """What the ledger says is there; of machines that are old enough to be listed, those that are."""
@@ -314,7 +297,7 @@ class Remover:
         """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
         its group is waited for.
         """
-        if not until(lambda: not self._alive(ids), self.sleep, every_s=LOOK_S, within_s=_ENDED_WITHIN_S):
+        if not until(lambda: not self._alive(ids), within_s=_ENDED_WITHIN_S, every_s=LOOK_S, sleep=self.sleep):
             raise CloudRefused(
                 f"some of {len(ids)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
                 hint="try again: `hetopt gc --on ec2 --remove`",

@@ -1,0 +1,187 @@
+"""The conductor of a run on several hosts, whatever the machines are: it places workers, follows them, and ends them.
+
+What it decides is pure (`next_move`). A host that is lost leaves the others to go on from the last checkpoint; one that
+has to leave, or that comes, is a reason to save a checkpoint at one step and to go on with those that are there then.
+Which hosts are there, and how their workers are started, each kind of machines tells by a form of `Conductor`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import exit_code, failure_reason, last_log_line
+
+SURVIVORS_S = 20.0
+"""Once a host's workers have failed, those of the others end by themselves, or are ended after so long."""
+
+Move = Literal["go on", "place", "pause", "wait", "end", "fail"]
+
+
+@dataclass(kw_only=True)
+class Situation:
+    """What a decision rests on.
+
+    Attributes:
+        members: hosts of the present generation.
+        there: hosts that are connected.
+        fresh: hosts that came after the last placement: what they were in it is lost.
+        allowed: hosts that may be used now.
+        ended: exit code of each member whose workers have ended in this generation.
+        failed_for_s: since the first of them failed.
+        pauses: whether all were told to save a checkpoint and wait.
+        over: whether the run came to an end of its own.
+        stopping: whether somebody wished its end.
+        resumes: whether it goes on from checkpoints.
+    """
+
+    members: Sequence[str] = ()
+    there: Collection[str] = ()
+    allowed: Sequence[str] = ()
+    fresh: set[str] = field(default_factory=set)
+    ended: dict[str, int] = field(default_factory=dict)
+    failed_for_s: float = 0.0
+    pauses: bool = False
+    over: bool = False
+    stopping: bool = False
+    resumes: bool = True
+
+
+def next_move(now: Situation) -> Move:
+    """What to do next. Pure: the same situation gives the same move.
+
+    place: say who takes part, with all that are there and may be used. pause: have a checkpoint saved, to place after
+    it. wait: nobody is there. end: nothing is left to do. fail: no other machine would mend it.
+    """
+    if now.over or (now.stopping and set(now.ended) >= set(now.members)):
+        return "end"
+    if now.stopping:
+        return "go on" if set(now.members) <= set(now.there) - set(now.fresh) else "end"
+    able = set(now.there) & set(now.allowed)
+    if not set(now.members) <= set(now.there) - set(now.fresh):
+        return "place" if able else "wait"
+    if set(now.ended) >= set(now.members):
+        if now.pauses:
+            return "place" if able else "wait"
+        return "fail"
+    if any(now.ended.values()) and now.failed_for_s > SURVIVORS_S:
+        return "fail"
+    if able != set(now.members) and not now.pauses and not now.ended and now.resumes:
+        return "pause"
+    return "go on"
+
+
+@dataclass(kw_only=True)
+class Conductor(ABC):
+    """Conducts one run from beginning to end.
+
+    Attributes:
+        run_dir: the run's folder.
+        spec: the run.
+        stop_signal: the signal that asked this process to end, if any did.
+        turn_s: between looks.
+        now: what the next decision rests on.
+        reasons: what hosts of the present generation have said of their failures.
+    """
+
+    run_dir: Path
+    spec: RunSpec
+    stop_signal: Callable[[], int | None]
+    turn_s: float = 0.1
+    now: Situation = field(default_factory=Situation)
+    reasons: list[str] = field(default_factory=list)
+    _failed_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Open the run's log."""
+        self.now.resumes = self.spec.resumes
+        self.log = EventLog(self.run_dir / EVENTS_FILE)
+        self.reader = EventReader(path=self.run_dir / EVENTS_FILE)
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Reach the hosts, and place the first of them."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """See who is there, who may be used, whose workers have ended, and what the user wishes, for `now`."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Return whether the run came to an end of its own; what hosts do after that is no loss."""
+
+    @abstractmethod
+    def awaits(self) -> bool:
+        """Return whether somebody may come, where nobody is there."""
+
+    @abstractmethod
+    def place(self) -> None:
+        """Begin the next generation with all hosts that are there and may be used, from the newest checkpoint."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Have all save a checkpoint at one step and wait: some join, or some have to leave."""
+
+    @abstractmethod
+    def finish(self, *, failed: bool) -> None:
+        """Let the hosts bring what they have; where the run has failed, do not wait for that."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """End every host's part, whatever it does."""
+
+    def conduct(self) -> int:
+        """Stay until the run is over; the exit code is hetopt's."""
+        try:
+            self.begin()
+            while self.stop_signal() is None:
+                move = self._decide()
+                if move in ("end", "fail") or (move == "wait" and not self.awaits()):
+                    return self._conclude(failed=move != "end")
+                if move == "place":
+                    self.place()
+                elif move == "pause":
+                    self.now.pauses = True
+                    self.pause()
+                time.sleep(self.turn_s)
+            return 128 + (self.stop_signal() or 0)
+        finally:
+            self.let_go()
+            self.log.close()
+
+    def _decide(self) -> Move:
+        self.now.over = self.is_over()
+        if not self.now.over:
+            self.look()
+            self.now.over = self.is_over()
+        now_s = time.monotonic()
+        self._failed_s = (self._failed_s or now_s) if self.has_failed() else None
+        self.now.failed_for_s = now_s - (self._failed_s or now_s)
+        return next_move(self.now)
+
+    def begin_generation(self, members: Sequence[str]) -> None:
+        """Take note that the run goes on with these hosts, of which none has ended yet."""
+        self.now.members, self.now.ended, self.now.fresh, self.now.pauses = members, {}, set(), False
+        self.reasons = []
+
+    def has_failed(self) -> bool:
+        """Return whether the workers of a member have failed, without whom the others end."""
+        return any(self.now.ended.values())
+
+    def exit_code(self, *, failed: bool) -> int:
+        """Return the exit code of a run whose hosts have ended."""
+        return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
+
+    def _conclude(self, *, failed: bool) -> int:
+        """Say how it ended."""
+        self.finish(failed=failed)
+        if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE).events) is None:
+            words = last_log_line(self.run_dir) or "the hosts ended without saying why"
+            self.log.write("run_failed", reason=next(iter(self.reasons), words))
+        return self.exit_code(failed=failed)
