@@ -22,7 +22,7 @@ from hetopt.optimizer.recommendation.confidence import AS_LIKELY, confident, sim
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.remedies import Question
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
+from hetopt.optimizer.search.objective import Keys, Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.profiled import contention_reach
@@ -165,6 +165,21 @@ def _safest(question: Question, found: Found, rows: NDArray[np.intp], limits: Li
     )
     row = _chosen(question, part, limits)
     return None if row is None else int(rows[row])
+
+
+def on_one_machine(question: Question, found: Found, limits: Limits) -> Found:
+    """Return the search with one rented machine as its choice, where a cluster gains less than its 90 % interval.
+
+    One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be.
+    """
+    rows = np.flatnonzero(found.rows.count.sum(axis=1) == 1)
+    chosen, row = found.chosen, _safest(question, found, rows, limits) if rows.size else None
+    if chosen is None or row is None or any(option.offer.instance_type.owned for option in question.space.options):
+        return found
+    forecast, safe = found.forecast, Keys.of(found.forecast.take(np.array([chosen, row])), limits).level
+    is_within = forecast.total_s[row] <= forecast.total_high_s[chosen]
+    is_within &= forecast.cost_usd[row] <= forecast.cost_high_usd[chosen]
+    return replace(found, chosen=row, safe=bool(safe[1] == 0)) if is_within and safe[1] <= safe[0] else found
 
 
 def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]:

@@ -43,6 +43,7 @@ from hetopt.optimizer.recommendation.choices import (
     choices,
     listed,
     not_worth_renting,
+    on_one_machine,
     reasons,
 )
 from hetopt.optimizer.recommendation.confidence import confident, simulate
@@ -55,6 +56,7 @@ from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
+from hetopt.optimizer.search.objective import BALANCED
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     MachineOption,
@@ -229,6 +231,8 @@ def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found
             question.space, question.job, found, limits, options.confidence, seed=question.seed
         )
         confidence = question.asked if by_chance else None
+    if request.profile.devices[0].counted is not None and limits.time_weight == BALANCED:
+        found = on_one_machine(question, found, limits)
     found = listed(question, found, limits)
     assert found.chosen is not None
     runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
