@@ -124,9 +124,12 @@ def fit(
     Args:
         observed: samples.
         priors: of the parameters.
-        classes: of links inside a machine, each in place of some priors; none: the priors as they are.
+        classes: of links inside a machine, each in place of some priors. Of several, samples of several workers on one
+            machine decide; without any, and without classes, the priors stay as they are.
         spread: what the equations leave over.
     """
+    if len(classes) > 1 and (observed.rows.crowd <= 1).all():
+        classes = ()
     fits = [_fit(observed, {**priors, **links}, spread) for links in classes or ({},)]
     return max(fits, key=lambda posterior: posterior.log_evidence)
 
