@@ -354,13 +354,13 @@ def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
     The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's
     coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.
     """
-    found: dict[Primitive, LinkModel] = {}
+    models: dict[Primitive, LinkModel] = {}
     for link in sorted(links, key=lambda link: link.workers):
         terms = Operation(primitive=link.collective, payload_bytes=1.0, members=link.workers).terms()
-        found[link.collective] = LinkModel(
+        models[link.collective] = LinkModel(
             latency_s=link.latency_s / terms.messages, bytes_per_s=link.bytes_per_s * terms.traffic_bytes
         )
-    return found
+    return models
 
 
 def fit_gain(points: Sequence[GainPoint]) -> GainCurve:

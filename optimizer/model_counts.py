@@ -109,7 +109,7 @@ class Fields:
         if (
             isinstance(value, list)
             and 0 < len(value) <= 64
-            and all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= LARGEST for one in value)
+            and all(isinstance(entry, int) and not isinstance(entry, bool) and 1 <= entry <= LARGEST for entry in value)
         ):
             return tuple(value)
         self.wrong.append(f"{name} must be a list of whole numbers")
@@ -119,10 +119,10 @@ class Fields:
         """Return a whole number for each of so many stages, from a list of them or one for all."""
         if not isinstance(self.values.get(name), list):
             return (self.whole(name, default=default),) * count
-        found = self.wholes(name, (default,) * count)
-        if len(found) != count:
+        numbers = self.wholes(name, (default,) * count)
+        if len(numbers) != count:
             self.wrong.append(f"{name} must have {count} numbers")
-        return (*found, *(default,) * count)[:count]
+        return (*numbers, *(default,) * count)[:count]
 
     def texts(self, name: str, count: int, *, default: str) -> tuple[str, ...]:
         """Return a name for each of so many stages."""

@@ -300,9 +300,9 @@ class Candidate(RecordLeavingOut):
     def in_words(self) -> str:
         """'2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
         terms = sorted({group.terms for group in self.groups})
-        one = len(terms) == 1
-        names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.terms}") for g in self.groups)
-        return cluster(names) + (f" ({terms[0]})" if one else "")
+        is_uniform = len(terms) == 1
+        names = ((g.machines, g.instance_type if is_uniform else f"{g.instance_type} {g.terms}") for g in self.groups)
+        return cluster(names) + (f" ({terms[0]})" if is_uniform else "")
 
     @property
     def hardware_in_words(self) -> str:

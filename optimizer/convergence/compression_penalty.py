@@ -114,9 +114,9 @@ class Penalty:
         log_weight = -0.5 * (((coefficients - mean) / sd) ** 2 + (errors**2).sum(axis=1))
         weight = np.exp(log_weight - log_weight.max())
         weight /= weight.sum()
-        found = float(weight @ coefficients)
-        found_sd = math.sqrt(float(weight @ (coefficients - found) ** 2))
-        return replace(self, coefficient=found, coefficient_sd=found_sd, pilots=len(reached))
+        estimate = float(weight @ coefficients)
+        estimate_sd = math.sqrt(float(weight @ (coefficients - estimate) ** 2))
+        return replace(self, coefficient=estimate, coefficient_sd=estimate_sd, pilots=len(reached))
 
 
 def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
@@ -142,14 +142,14 @@ class QualityGate:
 
     def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
         """Why this compression may not be used, in one sentence; None where nothing speaks against it."""
-        own = [pilot for pilot in self.pilots if pilot.scheme == scheme]
-        for pilot in own:
+        alike = [pilot for pilot in self.pilots if pilot.scheme == scheme]
+        for pilot in alike:
             if pilot.ratio >= ratio and pilot.failed(self.penalty.inflation(pilot.gain)):
                 return (
                     f"{scheme} at {pilot.ratio:g} did not reach the target in {pilot.steps_trained:.0f} steps; "
                     f"dense training needs {pilot.dense_steps:.0f}"
                 )
-        if gain >= LEAST_GAIN or any(pilot.ratio <= ratio and pilot.steps_to_target is not None for pilot in own):
+        if gain >= LEAST_GAIN or any(pilot.ratio <= ratio and pilot.steps_to_target is not None for pilot in alike):
             return None
         return (
             f"{scheme} at {ratio:g} keeps {100 * gain:.0f} % of the gradient's energy, below {100 * LEAST_GAIN:.0f} %, "

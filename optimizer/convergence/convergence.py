@@ -291,9 +291,9 @@ def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot
     The share is what its policy aims at, where it aims at one: how it begins is no part of that.
     """
     for pilot in pilots:
-        if (told := pilot.sync) is None:
+        if (averaging := pilot.sync) is None:
             continue
-        sync, share = parse_sync(told.policy), told.share
+        sync, share = parse_sync(averaging.policy), averaging.share
         if sync.name == "local-sgd":
             share = 1 / sync.every_steps
         elif sync.name == "selsync" and sync.delta == "auto":
@@ -301,7 +301,7 @@ def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot
         yield LocalPilot(
             sync=sync,
             share=share,
-            workers=told.workers,
+            workers=averaging.workers,
             dense_steps=float(curve.steps(pilot.global_batch_size)),
             steps_trained=_steps_trained(pilot),
             steps_to_target=pilot.steps_to_target,

@@ -89,14 +89,14 @@ class ExchangeLosses:
         noise = added_noise(
             rounding.variance(levels), noise_scale=self.noise_scale, batch_size=self.batch_size, workers=workers
         )
-        found = noise_inflation(noise, rounding.signal(levels))
-        return found, NOISE_COEFFICIENT_SD * noise / (1 + NOISE_COEFFICIENT * noise)
+        inflation = noise_inflation(noise, rounding.signal(levels))
+        return inflation, NOISE_COEFFICIENT_SD * noise / (1 + NOISE_COEFFICIENT * noise)
 
 
 def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
     """What trials say; of ways that this version does not have, nothing."""
     gains: dict[str, float] = {}
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    tried: dict[str, list[tuple[int, float, float]]] = {}
     for trial in trials:
         try:
             way = parse_compression(trial.compression)
@@ -105,10 +105,10 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
         if trial.gain is not None:
             gains[timed_as(way)] = min(1.0, trial.gain)
         if trial.variance is not None:
-            found.setdefault(timed_as(way), []).append((way.levels or 1, trial.variance, trial.signal))
+            tried.setdefault(timed_as(way), []).append((way.levels or 1, trial.variance, trial.signal))
     roundings = {
         key: Rounding(levels=levels, variances=variances, signals=signals)
-        for key, rows in found.items()
+        for key, rows in tried.items()
         for levels, variances, signals in [tuple(zip(*sorted(rows), strict=True))]
     }
     return ExchangeLosses(gains=gains, roundings=roundings, noise_scale=noise_scale, batch_size=batch_size)

@@ -90,8 +90,8 @@ class LocalGate:
                     f"gradients in every step needs {pilot.dense_steps:.0f}"
                 )
         if self.most_workers(sync, share) == 0:
-            told = spell_sync(sync)
-            return f"what {told} costs in steps was not measured: profile with {setting('sync', told)}"
+            policy = spell_sync(sync)
+            return f"what {policy} costs in steps was not measured: profile with {setting('sync', policy)}"
         return None
 
     def _own(self, sync: Synchronization) -> list[LocalPilot]:

@@ -115,7 +115,7 @@ def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], p
     logs: dict[str, list[float]] = {}
     plain = replace(payload, startup_s=None, measured={}, started_s={})
     for types, took_s in launches:
-        last = max(types, key=lambda one: startup_s(one, plain))
+        last = max(types, key=lambda instance: startup_s(instance, plain))
         logs.setdefault(image_kind(last), []).append(math.log(took_s / startup_s(last, plain)))
     shrunk = (LAUNCH_LOG_SD / KIND_LOG_SD) ** 2
     return {kind: math.exp(math.fsum(some) / (len(some) + shrunk)) for kind, some in logs.items()}

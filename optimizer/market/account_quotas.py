@@ -43,8 +43,8 @@ class AccountQuotas(Artifact):
         Raises:
             BadInput: the file holds no quotas there.
         """
-        told = self.regions.get(region)
-        return None if told is None else read_quotas([told.quotas])
+        record = self.regions.get(region)
+        return None if record is None else read_quotas([record.quotas])
 
 
 def account_quotas_file() -> Path:
@@ -66,8 +66,8 @@ def keep_quotas(
     with contextlib.suppress(BadInput):
         kept = AccountQuotas.load(path) if path.exists() else None
     known = kept.regions if kept is not None and kept.account_id == account_id else {}
-    told = RegionQuotas(read=now.replace(microsecond=0), quotas=write_quotas(quotas))
-    made = AccountQuotas(account_id=account_id, regions={**known, region: told})
+    latest = RegionQuotas(read=now.replace(microsecond=0), quotas=write_quotas(quotas))
+    updated = AccountQuotas(account_id=account_id, regions={**known, region: latest})
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save(path)
-    return made
+    updated.save(path)
+    return updated

@@ -144,8 +144,8 @@ class Offer:
     @property
     def in_words(self) -> str:
         """'g5.xlarge spot', and the name alone of a machine of one's own."""
-        own = self.instance_type.owned
-        return self.instance_type.name if own else f"{self.instance_type.name} {self.price.market}"
+        is_owned = self.instance_type.owned
+        return self.instance_type.name if is_owned else f"{self.instance_type.name} {self.price.market}"
 
     @property
     def is_of_aws(self) -> bool:
@@ -241,7 +241,7 @@ class Catalog:
         """What to know before relying on the figures of the type (see `instance_type` for errors)."""
         source = self.sources.by_name[self.instance_type(name).source]
         return (
-            *(one for one in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in one.types)),
+            *(caveat for caveat in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in caveat.types)),
             *([Caveat(types=(name,), about="specification", note=source.caveat)] if source.caveat else []),
         )
 
@@ -264,7 +264,7 @@ def _bundled(region: str) -> Catalog:
 def _read(region: str, directory: Path) -> Catalog:
     sources = read_sources(directory / "sources.json")
     types = read_instance_types(directory)
-    for source in {found.source for found in types.values()} - set(sources.by_name):
+    for source in {instance.source for instance in types.values()} - set(sources.by_name):
         raise BadInput(
             f"{directory / 'instance_types.csv'} names the source '{source}', which sources.json does not describe.",
             hint="describe it in sources.json",
@@ -295,7 +295,7 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
     Raises:
         BadInput: the catalogue has no such price for the region.
     """
-    found = []
+    rentable = []
     for listing in catalog.listings.values():
         if listing.zones == 0:
             continue
@@ -305,7 +305,7 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
             and listing.instance_type.spot_supported is not False
             and not listing.spot_is_dearer
         ):
-            found.append(
+            rentable.append(
                 Offer(
                     instance_type=listing.instance_type,
                     price=listing.spot,
@@ -315,10 +315,10 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
             )
         if listing.on_demand is not None and market != "spot":
             price = listing.on_demand
-            found.append(Offer(instance_type=listing.instance_type, price=price, band=None, on_demand=price))
-    if not found:
+            rentable.append(Offer(instance_type=listing.instance_type, price=price, band=None, on_demand=price))
+    if not rentable:
         raise no_prices(catalog, market)
-    return tuple(found)
+    return tuple(rentable)
 
 
 def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
@@ -336,16 +336,16 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
     columns = list(RegionRow.model_fields)
     listings: dict[str, Listing] = {}
     for where, row in read_rows(path, RegionRow.model_validate, columns=columns, required=1):
-        found = catalog.instance_types.get(row.instance_type)
-        if found is None:
+        instance = catalog.instance_types.get(row.instance_type)
+        if instance is None:
             raise BadInput(f"{where}: {row.instance_type} is not in instance_types.csv.", hint=HINT)
-        if found.name in listings:
-            raise BadInput(f"{where}: {found.name} is listed twice.", hint=HINT)
-        listings[found.name] = _listing(row, found, region, catalog.sources)
+        if instance.name in listings:
+            raise BadInput(f"{where}: {instance.name} is listed twice.", hint=HINT)
+        listings[instance.name] = _listing(row, instance, region, catalog.sources)
     return listings
 
 
-def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources) -> Listing:
+def _listing(row: RegionRow, instance: InstanceType, region: str, sources: Sources) -> Listing:
     """Return one line of a region's file. Where it has no spot price, spot is estimated from the published saving."""
 
     def source(column: str) -> Source:
@@ -372,7 +372,7 @@ def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources)
                 date=min(origin.day, on_demand.date),
                 source=f"on-demand price of {on_demand.date} less {percent:g} % ({origin.title})",
                 is_estimate=True,
-                log_sd=SAVING_LOG_SD["gpu" if found.accelerator else "cpu"],
+                log_sd=SAVING_LOG_SD["gpu" if instance.accelerator else "cpu"],
             )
     if row.spot_usd_per_hour is not None:
         origin = source("spot_usd_per_hour")
@@ -389,4 +389,6 @@ def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources)
     if row.interruption_band is not None:
         origin = source("interruption_band")
         band = InterruptionBand(label=row.interruption_band, date=origin.day, source=origin.title)
-    return Listing(instance_type=found, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band)
+    return Listing(
+        instance_type=instance, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band
+    )

@@ -70,4 +70,4 @@ def clouds_home() -> Path:
 def oldest_price(catalogs: Iterable[Catalog]) -> datetime.date:
     """Return the day of the oldest price that some catalogues have in their regions, of one price at least."""
     listings = (listing for catalog in catalogs for listing in catalog.listings.values())
-    return min(price.date for one in listings for price in (one.on_demand, one.spot) if price is not None)
+    return min(price.date for listing in listings for price in (listing.on_demand, listing.spot) if price is not None)

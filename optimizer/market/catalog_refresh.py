@@ -81,13 +81,13 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     """
     left_out = list(prices.left_out)
     types = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
-    told = prices.spot or {}
+    spot_feed = prices.spot or {}
     spot = {
         name: usd
-        for name, usd in told.items()
+        for name, usd in spot_feed.items()
         if usd >= max(LEAST_SPOT_USD, LEAST_SPOT_SHARE * prices.on_demand.get(name, 0.0))
     }
-    left_out += [f"{name}: a spot price of ${usd:g} cannot be" for name, usd in told.items() if name not in spot]
+    left_out += [f"{name}: a spot price of ${usd:g} cannot be" for name, usd in spot_feed.items() if name not in spot]
     left_out += [
         f"{name}: spot at ${spot[name]:g} costs no less than ${prices.on_demand[name]:g} on demand, which is taken"
         for name in sorted(set(spot) & set(prices.on_demand))

@@ -108,8 +108,8 @@ def rentable_gpus(
     for name in names:
         known_accelerator(name, catalog.instance_types.values())
     machines: dict[tuple[str, float], list[tuple[Accelerator, Listing]]] = {}
-    priced = any(one.has_prices for one in (catalog, *elsewhere))
-    for listing in (listing for one in (catalog, *elsewhere) for listing in one.listings.values()):
+    priced = any(regional.has_prices for regional in (catalog, *elsewhere))
+    for listing in (listing for regional in (catalog, *elsewhere) for listing in regional.listings.values()):
         gpu = listing.instance_type.accelerator
         if gpu is None or not gpu.whole or not gpu.is_cuda or listing.zones == 0:
             continue
@@ -118,15 +118,15 @@ def rentable_gpus(
         if market != "any" and priced and listing.price(market) is None:
             continue
         machines.setdefault((gpu.name, gpu.memory_gib), []).append((gpu, listing))
-    found = [_cheapest(alike, market) for alike in machines.values()]
-    found.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
-    return RentableGpus(by_quantity(found, _quantities(market)[sort], reverse=reverse))
+    gpus = [_cheapest(alike, market) for alike in machines.values()]
+    gpus.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
+    return RentableGpus(by_quantity(gpus, _quantities(market)[sort], reverse=reverse))
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:
-    def dearness(one: tuple[Accelerator, Listing]) -> tuple[float, int, int]:
-        price = price_in(one[1], market)
-        return inf if price is None else price.usd_per_hour, one[0].count, one[1].instance_type.vcpus
+    def dearness(machine: tuple[Accelerator, Listing]) -> tuple[float, int, int]:
+        price = price_in(machine[1], market)
+        return inf if price is None else price.usd_per_hour, machine[0].count, machine[1].instance_type.vcpus
 
     gpu, listing = min(machines, key=dearness)
     facts = gpu.model

@@ -147,24 +147,24 @@ class Unpriced:
 
 def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
     """Return filters over what has an instance type."""
-    found: list[Filter] = []
+    filters: list[Filter] = []
 
     def wish(name: str, value: str, keeps: Callable[[InstanceType], bool]) -> None:
-        found.append(Filter(setting=setting(name, value), keeps=lambda one: keeps(one.instance_type)))
+        filters.append(Filter(setting=setting(name, value), keeps=lambda item: keeps(item.instance_type)))
 
     for name, patterns in (("types", wishes.types), ("exclude", wishes.exclude)):
         for pattern in patterns:
             _means_something(catalog, name, pattern)
     if wishes.types:
-        wish("types", ",".join(wishes.types), lambda one: _matches(one.name, wishes.types))
+        wish("types", ",".join(wishes.types), lambda instance: _matches(instance.name, wishes.types))
     if wishes.exclude:
-        wish("exclude", ",".join(wishes.exclude), lambda one: not _matches(one.name, wishes.exclude))
+        wish("exclude", ",".join(wishes.exclude), lambda instance: not _matches(instance.name, wishes.exclude))
     if wishes.gpus:
         kept = [_gpu(catalog, text) for text in wishes.gpus]
-        wish("gpus", ",".join(wishes.gpus), lambda one: any(keeps(one) for keeps in kept))
+        wish("gpus", ",".join(wishes.gpus), lambda instance: any(keeps(instance) for keeps in kept))
     if wishes.architecture is not None:
-        wish("architecture", wishes.architecture, lambda one: one.architecture == wishes.architecture)
-    return found
+        wish("architecture", wishes.architecture, lambda instance: instance.architecture == wishes.architecture)
+    return filters
 
 
 def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes, filters: Sequence[Filter]) -> BadInput:
@@ -173,7 +173,7 @@ def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes,
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
     if wishes.types and not any(_matches(offer.instance_type.name, wishes.types) for offer in everything):
         return BadInput(f"{','.join(wishes.types)} has no price {where}.", hint=f"{refresh}; or name other `types`")
-    asked = " and ".join(one.setting for one in filters)
+    asked = " and ".join(requirement.setting for requirement in filters)
     return BadInput(
         f"Nothing that can be rented {where} fulfils {asked}: of {len(everything):,} offers "
         f"{why_none(everything, filters)}.",
@@ -224,10 +224,12 @@ def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
     least = int(digits[:9])
     most = math.inf if number.endswith("+") else least
     if name.casefold() == NO_GPU:
-        return lambda found: found.accelerator is None
+        return lambda instance: instance.accelerator is None
     if name.casefold() == ANY_GPU:
-        return lambda found: least <= found.cuda_devices <= most
+        return lambda instance: least <= instance.cuda_devices <= most
     known_accelerator(name, catalog.instance_types.values())
-    return lambda found: (
-        has_accelerator(found, name) and found.accelerator is not None and least <= found.accelerator.count <= most
+    return lambda instance: (
+        has_accelerator(instance, name)
+        and instance.accelerator is not None
+        and least <= instance.accelerator.count <= most
     )

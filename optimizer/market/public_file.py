@@ -73,8 +73,8 @@ def fetched(
     for attempt in range(TRIES):
         try:
             with _asked(url) as answer:
-                made = make(_pieces(answer, url, most_bytes, told))
-                return made, _http_day(answer.headers.get("Last-Modified") or "")
+                content = make(_pieces(answer, url, most_bytes, told))
+                return content, _http_day(answer.headers.get("Last-Modified") or "")
         except _Broken:
             time.sleep(2.0**attempt if attempt + 1 < TRIES else 0.0)
     raise CloudRefused(
@@ -111,7 +111,7 @@ def _asked(url: str) -> Any:
         ) from None
 
 
-def _pieces(answer: Any, url: str, most_bytes: int, told: Told) -> Iterator[bytes]:
+def _pieces(answer: Any, url: str, most_bytes: int, progress: Told) -> Iterator[bytes]:
     """Yield a file from its first byte, unpacked.
 
     Raises:
@@ -126,7 +126,7 @@ def _pieces(answer: Any, url: str, most_bytes: int, told: Told) -> Iterator[byte
         while piece := stream.read1(PIECE_BYTES):
             seen += len(piece)
             sent = seen if total is None else total - (answer.length or 0)
-            told(sent, total)
+            progress(sent, total)
             if seen > most_bytes or (packed and seen > LARGEST_RATIO * (sent + PIECE_BYTES)):
                 raise BadInput(
                     f"{url} is larger than the {most_bytes / 1e6:,.0f} MB that such a file can have.",

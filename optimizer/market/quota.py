@@ -153,11 +153,11 @@ def obtainable() -> tuple[Quotas, tuple[str, ...]]:
 
 def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:
     """VCPUs that so many machines of some types and markets take of each bucket."""
-    found: dict[Bucket, int] = {}
+    taken: dict[Bucket, int] = {}
     for instance, market, count in machines:
         bucket = Bucket(market=market, family=family_of(instance.name, market))
-        found[bucket] = found.get(bucket, 0) + count * instance.vcpus
-    return found
+        taken[bucket] = taken.get(bucket, 0) + count * instance.vcpus
+    return taken
 
 
 def bucket_of(offer: Offer) -> Bucket:
@@ -203,7 +203,7 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     Raises:
         BadInput: not of that form, an unknown family, or one bucket twice.
     """
-    found: dict[Bucket, int] = {}
+    quotas: dict[Bucket, int] = {}
     usual: Quotas = {}
     for text in texts:
         written = arguments(text.casefold(), "`quotas`")
@@ -220,17 +220,18 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
                 known(market, get_args(Market), "market")
             if not vcpus.isdecimal():
                 raise BadInput(f"`quotas`: {name} must be a whole number of vCPUs, got {vcpus!r}.", hint=_EXAMPLE)
-            for one in (one for one in get_args(Market) if not colon or one == market):
-                bucket = Bucket(market=one, family=family)
-                if bucket in found:
+            for limited in (limited for limited in get_args(Market) if not colon or limited == market):
+                bucket = Bucket(market=limited, family=family)
+                if bucket in quotas:
                     raise BadInput(
-                        f"{setting('quotas', text)} gives the {one} quota of {family} twice.", hint="keep one of them"
+                        f"{setting('quotas', text)} gives the {limited} quota of {family} twice.",
+                        hint="keep one of them",
                     )
-                found[bucket] = int(vcpus) if len(vcpus) <= MOST_DIGITS else UNBOUNDED
-    all_of_p = found.get(Bucket(market="spot", family="p"))
+                quotas[bucket] = int(vcpus) if len(vcpus) <= MOST_DIGITS else UNBOUNDED
+    all_of_p = quotas.get(Bucket(market="spot", family="p"))
     if all_of_p is not None:
-        found.setdefault(Bucket(market="spot", family="p5"), all_of_p)
-    return {**usual, **found}
+        quotas.setdefault(Bucket(market="spot", family="p5"), all_of_p)
+    return {**usual, **quotas}
 
 
 def write_quotas(quotas: Quotas) -> str:

@@ -54,15 +54,17 @@ class Software:
 @cache
 def pinned() -> Software:
     """The software facts that the catalogue's file pins."""
-    told = json.loads(FACTS.read_text(encoding="utf-8"))
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))
     return Software(
-        torch=told["torch"]["version"],
-        capabilities={name: tuple(some) for name, some in told["torch"]["compute_capabilities"].items()},
-        families={kind.removesuffix("-gpu"): tuple(image["families"]) for kind, image in told["images"].items()},
+        torch=facts["torch"]["version"],
+        capabilities={name: tuple(some) for name, some in facts["torch"]["compute_capabilities"].items()},
+        families={kind.removesuffix("-gpu"): tuple(image["families"]) for kind, image in facts["images"].items()},
     )
 
 
 def runs(kernels: str, capability: str) -> bool:
     """Whether a device runs kernels: those of its major version, with no higher a minor one."""
-    (major, minor), (own, own_minor) = (tuple(map(int, one.split("."))) for one in (kernels, capability))
-    return major == own and minor <= own_minor
+    (major, minor), (device_major, device_minor) = (
+        tuple(map(int, version.split("."))) for version in (kernels, capability)
+    )
+    return major == device_major and minor <= device_minor

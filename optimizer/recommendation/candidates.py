@@ -32,9 +32,9 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
     groups = []
     for index, machines in cluster.machines:
         option = space.options[index]
-        own, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
-        own = _by_device(option, own)
-        groups.append(_group(option, machines, own, exchange.collective))
+        local_batch_sizes, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
+        local_batch_sizes = _by_device(option, local_batch_sizes)
+        groups.append(_group(option, machines, local_batch_sizes, exchange.collective))
     return Candidate(
         groups=tuple(groups),
         global_batch_size=space.batch_sizes[cluster.batch],
@@ -68,7 +68,10 @@ def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[
     return limits.score(
         *(
             expected(np.array([figure.value for figure in figures]), np.array([figure.high for figure in figures]))
-            for figures in ([one.total_s for one in predictions], [one.cost_usd for one in predictions])
+            for figures in (
+                [prediction.total_s for prediction in predictions],
+                [prediction.cost_usd for prediction in predictions],
+            )
         )
     )
 
@@ -122,13 +125,13 @@ def hardware_of(instance: InstanceType) -> Hardware:
     )
 
 
-def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Prediction:
+def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Prediction:
     def at(column: str) -> float:
-        return float(getattr(found, column)[row])
+        return float(getattr(forecast, column)[row])
 
     machines = [(space.options[index], count) for index, count in cluster.machines]
     bill = itemise(
-        [Rental(instance_type=one.name, machines=count, price=one.offer.price) for one, count in machines],
+        [Rental(instance_type=option.name, machines=count, price=option.offer.price) for option, count in machines],
         planned_usage(
             start_up_s=at("startup_s"),
             work_s=at("work_s"),
@@ -140,7 +143,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         ),
         job.billing,
         disk_gb=at("disk_gb"),
-        hazard_basis=_hazard_basis([one for one, _ in machines]),
+        hazard_basis=_hazard_basis([option for option, _ in machines]),
     )
     return Prediction(
         step_time_s=spread(at("step_time_s"), at("step_time_log_sd")),

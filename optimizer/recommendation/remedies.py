@@ -67,10 +67,10 @@ class Question:
         rows = rows[wide.overrun(found.forecast)[rows] <= 1]
         if not rows.size:
             return math.inf
-        runs, told = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
-        mine, others, fits = runs.total_s, runs.cost_usd, told.total_s
+        runs, forecast = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
+        mine, others, fits = runs.total_s, runs.cost_usd, forecast.total_s
         if limit == "budget_usd":
-            mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(told.cost_usd, told.least_budget_usd)
+            mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(forecast.cost_usd, forecast.least_budget_usd)
         most = getattr(limits, other)
         within = np.sort(np.where(others <= (math.inf if most is None else most), mine, np.inf), axis=1)
         enough = max(1, math.ceil(self.asked * mine.shape[1] - 1e-9))
@@ -78,10 +78,10 @@ class Question:
 
     def is_kept(self, limits: Limits) -> bool:
         """Whether a plan within these limits keeps them."""
-        found = self.search(limits)
-        if found.chosen is None:
+        result = self.search(limits)
+        if result.chosen is None:
             return False
-        best, _, _ = confident(self.space, self.job, found, limits, self.confidence, seed=self.seed)
+        best, _, _ = confident(self.space, self.job, result, limits, self.confidence, seed=self.seed)
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
@@ -105,18 +105,18 @@ def remedies(question: Question, limits: Limits, *, most: float | None = None) -
         limits: that nothing keeps.
         most: the probability that the choice has; absent where there is none.
     """
-    found = []
+    changes = []
     budget = None if limits.budget_usd is None else question.enough(limits, "budget_usd")
     later_s = None if limits.deadline_s is None else question.enough(limits, "deadline_s")
     if budget is not None:
-        found.append(f"raise the budget to {usd(budget)}")
+        changes.append(f"raise the budget to {usd(budget)}")
     if later_s is not None:
-        found.append(f"allow {duration(later_s)}")
-    if not found and limits.budget_usd is not None and limits.deadline_s is not None:
+        changes.append(f"allow {duration(later_s)}")
+    if not changes and limits.budget_usd is not None and limits.deadline_s is not None:
         budget = question.enough(replace(limits, deadline_s=None), "budget_usd")
         later_s = None if budget is None else question.enough(replace(limits, budget_usd=budget), "deadline_s")
         if budget is not None and later_s is not None:
-            found.append(f"raise the budget to {usd(budget)} and allow {duration(later_s)}")
+            changes.append(f"raise the budget to {usd(budget)} and allow {duration(later_s)}")
     if most is not None and (reached := math.floor(most * 1000) / 1000):
-        found.append(f"ask for no more than `confidence={reached:g}`")
-    return found
+        changes.append(f"ask for no more than `confidence={reached:g}`")
+    return changes

@@ -118,8 +118,8 @@ class AskedSteps:
         slowest = max(
             option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
         )
-        found = steps_of(given_table(Columns(space), rows, np.array([slowest])), self.shape)
-        step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
+        columns = steps_of(given_table(Columns(space), rows, np.array([slowest])), self.shape)
+        step_s, reach = float(columns.time_s[0]), float(np.exp(Z90 * columns.log_sd[0]))
         worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
         return StepTime(
             step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst

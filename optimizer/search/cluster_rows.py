@@ -129,10 +129,12 @@ class Columns:
         self.scarce_per_hour = column([option.losses.scarce.mean_per_hour for option in options])
         self.bus_latency_s = column([option.bus.latency_s for option in options])
         self.bus_s_per_byte = column([1 / option.bus.bytes_per_s for option in options])
-        self.link_latency_s = np.array([[one.links[name].latency_s for one in networks] for name in names])
-        self.link_s_per_byte = np.array([[1 / one.links[name].bytes_per_s for one in networks] for name in names])
-        self.relief = column([one.relief for one in networks])
-        self.network_log_sd = column([one.log_sd for one in networks])
+        self.link_latency_s = np.array([[network.links[name].latency_s for network in networks] for name in names])
+        self.link_s_per_byte = np.array(
+            [[1 / network.links[name].bytes_per_s for network in networks] for name in names]
+        )
+        self.relief = column([network.relief for network in networks])
+        self.network_log_sd = column([network.log_sd for network in networks])
         self.precision = np.array([precisions.index(option.precision) for option in options], dtype=np.intp)
         self.precision_stretch = column([option.stretch for option in options])
         self.precision_stretch_log_sd = column([option.stretch_log_sd for option in options])
@@ -158,9 +160,9 @@ class Columns:
         self.free_bytes = column([np.inf if r is None or r.free_bytes is None else r.free_bytes for r in rooms])
         self.step_bytes = column([0.0 if r is None else r.step_bytes for r in rooms])
         self.fresh_bytes = column([0.0 if r is None else r.fresh_bytes for r in rooms])
-        self.exchange_bytes = np.array([[one.kept_bytes, one.fixed_bytes, one.each_bytes] for one in taken])
+        self.exchange_bytes = np.array([[memory.kept_bytes, memory.fixed_bytes, memory.each_bytes] for memory in taken])
         self.open = np.array(
-            [(1.0,) if space.open_hours is None else space.open_hours.of_host(one.name) for one in options],
+            [(1.0,) if space.open_hours is None else space.open_hours.of_host(option.name) for option in options],
             dtype=np.float64,
         )
 
@@ -190,9 +192,9 @@ class Columns:
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
         """Rows whose machines compute in one precision."""
-        own = self.precision[option]
-        highest = np.where(count > 0, own, -1).max(axis=1, initial=-1)
-        return np.asarray(((count == 0) | (own == highest[:, None])).all(axis=1))
+        precision = self.precision[option]
+        highest = np.where(count > 0, precision, -1).max(axis=1, initial=-1)
+        return np.asarray(((count == 0) | (precision == highest[:, None])).all(axis=1))
 
     def hold(self, rows: ClusterRows, workers: Integers) -> Mask:
         """Rows whose machines hold their exchange beside a micro-batch: ``kept + max(step, taken + fresh) <= free``."""
@@ -391,9 +393,9 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
     batches, which = columns.batches.astype(np.float64)[:, None], rows.batch
-    one, gain = np.ones(1), columns.gain[None, :]
+    whole, gain = np.ones(1), columns.gain[None, :]
     steps = job.steps.steps(batches, gain)
-    more_sd = np.sqrt(np.maximum(job.steps.log_sd(batches, gain) ** 2 - job.steps.log_sd(batches, one) ** 2, 0.0))
+    more_sd = np.sqrt(np.maximum(job.steps.log_sd(batches, gain) ** 2 - job.steps.log_sd(batches, whole) ** 2, 0.0))
     links = [_link(columns, rows, collective) for collective in range(len(columns.link_latency_s))]
     factor, startup_s = (
         np.where(rows.count > 0, values[rows.option], 0.0).max(axis=1)

@@ -128,9 +128,9 @@ def exchange_menu(
     Raises:
         BadInput: of what was named, nothing can be priced.
     """
-    found, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
+    options, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
     if names and IDENTITY not in names:
-        found, minimum_gain = [], 0.0
+        options, minimum_gain = [], 0.0
     for way in _ways(model, ratios):
         if names and way.name not in names:
             continue
@@ -140,15 +140,15 @@ def exchange_menu(
             left_out[way.name] = str(refused)
             continue
         option = replace(exchange_of(model, way, max_workers), gain=gain)
-        found.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
-    if not found:
+        options.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
+    if not options:
         why = "; ".join(f"of {name}, {reason}" for name, reason in left_out.items())
         raise BadInput(
             f"{setting('compression', ','.join(names))} cannot be planned: {why}.",
             hint="profile the job again, or leave `compression` out: what it costs must be known",
         )
-    averages = (local_exchange(model, option, one) for one in local for option in found)
-    return (*drop_beaten(found), *(option for option in averages if option.compression.name in AVERAGED))
+    averages = (local_exchange(model, option, average) for average in local for option in options)
+    return (*drop_beaten(options), *(option for option in averages if option.compression.name in AVERAGED))
 
 
 def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption:
@@ -315,17 +315,17 @@ def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None
             continue
         workers = np.arange(first, last + 1)
         few, many = (operations_of(way, numel, workers=count, shapes=shapes) for count in (first, last))
-        for place, (one, other) in enumerate(zip(few, many, strict=True)):
-            payload: Array | float = one.payload_bytes
-            if one.sliced:
+        for place, (operation, other) in enumerate(zip(few, many, strict=True)):
+            payload: Array | float = operation.payload_bytes
+            if operation.sliced:
                 payload = _sliced_bytes(way, numel, workers).astype(np.float64)
-            elif one.payload_bytes != other.payload_bytes:
+            elif operation.payload_bytes != other.payload_bytes:
                 each = (
                     operations_of(way, numel, workers=count, shapes=shapes)[place].payload_bytes
                     for count in workers.tolist()
                 )
                 payload = np.fromiter(each, dtype=np.float64, count=len(workers))
-            of_messages, of_traffic = _factors(one.primitive, max_workers)
+            of_messages, of_traffic = _factors(operation.primitive, max_workers)
             messages[first : last + 1] += of_messages[first : last + 1]
             traffic_bytes[first : last + 1] += of_traffic[first : last + 1] * payload
     return messages, traffic_bytes
@@ -340,8 +340,10 @@ def _sliced_bytes(way: Compression, numel: int, workers: NDArray[np.int64]) -> N
 @cache
 def _factors(primitive: Primitive, most: int) -> tuple[Array, Array]:
     """Messages of a collective, and what it carries of each byte of payload, by the number of workers."""
-    found = [
+    by_workers = [
         Operation(primitive=primitive, payload_bytes=1.0, members=workers).terms() for workers in range(1, most + 1)
     ]
-    messages, traffic = ([0.0, *(getattr(terms, name) for terms in found)] for name in ("messages", "traffic_bytes"))
+    messages, traffic = (
+        [0.0, *(getattr(terms, name) for terms in by_workers)] for name in ("messages", "traffic_bytes")
+    )
     return np.array(messages), np.array(traffic)

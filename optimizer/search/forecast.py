@@ -261,7 +261,7 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     return StepColumns(
         compute_s=compute,
         time_s=step,
-        log_sd=np.sqrt(sum(np.square(one) for one in log_sds.values())),
+        log_sd=np.sqrt(sum(np.square(log_sd) for log_sd in log_sds.values())),
         device_share=device_share,
     )
 

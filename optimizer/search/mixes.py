@@ -115,8 +115,8 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     if types > 2:
         threes = 0
         for precision in range(len(columns.space.precisions)):
-            own = columns.precision == precision
-            all_usable, all_cheap = usable[own].sum(axis=0), cheap[own].sum(axis=0)
+            alike = columns.precision == precision
+            all_usable, all_cheap = usable[alike].sum(axis=0), cheap[alike].sum(axis=0)
             threes += int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum())
         if threes > most_boxes * 2 // 3:
             return None
@@ -138,14 +138,14 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
 
 def _together(cheap: Mask, usable: Mask, types: int) -> Integers:
     """Every so many usable options of which one is cheap, (rows, types)."""
-    one, other = np.flatnonzero(cheap), np.flatnonzero(usable)
-    first, second = (side.reshape(-1) for side in np.meshgrid(one, other, indexing="ij"))
+    cheap_index, usable_index = np.flatnonzero(cheap), np.flatnonzero(usable)
+    first, second = (side.reshape(-1) for side in np.meshgrid(cheap_index, usable_index, indexing="ij"))
     # Two cheap ones meet twice.
     kept = (first < second) | ((first > second) & ~cheap[second])
     pairs = np.stack([first[kept], second[kept]], axis=1)
     if types == 2:
         return pairs
-    row, third = (side.reshape(-1) for side in np.meshgrid(np.arange(len(pairs)), other, indexing="ij"))
+    row, third = (side.reshape(-1) for side in np.meshgrid(np.arange(len(pairs)), usable_index, indexing="ij"))
     threes = np.sort(np.column_stack([pairs[row], third]), axis=1)
     threes = threes[(threes[:, 0] < threes[:, 1]) & (threes[:, 1] < threes[:, 2])]
     return np.asarray(np.unique(threes, axis=0), dtype=np.intp)

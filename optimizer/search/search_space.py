@@ -176,7 +176,7 @@ def machine_options(
     precision, loss = precision or model.precision, loss or PrecisionLoss()
     payload = payload or Payload()
     evaluation_s = model.profile.evaluation_s or 0.0
-    found: list[MachineOption] = []
+    usable: list[MachineOption] = []
     excluded: Counter[str] = Counter()
     only_sampled = precision != model.precision
     like = partial(worker_model, model, host, exchange=exchange)
@@ -193,15 +193,15 @@ def machine_options(
                 known[instance.name] = _as_sampled(alone, seen, shape, samples, only_sampled=only_sampled), seen
             except Unusable as refused:
                 known[instance.name] = refused
-        found_there = known[instance.name]
-        if isinstance(found_there, Unusable):
-            excluded[str(found_there)] += 1
+        outcome = known[instance.name]
+        if isinstance(outcome, Unusable):
+            excluded[str(outcome)] += 1
             continue
-        worker, seen = found_there
+        worker, seen = outcome
         spot, watched = offer.price.market == "spot", None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
-        found.append(
+        usable.append(
             MachineOption(
                 offer=offer,
                 worker=worker,
@@ -219,7 +219,7 @@ def machine_options(
                 watched=watched,
             )
         )
-    return tuple(found), MappingProxyType(dict(excluded))
+    return tuple(usable), MappingProxyType(dict(excluded))
 
 
 def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape) -> WorkerModel:
@@ -287,8 +287,8 @@ def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOpt
     """
     figures: dict[Precision, dict[int, list[float]]] = {}
     for option in options:
-        own = [*_figures(option), option.stretch, option.stretch_log_sd]
-        figures.setdefault(option.precision, {})[id(option.offer)] = own
+        values = [*_figures(option), option.stretch, option.stretch_log_sd]
+        figures.setdefault(option.precision, {})[id(option.offer)] = values
     kept = list(figures)
     for precision in reversed(list(figures)):
         others = [figures[other] for other in kept if other != precision]
@@ -297,12 +297,12 @@ def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOpt
     return tuple(option for option in options if option.precision in kept)
 
 
-def _is_beaten(one: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
+def _is_beaten(figures: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
     """Up to what the fit of a line rounds away."""
     return all(
         offer in other
-        and bool(np.all(np.less_equal(other[offer], own) | np.isclose(other[offer], own, rtol=1e-9, atol=0)))
-        for offer, own in one.items()
+        and bool(np.all(np.less_equal(other[offer], values) | np.isclose(other[offer], values, rtol=1e-9, atol=0)))
+        for offer, values in figures.items()
     )
 
 
@@ -327,9 +327,9 @@ def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[Ma
         inorder = np.array(group)[np.lexsort([group, *figures[group].T[::-1]])]
         best = np.empty((len(group), figures.shape[1]))
         count = 0
-        for i, own in zip(inorder.tolist(), figures[inorder], strict=True):
-            if not (best[:count] <= own).all(axis=1).any():
-                best[count] = own
+        for i, values in zip(inorder.tolist(), figures[inorder], strict=True):
+            if not (best[:count] <= values).all(axis=1).any():
+                best[count] = values
                 count += 1
                 kept.append(i)
     return tuple(options[i] for i in sorted(kept))

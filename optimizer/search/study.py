@@ -96,10 +96,10 @@ class Study:
     def _parameters(self, cluster: Cluster) -> Parameters:
         held = [(self.names[option], count) for option, count in cluster.machines]
         held += [(NOTHING, 0)] * (len(self.slots) - len(held))
-        found: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
+        parameters: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
         for k in self.slots:
-            found[f"type_{k}"], found[f"machines_{k}"] = held[k]
-        return found
+            parameters[f"type_{k}"], parameters[f"machines_{k}"] = held[k]
+        return parameters
 
     def _price(self, trial: optuna.Trial) -> tuple[float, float]:
         """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible."""
@@ -113,10 +113,10 @@ class Study:
             # Empty, too large, or without room for the batch: further from possible the more machines it has.
             trial.set_constraint("possible", 1.0 + cluster.machine_count)
             return math.inf, math.inf
-        found = forecast(table, self.job)
-        trial.set_constraint("limits", float(self.limits.risk(found)[0]) - 1.0)
-        trial.set_user_attr("plan", _described(self.columns.space, rows.cluster(0), float(found.interval_s[0])))
-        time_s, cost_usd = (float(total[0]) for total in expected_totals(found))
+        predicted = forecast(table, self.job)
+        trial.set_constraint("limits", float(self.limits.risk(predicted)[0]) - 1.0)
+        trial.set_user_attr("plan", _described(self.columns.space, rows.cluster(0), float(predicted.interval_s[0])))
+        time_s, cost_usd = (float(total[0]) for total in expected_totals(predicted))
         return time_s, cost_usd
 
     def _study(self, journal: Path | None) -> optuna.Study:
