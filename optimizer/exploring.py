@@ -28,7 +28,7 @@ FIRST_LAYOUTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one probe brought.
+    """The step samples of one probe, and their price.
 
     Attributes:
         samples: steps of one layout.
@@ -56,7 +56,7 @@ class Suggested:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration:
-    """What may be measured and at what price.
+    """The layouts that may be probed, the price of a probe and the budget of all of them.
 
     Attributes:
         candidates: everything that is to be predicted, and may be measured.
@@ -117,7 +117,7 @@ class Exploration:
         return Suggested(configuration=self.candidates[best.row], worth_usd=worth, reason=reason)
 
     def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:
-        """Whether what is known says anything about a type."""
+        """Return whether the measured steps say anything about a machine type."""
         types = sorted({sample.kind(node) for sample in known for node in sample.nodes})
         try:
             kinship(name, types, self.catalog)
@@ -131,7 +131,7 @@ def _size(configuration: Configuration) -> tuple[int, int, int]:
 
 
 def unprobed_types(plan: Plan) -> tuple[str, ...]:
-    """Machine types of the chosen cluster whose speed is extrapolated from another family, in order."""
+    """Return the machine types of the chosen cluster whose speed is extrapolated from another family, in order."""
     return tuple(dict.fromkeys(group.instance_type for group in plan.chosen.groups if group.evidence == "extrapolated"))
 
 

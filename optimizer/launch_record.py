@@ -19,7 +19,7 @@ Place: TypeAlias = str
 
 
 class Launch(Artifact):
-    """Kept in the run's folder, so that `status` and `report` need nothing else but the event log."""
+    """The record of a launch in its run's folder: `status` and `report` need nothing else but the event log."""
 
     KIND: ClassVar[str] = "launch"
     VERSION: ClassVar[int] = 1
@@ -43,17 +43,17 @@ class Launch(Artifact):
 
     @property
     def starts(self) -> tuple[float, ...]:
-        """When each of the run's sessions was asked for, seconds since the epoch."""
+        """Times at which each of the run's sessions was requested, seconds since the epoch."""
         return (self.started_s, *self.resumed_s)
 
     @property
     def hourly_usd(self) -> float:
-        """What the plan's machines cost an hour, at the plan's prices."""
+        """The hourly price of the plan's machines, USD, at the plan's prices."""
         return sum(group.machines * group.price_usd_per_hour for group in self.plan.chosen.groups)
 
     @property
     def running_usd_per_hour(self) -> float:
-        """What this run costs in an hour in which it trains: on one's own machines what their owner said, here nothing.
+        """The hourly cost of this run while it trains, USD: the owner's figure on one's own machines, here 0.
 
         Machines that are rented, or rehearsed, cost what the plan says.
         """

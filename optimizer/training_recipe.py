@@ -47,7 +47,7 @@ insights from hundreds of experiments": 39 % for 33 % less memory)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained.
+    """A way to train a model: which parameters, by which optimizer.
 
     Attributes:
         trained: share of the parameters that is trained.
@@ -59,12 +59,12 @@ class Recipe:
 
     @property
     def passes(self) -> float:
-        """Return a step's operations over those of the forward pass."""
+        """Operations of a step over those of the forward pass."""
         return CONTRIBUTION - 1 + self.trained
 
     @property
     def slowdown(self) -> float:
-        """Return times as long that the operations take."""
+        """Times as long that the operations take."""
         return DEQUANTISING if self.method == "qlora" else 1.0
 
     def trained_parameters(self, parameters: int) -> int:

@@ -31,7 +31,7 @@ FAIR_TRIAL = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class BesideDense:
-    """A pilot that was not dense, beside what the target needs at its batch size where whole gradients are summed.
+    """A pilot that was not dense, beside the steps that dense training needs at its batch size.
 
     Attributes:
         dense_steps: that the target needs there.
@@ -44,7 +44,7 @@ class BesideDense:
     steps_to_target: float | None
 
     def failed(self, inflation: ArrayLike) -> bool:
-        """Whether it fell short in more steps than it should have needed, were they stretched so."""
+        """Return whether the pilot missed the target in more steps than so stretched a run should have needed."""
         needed = self.dense_steps * float(np.asarray(inflation))
         return self.steps_to_target is None and self.steps_trained >= FAIR_TRIAL * needed
 
@@ -76,26 +76,26 @@ class Penalty:
     pilots: int = 0
 
     def inflation(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-        """Steps over those of dense training, at least 1."""
+        """Return the steps over those of dense training, at least 1."""
         return np.asarray(1 + self.coefficient * distance(share, workers))
 
     def log_sd(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-        """Spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
+        """Return the spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
         return np.asarray(self.coefficient_sd * distance(share, workers) / self.inflation(share, workers))
 
     @property
     def cautious_coefficient(self) -> float:
-        """The upper end of its 90 % interval."""
+        """The upper end of the coefficient's 90 % interval."""
         return self.coefficient + Z90 * self.coefficient_sd
 
     def least_gain(self, inflation: float) -> float:
-        """The gain that stretches a run no more than this, the upper end of the coefficient considered."""
+        """Return the gain that stretches a run by at most this factor, at the upper end of the coefficient."""
         if self.cautious_coefficient == 0:
             return LEAST_GAIN
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Penalty:
-        """Its posterior over pilots and the distance of each; those that did not arrive tell nothing of it.
+        """Return the posterior over pilots and the distance of each; those that missed the target tell nothing of it.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
         inflation has a log deviation of `PILOT_LOG_SD`.
@@ -120,7 +120,7 @@ class Penalty:
 
 
 def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-    """How far workers wander off between two averages, in steps: ``(1 - 1/N) sqrt(1/share - 1)``.
+    """Return the steps that workers drift apart between two averages: ``(1 - 1/N) sqrt(1/share - 1)``.
 
     With a gain in the place of the share, how far what is held back has left the model behind.
     """
@@ -130,7 +130,7 @@ def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityGate:
-    """Which compression may be planned with, going by accuracy pilots.
+    """Rules for which compression may be planned with, from accuracy pilots.
 
     A pilot speaks for its scheme alone: one that arrived for every ratio at least as large, one that failed for every
     ratio at least as small. Where no pilot speaks, the law does, with its wide prior, down to the least gain that it
@@ -141,7 +141,7 @@ class QualityGate:
     penalty: Penalty = field(default_factory=Penalty)
 
     def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
-        """Why this compression may not be used, in one sentence; None where nothing speaks against it."""
+        """Return why this compression may not be used, in one sentence; None where nothing speaks against it."""
         alike = [pilot for pilot in self.pilots if pilot.scheme == scheme]
         for pilot in alike:
             if pilot.ratio >= ratio and pilot.failed(self.penalty.inflation(pilot.gain)):

@@ -31,7 +31,7 @@ LEAST_VARIANCE = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """What a way without a residual adds and takes, by the levels of its codes.
+    """Noise that a compression without a residual adds, and signal that it keeps, by the levels of its codes.
 
     Attributes:
         levels: that were tried, ascending; (1,) where they do not follow the workers.
@@ -44,20 +44,20 @@ class Rounding:
     signals: tuple[float, ...]
 
     def variance(self, levels: int) -> float:
-        """``q`` at so many levels."""
+        """Return ``q`` at so many levels."""
         at, known = math.log(levels), np.log(self.levels)
         log_variances = np.log(np.maximum(self.variances, LEAST_VARIANCE))
         beyond = max(0.0, at - float(known[-1]))
         return float(np.exp(np.interp(at, known, log_variances) - 2 * beyond))
 
     def signal(self, levels: int) -> float:
-        """``s`` at so many levels."""
+        """Return ``s`` at so many levels."""
         return float(np.interp(math.log(levels), np.log(self.levels), self.signals))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLosses:
-    """All that the trials of a profile say; empty: there were none.
+    """Gains and rounding of each compression, from the trials of a profile; empty: there were none.
 
     Attributes:
         gains: of ways with a residual, by what they are timed as.
@@ -72,7 +72,7 @@ class ExchangeLosses:
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Retained gradient energy of a way that sends something of all elements; None: not known."""
+        """Return the gradient energy that a compression of all elements retains; None: not known."""
         if way.name in LOSSLESS:
             return KEPT[way.name]
         key = timed_as(way)
@@ -81,7 +81,7 @@ class ExchangeLosses:
         return 1.0 if key in self.roundings else KEPT.get(way.name)
 
     def stretch(self, way: Compression, workers: int) -> tuple[float, float]:
-        """Steps of a way that forgets over those of exact sums, and the standard deviation of their log."""
+        """Return steps with rounded gradients over those of exact sums, and the standard deviation of their log."""
         rounding = self.roundings.get(timed_as(way))
         if rounding is None or workers < 2:
             return 1.0, 0.0
@@ -94,7 +94,7 @@ class ExchangeLosses:
 
 
 def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
-    """What trials say; of ways that this version does not have, nothing."""
+    """Return the losses of each compression in the trials; those that this version does not have are skipped."""
     gains: dict[str, float] = {}
     tried: dict[str, list[tuple[int, float, float]]] = {}
     for trial in trials:
@@ -115,7 +115,7 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
 
 
 def added_noise(variance: float, *, noise_scale: float | None, batch_size: float, workers: int) -> float:
-    """``e``: energy that rounding adds to the summed gradient, over the energy of that. No more than ``variance``.
+    """Return ``e``: energy that rounding adds to the summed gradient, over its energy; at most ``variance``.
 
     Args:
         variance: ``q`` of one worker's gradient, at least 0.
@@ -129,7 +129,7 @@ def added_noise(variance: float, *, noise_scale: float | None, batch_size: float
 
 
 def noise_inflation(noise: float, signal: float = 1.0) -> float:
-    """Steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
+    """Return steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
 
     Args:
         noise: ``e`` of `added_noise`.

@@ -36,7 +36,7 @@ class PrecisionLoss:
 
 
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
-    """What a profile's trials say of a precision; nothing is lost in the profile's first."""
+    """Return the steps of a precision over the first one's, by the profile's trials; nothing is lost in the first."""
     if precision == profile.precisions[0]:
         return PrecisionLoss()
     trials = (trial for trial in profile.precision_trials if trial.precision == precision)

@@ -19,7 +19,7 @@ STALE_DAYS = 14
 
 
 def catalogs_home() -> Path:
-    """Where refreshed catalogues are kept: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
+    """Return the folder of refreshed catalogues: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
     return home() / "catalogs" / "aws"
 
 
@@ -34,7 +34,7 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
 
 
 def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
-    """A sentence on prices of these days, where one of them is older than `STALE_DAYS`."""
+    """Return a sentence on the age of prices, where one is older than `STALE_DAYS`."""
     days = sorted({(today - when).days for when in dates})
     if not days or days[-1] <= STALE_DAYS:
         return None
@@ -52,7 +52,7 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
 
 
 def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
-    """The catalogue to plan with in each region that it has prices of; arguments and errors as of `in_use`."""
+    """Return the catalogue to plan with in each region that has prices; arguments and errors as of `in_use`."""
     base = load_catalog(directory=directory)
     refreshed = [directory is None and refreshed_folders(catalogs_home(), region) for region in base.regions]
     catalogs = (

@@ -26,12 +26,12 @@ class Filter:
 
 
 def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
-    """The listings, or offers, that every filter keeps, in order."""
+    """Return the listings, or offers, that every filter keeps, in order."""
     return [listing for listing in listings if all(requirement.keeps(listing) for requirement in filters)]
 
 
 def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
-    """When `select` keeps nothing: how many types each filter alone stands in the way of, the worst first."""
+    """Return how many types each filter alone stands in the way of where `select` keeps none, the worst first."""
     if not listings:
         return "nothing is known of the region"
     left = [
@@ -48,13 +48,13 @@ def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
 
 
 def price_in(listing: Listing, market: AnyMarket) -> Price | None:
-    """The price in a market; in any market the lower one."""
+    """Return a listing's price in a market; in any market the lower one."""
     prices = [listing.price(name) for name in (("spot", "on-demand") if market == "any" else (market,))]
     return min((price for price in prices if price), key=lambda price: price.usd_per_hour, default=None)
 
 
 def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
-    """What listings can be sorted by, by name. A quantity is absent where the catalogue does not know it."""
+    """Return the sort keys of listings, by name. A key gives none where the catalogue does not know the quantity."""
 
     def price(listing: Listing) -> float | None:
         cheapest = price_in(listing, market)
@@ -84,13 +84,13 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
 
 def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
-    """Smallest first (``reverse``: largest). Equals go by family and size; the unknown is last either way."""
+    """Return listings smallest first (``reverse``: largest), equals by family and size; the unknown is always last."""
     in_order = operator.attrgetter("family", "vcpus", "memory_gib", "name")
     return by_quantity(sorted(listings, key=lambda listing: in_order(listing.instance_type)), quantity, reverse=reverse)
 
 
 def by_quantity(items: Sequence[T], quantity: Callable[[T], float | str | None], *, reverse: bool = False) -> list[T]:
-    """Smallest first (``reverse``: largest), equals as they came; the unknown is last either way."""
+    """Return items smallest first (``reverse``: largest), equals as they came; the unknown is last either way."""
     valued: list[tuple[Any, T]] = [(value, item) for item in items if (value := quantity(item)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=reverse)
     return [*(item for _, item in valued), *(item for item in items if quantity(item) is None)]
@@ -105,12 +105,12 @@ def _names(accelerator: Accelerator) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits alone: 'RTX-PRO-4500' is 'rtx pro 4500'."""
+    """Return the letters and digits of a name: 'RTX-PRO-4500' becomes 'rtxpro4500'."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
 def has_accelerator(found: InstanceType, name: str) -> bool:
-    """Whether the type's accelerators are called so, in any spelling."""
+    """Return whether a type's accelerators have this name, in any spelling."""
     return found.accelerator is not None and is_called(found.accelerator, name)
 
 

@@ -25,7 +25,7 @@ _UNFINISHED = re.compile(r"\.\d{4}-\d{2}-\d{2}[^/]*")
 
 
 def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
-    """Refreshed catalogues of the region below ``home``, newest first.
+    """Return the folders of a region's refreshed catalogues below ``home``, newest first.
 
     Raises:
         BadInput: no region can be called so.

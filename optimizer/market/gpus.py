@@ -47,7 +47,7 @@ class RentableGpu:
     machine: Listing
 
     def __str__(self) -> str:
-        """Its name and memory, and the cheapest machine that has it."""
+        """Return the GPU's name and memory, and the cheapest machine that has it."""
         price = self.usd_per_hour()
         asks = "" if price is None else f", {usd(price)} an hour"
         return f"{self.name} {self.memory_gib:.0f} GiB: {self.count} in {self.machine.instance_type.name}{asks}"
@@ -57,12 +57,12 @@ class RentableGpu:
 
     @property
     def region(self) -> str | None:
-        """Of the prices of the machine; None: it has none."""
+        """The region of the machine's prices; None: it has none."""
         price = price_in(self.machine, "any")
         return None if price is None else price.region
 
     def usd_per_hour(self, market: AnyMarket = "any") -> float | None:
-        """Of the whole machine, in a market; in any the lower one."""
+        """Return the hourly price of the whole machine in a market, USD; in any market the lower one."""
         price = price_in(self.machine, market)
         return None if price is None else price.usd_per_hour
 
@@ -92,7 +92,7 @@ def rentable_gpus(
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
 ) -> RentableGpus:
-    """Every GPU of a catalogue's region that torch's CUDA builds can use, once.
+    """Return each GPU of a catalogue's region that torch's CUDA builds can use, once.
 
     Args:
         catalog: with the region.

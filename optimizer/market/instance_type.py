@@ -110,7 +110,7 @@ class Accelerator:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether torch's CUDA builds can use it."""
+        """True where torch's CUDA builds can use the accelerator."""
         return self.manufacturer == "NVIDIA"
 
     @property
@@ -201,12 +201,12 @@ class InstanceType:
 
     @property
     def owned(self) -> bool:
-        """Whether it is one machine of its owner, not a type that can be rented."""
+        """True for one machine of its owner, not a type that can be rented."""
         return self.cloud == OWN
 
     @property
     def family(self) -> str:
-        """The part of the name before the dot: machines that differ in size alone."""
+        """The instance family, the part of the name before the dot: machines that differ in size alone."""
         return self.name.partition(".")[0]
 
     @property

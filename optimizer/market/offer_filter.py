@@ -29,7 +29,7 @@ ANY_GPU, NO_GPU = "any", "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What may be rented. Absent or empty: anything.
+    """Requirements on the machines to rent. Absent or empty: any machine.
 
     Attributes:
         types: names or shell patterns of instance types, any of which will do.
@@ -52,7 +52,7 @@ class Wishes:
 
 
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
-    """The offers that fulfil every wish.
+    """Return the offers that fulfil every wish.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue, or wishes that nothing fulfils: names the
@@ -97,7 +97,7 @@ def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpriced:
-    """Instance types that are as asked for, and how many of them have no price where they are looked for.
+    """Counts of the instance types that fulfil the wishes, and of those of them without a price.
 
     Attributes:
         types: as asked for, in all regions together.
@@ -113,7 +113,7 @@ class Unpriced:
 
     @classmethod
     def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
-        """Return those of the catalogues of some regions."""
+        """Return the unpriced types of the catalogues of some regions."""
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
             any(map(listing.price, markets))
@@ -131,17 +131,17 @@ class Unpriced:
 
     @property
     def is_most(self) -> bool:
-        """Whether so many have no price that with prices the answer may well be another one."""
+        """True where most types have no price, so that with prices another plan may well be better."""
         return 2 * self.missing > self.types
 
     @property
     def counted(self) -> str:
-        """'1,301 of 1,331 instance types have no price in eu-west-1'."""
+        """The count in words: '1,301 of 1,331 instance types have no price in eu-west-1'."""
         return f"{self.missing:,} of {self.types:,} instance types have no price in {self.where}"
 
     @property
     def in_words(self) -> str:
-        """The count as a sentence of a plan, with what reads the prices."""
+        """The count of unpriced types as a sentence of a plan, with the command that reads the prices."""
         return f"{self.counted} and were not compared; `hetopt catalog refresh --region {self.refresh}` reads prices."
 
 
@@ -168,7 +168,7 @@ def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 
 def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes, filters: Sequence[Filter]) -> BadInput:
-    """Why no offer is left, and what can change that."""
+    """Return the error of wishes that no offer fulfils: the reason, and what can change it."""
     where = f"in {catalog.region}"
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
     if wishes.types and not any(_matches(offer.instance_type.name, wishes.types) for offer in everything):
@@ -212,7 +212,7 @@ def _belongs(catalog: Catalog, zone: str) -> None:
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
-    """Whether a machine has the accelerators that one part of ``gpus`` asks for."""
+    """Return a test of whether a machine has the accelerators that one part of ``gpus`` asks for."""
     item = call(text, "`gpus`")
     name, number = item.name, "".join(item.values) or "1+"
     digits = number.removesuffix("+")

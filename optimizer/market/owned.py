@@ -28,7 +28,7 @@ _GIB_OF_A_CPU = 4.0
 def owned(
     catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()
 ) -> tuple[Catalog, Quotas]:
-    """An inventory as a catalogue, where a type is called as the first of its hosts (`alike`).
+    """Return an inventory as a catalogue, whose types are named after the first of their hosts (`alike`).
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
@@ -120,7 +120,7 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
 
 
 def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
-    """What all of a machine's GPUs are at least, under the names of all."""
+    """Return an accelerator that all of a machine's GPUs match or exceed, under the names of all."""
     if not gpus:
         return None
     least = min(gpus, key=lambda gpu: (gpu.fp32_flops_per_s or 0.0, gpu.memory_gib))

@@ -67,7 +67,7 @@ not on demand, and a local zone's is not the region's."""
 
 
 def feed_url(url: str) -> str:
-    """Where a feed is: at AWS, or under the same path of the mirror that the environment names.
+    """Return the address of a feed: AWS's, or the same path of the mirror that the environment names.
 
     Raises:
         BadInput: the mirror is no https address.
@@ -77,7 +77,7 @@ def feed_url(url: str) -> str:
 
 
 def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
-    """The newest version of the price list of each region; local zones are no regions.
+    """Return the newest version of the price list of each region; local zones are no regions.
 
     Raises:
         BadInput: it is no region index.
@@ -93,7 +93,7 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
 
 
 def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
-    """USD an hour of each type, Linux, shared tenancy, without software: a price list read line by line.
+    """Return USD an hour of each type, Linux, shared tenancy, without software: a price list read line by line.
 
     Returns:
         ``published``: the day of the price list; ``usd_per_hour``: by type; ``left_out``: a sentence for each type
@@ -136,7 +136,7 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
 
 
 def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
-    """USD an hour of Linux machines on spot, by region and type; the higher one where a type stands twice.
+    """Return USD an hour of Linux machines on spot, by region and type; the higher one where a type stands twice.
 
     Raises:
         BadInput: it is another file, or in another currency.
@@ -161,7 +161,7 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
 
 
 def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tuple[int, str]]]:
-    """Saving and interruption band of Linux machines, by region and type. Savings of zero or less are placeholders.
+    """Return saving and interruption band of Linux machines, by region and type. Savings of zero or less are left out.
 
     Raises:
         BadInput: it is another file.
@@ -184,7 +184,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
 
 
 def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
-    """The day of a price list, and the index of each of its columns."""
+    """Return the day of a price list, and the index of each of its columns."""
     first = next((line for line in lines if line.removeprefix(codecs.BOM_UTF8).strip()), b"")
     if is_page(first):
         raise web_page(origin)
@@ -227,7 +227,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _linux_usd(size: Mapping[str, Any]) -> float | None:
-    """The price in a column that may also be 'N/A*', or '9.0E-4'."""
+    """Return the price in a column that may also be 'N/A*', or '9.0E-4'."""
     for column in _list(size.get("valueColumns")):
         if _object(column).get("name") == "linux":
             return _usd(str(_object(column.get("prices")).get("USD")))

@@ -27,7 +27,7 @@ def _dated(date: str) -> str:
 
 
 class Source(Record):
-    """Where figures come from.
+    """A source of figures: title, date, licence and caveat.
 
     Attributes:
         date: when the figures were true: a day or a month, ISO 8601.
@@ -42,7 +42,7 @@ class Source(Record):
 
     @property
     def day(self) -> datetime.date:
-        """The date; the first of the month where only that is known."""
+        """The day at which the figures were true; the first of the month where only that is known."""
         return _day_of(self.date)
 
 
@@ -74,7 +74,7 @@ class Sources(Record):
 
 
 def read_sources(path: Path) -> Sources:
-    """Read sources.json.
+    """Read the sources of a catalogue from its sources.json.
 
     Raises:
         BadInput: the file is missing or cannot be used.

@@ -23,7 +23,7 @@ ByRegion = tuple[dict[str, Any] | None, datetime.date | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFeeds:
-    """The feeds.
+    """Readers of the public price feeds, region by region.
 
     Attributes:
         today: day of what does not say when it was changed.

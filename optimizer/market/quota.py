@@ -37,7 +37,7 @@ class Bucket:
     family: str
 
     def __str__(self) -> str:
-        """As `read_quotas` reads it: 'spot:g'."""
+        """Return the bucket as `read_quotas` reads it: 'spot:g'."""
         return f"{self.market}:{self.family}"
 
 
@@ -112,12 +112,12 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
 
 
 def quota_of(instance_type: str, market: Market) -> Quota:
-    """The quota that machines of a type count against in a market."""
+    """Return the quota that machines of a type count against in a market."""
     return named_quota(Bucket(market=market, family=family_of(instance_type, market)))
 
 
 def named_quota(bucket: Bucket) -> Quota:
-    """The quota of a bucket, as AWS names it."""
+    """Return the quota of a bucket, as AWS names it."""
     spot, on_demand = _NAMED.get(bucket.family, _STANDARD)
     return spot if bucket.market == "spot" else on_demand
 
@@ -152,7 +152,7 @@ def obtainable() -> tuple[Quotas, tuple[str, ...]]:
 
 
 def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:
-    """VCPUs that so many machines of some types and markets take of each bucket."""
+    """Return the vCPUs that so many machines of some types and markets take of each bucket."""
     taken: dict[Bucket, int] = {}
     for instance, market, count in machines:
         bucket = Bucket(market=market, family=family_of(instance.name, market))
@@ -161,7 +161,7 @@ def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket,
 
 
 def bucket_of(offer: Offer) -> Bucket:
-    """The quota that machines of this offer count against."""
+    """Return the bucket of the quota that machines of this offer count against."""
     market = offer.price.market
     if not offer.is_of_aws:
         return own_bucket(offer.instance_type.name)
@@ -174,7 +174,7 @@ def own_bucket(host: str) -> Bucket:
 
 
 def family_of(instance_type: str, market: Market) -> str:
-    """The one of `FAMILIES` that machines of a type count against in a market."""
+    """Return the one of `FAMILIES` that machines of a type count against in a market."""
     letters = re.match(r"[a-z]*", instance_type)
     family = letters.group() if letters else ""
     if instance_type.startswith(("p5", "p6")) and market == "spot":
@@ -195,7 +195,7 @@ UNBOUNDED = 10**MOST_DIGITS
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
-    """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
+    """Read quotas as people write them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
 
     ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone is no limit. ``p``
     holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart on the spot market alone.
@@ -235,11 +235,11 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
 
 
 def write_quotas(quotas: Quotas) -> str:
-    """The quotas as `read_quotas` reads them."""
+    """Return the quotas as `read_quotas` reads them."""
     return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
 def raised(bucket: Bucket, vcpus: int) -> str:
-    """A quota as the console names it, and what it should become."""
+    """Return a quota as the console names it, and its new limit: "'Running On-Demand P instances' (...) to 8 vCPUs"."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"

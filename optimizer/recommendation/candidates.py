@@ -21,7 +21,7 @@ from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchS
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
-    """The cluster of one row of a forecast."""
+    """Return the cluster of one row of a forecast, with its local batch sizes and prediction."""
     exchange = space.exchanges[cluster.exchange]
     times = [
         space.options[index].worker.time
@@ -48,7 +48,7 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
 
 
 def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:
-    """Where the workers of a machine are unlike, its samples divided among them."""
+    """Return local batch sizes with each machine's samples divided among its unlike workers."""
     times, each = option.worker.unlike, option.worker.workers
     if not times:
         return local_batch_sizes
@@ -57,7 +57,7 @@ def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]
 
 
 def spread(value: float, log_sd: float) -> Range:
-    """A median with the 90 % interval of its log standard deviation."""
+    """Return a median with the 90 % interval of its log standard deviation."""
     reach = float(np.exp(Z90 * log_sd))
     return Range(value=value, low=value / reach, high=value * reach)
 
@@ -114,7 +114,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
 
 
 def hardware_of(instance: InstanceType) -> Hardware:
-    """What one machine of a type has."""
+    """Return the CPUs, memory and GPUs of one machine of a type."""
     gpu = instance.accelerator
     return Hardware(
         vcpus=instance.vcpus,
@@ -163,7 +163,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: F
 
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:
-    """What the expected preemptions are based on, as a phrase."""
+    """Return the basis of the expected preemptions, as a phrase."""
     prior = "the prior of the preemption rate (a machine is preempted once in 2000 h or, in few pools, once in 2 h)"
     seen = [f"{option.watched.in_words} of {option.name}" for option in options if option.watched is not None]
     return f"on average over {prior}" + (f", updated by {' and '.join(seen)}" if seen else "")

@@ -156,7 +156,7 @@ def on_demand_rows(space: SearchSpace, found: Found) -> NDArray[np.intp]:
 
 
 def _safest(question: Question, result: Found, rows: NDArray[np.intp], limits: Limits) -> int | None:
-    """The best of some rows, whether or not others are better."""
+    """Return the best of some rows, whether or not others are better."""
     part = replace(
         result,
         rows=result.rows.take(rows),
@@ -188,7 +188,7 @@ def _quotas(space: SearchSpace, result: Found, row: int) -> tuple[QuotaNeed, ...
 
 
 def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
-    """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for.
+    """Yield the choice to train alone on the profiled machine, unless that is rented: nothing is paid nor waited for.
 
     In the plan's precision, so that the plan can be launched there.
     """
@@ -218,12 +218,12 @@ def _here(model: FittedModel, question: Question, limits: Limits, like: MachineO
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """With as many digits as can be seen in a drawing."""
+    """Return figures with as many digits as can be seen in a drawing."""
     return tuple(float(f"{value:.4g}") for value in values.tolist())
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """A sentence where renting saves less time than it spends on provisioning, or else none."""
+    """Return a sentence where renting saves less time than it spends on provisioning, or else none."""
     here = next((way for way in ways if way.names == ("here",)), None)
     prediction = chosen.prediction
     if here is None or here.total_s.value >= prediction.total_s.value + prediction.startup_s:
@@ -240,12 +240,12 @@ def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: flo
 
 
 def _is_own(chosen: Candidate) -> bool:
-    """Whether nothing of it is rented."""
+    """Return whether all machines of a candidate are one's own, and none rented."""
     return all(group.is_own for group in chosen.groups)
 
 
 def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
-    """Yield what decided this job's plan, a sentence each, most important first."""
+    """Yield the main causes of this job's plan, a sentence each, most important first."""
     prediction = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = prediction.communication_s / prediction.step_time_s.value

@@ -26,7 +26,7 @@ AS_LIKELY = 0.02
 
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
-    """Possible runs of the plans of some rows."""
+    """Return simulated runs of the plans of some rows."""
     forecast, finalists = found.forecast, []
     for row in rows:
         machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
@@ -88,7 +88,7 @@ def confident(
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:
-    """Place of the first chance, of plans from best to worst, that is as high as asked, or close to the highest."""
+    """Return the place of the first chance, of plans from best to worst, that is as high as asked or near the top."""
     most = float(chances.max())
     return int(np.argmax(chances >= (asked if most >= asked else most - AS_LIKELY)))
 
@@ -101,13 +101,13 @@ def _chances(
 
 
 def sparing(found: Found) -> NDArray[np.intp]:
-    """Rows of which no other needs less budget and less time, at the upper ends of both: the surest ones."""
+    """Return the rows that none beats in both budget and time at the upper ends of their intervals: the surest ones."""
     forecast = found.forecast
     return pareto_front(forecast.total_high_s, np.maximum(forecast.cost_high_usd, forecast.least_budget_usd))
 
 
 def _finalists(result: Found, limits: Limits) -> list[int]:
-    """The best rows that fit, thinned towards those with more to spare, best first.
+    """Return the best rows that fit, thinned towards those with more to spare, best first.
 
     Half are the best; others are the best of those that use less and less of their limits, so that one with enough to
     spare is among them; and so are the surest of all, whatever the limits.

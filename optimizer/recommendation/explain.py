@@ -40,7 +40,7 @@ def explain(
     to_target: bool,
     equal_progress: bool,
 ) -> tuple[str, ...]:
-    """The sentences of a plan, most important first.
+    """Return the sentences that explain a plan, most important first.
 
     Args:
         model: what the profile says.
@@ -169,7 +169,7 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
 
 
 def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """What the planned compression keeps of the gradient, and what a target should cost more for it."""
+    """Yield how much of the gradient the planned compression keeps, and how many more steps a target should take."""
     way = chosen.compression
     if way.name == IDENTITY:
         return
@@ -186,7 +186,7 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
-    """What averaging parameters now and then does here, or that it might be worth measuring."""
+    """Yield how averaging parameters changes communication and steps here, or that it might be worth measuring."""
     prediction, job = chosen.prediction, model.profile.job
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     gate = model.convergence.local

@@ -30,7 +30,7 @@ def nothing_usable(
     *,
     by_gpus: bool = False,
 ) -> BadInput:
-    """The error where machines are offered and none of them can be planned with: says why, and what can change that.
+    """Return the error where machines are offered and none can be planned with: says why, and what can change that.
 
     Args:
         region: where they are offered.
@@ -55,7 +55,7 @@ def nothing_usable(
 
 
 def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
-    """The error where no cluster of the machines is allowed, whatever it costs: names the limit that leaves none."""
+    """Return the error where no cluster of the machines is allowed, at any cost: names the limit that leaves none."""
     beyond = (
         space.quotas.get(bucket_of(option.offer), math.inf) < option.offer.instance_type.vcpus
         for option in space.options
@@ -76,7 +76,7 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
 
 
 def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limits) -> str | None:
-    """The smallest increase of quotas with which a cluster keeps the limits, as a phrase; absent: none would help.
+    """Return the least increase of quotas with which a cluster keeps the limits, as a phrase; absent: none helps.
 
     Args:
         space: without quotas.
@@ -104,7 +104,7 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
 
 
 def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Sequence[str] = ()) -> NoFeasiblePlan:
-    """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid.
+    """Return the error that names the nearest plans: the cheapest that is in time, the quickest that can be paid.
 
     Args:
         question: that no plan answers.

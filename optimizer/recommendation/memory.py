@@ -24,7 +24,7 @@ NOT_COUNTED = (
 def memory_table(
     model: FittedModel, candidates: Iterable[Candidate], options: Sequence[MachineOption]
 ) -> tuple[MachineMemory, ...]:
-    """Of each machine type, in the candidate that it is first in; nothing where the profile did not count memory.
+    """Return the memory use of each machine type, in its first candidate; empty where the profile counted none.
 
     Args:
         model: what the profile says.
@@ -89,7 +89,7 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
     described = model.reference.device.counted
 
     def size(instance: InstanceType) -> tuple[bool, int]:
-        """Of one device, or of all that share a replica."""
+        """Return whether a machine has GPUs, and the usable bytes of one device, or of all that share a replica."""
         shared = 1 if described is None else max(1, instance.cuda_devices)
         return instance.cuda_devices > 0, shared * usable_bytes(instance)[1]
 

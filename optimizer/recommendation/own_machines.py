@@ -22,7 +22,7 @@ STARTUP_S = 20.0
 
 
 def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:
-    """The best plan for some of one's own machines, up to three unlike ones together.
+    """Return the best plan for some of one's own machines, up to three unlike ones together.
 
     Args:
         request: what to plan; its options that narrow what is rented do not narrow what one has.
@@ -56,7 +56,7 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
 def better_of(
     request: PlanRequest, hosts: Sequence[Host], rented: Callable[[], Plan], *, seed: int, now: datetime
 ) -> Plan:
-    """The better of a plan for one's own machines and one that rents.
+    """Return the better of a plan for one's own machines and one that rents.
 
     Args:
         request: what to plan.
@@ -90,7 +90,7 @@ def better_of(
 
 
 def _beside(best: str, plans: dict[str, Plan], other: str | None) -> str:
-    """'Your own machines: 6 h for $0.90. Rented: 2 × g6.xlarge, 2 h for $1.40.'"""
+    """Return the plan not taken, in a sentence: 'Rented machines (2 × g6.xlarge) would do it in 2 h for $1.40.'"""
     if other is None:
         missing = "Rented machines" if best == "own" else "Your own machines"
         return f"{missing} do not keep these limits."

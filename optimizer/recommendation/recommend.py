@@ -96,7 +96,7 @@ EVALUATION_SHARE = 0.1
 def recommend(
     request: PlanRequest, *, seed: int, now: datetime, tell: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """The best plan for the goal within its budget and deadline. The same arguments give the same plan.
+    """Return the best plan for the goal within budget and deadline. The same arguments give the same plan.
 
     Ctrl-C ends the search early, with the best plan so far.
 
@@ -190,7 +190,7 @@ WORTH_ANOTHER_BATCH = 0.1
 
 
 def _other_batch(request: PlanRequest, problem: SearchProblem, result: Found) -> Iterator[str]:
-    """Yield what the best batch size at equal progress would save, where the job's own is kept unasked."""
+    """Yield the saving of the best batch size at equal progress, where the job's own is kept unasked."""
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
     job, length = request.profile.job, problem.job.steps
@@ -252,7 +252,7 @@ def _sure(request: PlanRequest, question: Question, result: Found) -> tuple[Foun
 
 
 def _larger_quotas(request: PlanRequest) -> str | None:
-    """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
+    """Return the least increase of quotas with which clusters of one type keep the limits; absent: none does."""
     wide = search_problem(replace(request, options=replace(request.options, quotas={})))
     result = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
     return larger_quotas(wide.space, result, request.options.quotas, request.limits)
@@ -286,7 +286,7 @@ def _priced(change: str, request: PlanRequest) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
-    """What is searched for a plan: the clusters of a region, and what does not depend on them.
+    """The clusters that a search chooses from for a plan, and what does not depend on them.
 
     Attributes:
         goal: with the task's own target written in.
@@ -302,7 +302,7 @@ class SearchProblem:
 
 
 def search_problem(request: PlanRequest) -> SearchProblem:
-    """What `recommend` searches; errors as there."""
+    """Return the space and job that `recommend` searches; errors as there."""
     profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
@@ -367,7 +367,7 @@ def steps_model(
 
 
 def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
-    """Epochs between evaluations: one, or less where a run to a target would overshoot by much of its own length."""
+    """Return the epochs between evaluations: 1, or less where a run to a target would overshoot by much."""
     if goal.ends != "target":
         return 1.0
     job = model.profile.job
@@ -379,7 +379,7 @@ def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
 
 
 def _completed(goal: Goal, profile: Profile) -> Goal:
-    """The goal with the task's own target written in. Pilots tell nothing about another one."""
+    """Return the goal with the task's own target written in. Pilots tell nothing about another one."""
     job = profile.job
     if goal.ends != "target":
         return goal
@@ -402,7 +402,7 @@ def job_of(
     every: float,
     billing: Billing,
 ) -> JobModel:
-    """What does not depend on the cluster, for a run that evaluates ``every`` so many epochs."""
+    """Return the part of a forecast that does not depend on the cluster, with evaluations ``every`` so many epochs."""
     profile = model.profile
     return JobModel(
         steps=steps_model(model, goal, every, equal_progress=options.batch_size == AUTO_BATCH),
@@ -417,7 +417,7 @@ def job_of(
 
 
 def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceType]) -> Payload:
-    """What the run brings to each of its machines, and how long launches of it took to bring that."""
+    """Return the bytes that a run brings to each of its machines, and how long its launches took."""
     payload = Payload(
         data_bytes=options.data_bytes,
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes),
@@ -432,7 +432,7 @@ def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceT
 
 
 def _started_s(launches: Iterable[Provisioned]) -> dict[str, float]:
-    """By machine of one's own: the mean over the launches on the fewest machines, as a launch waits for its slowest."""
+    """Return seconds to start by own machine: the mean over launches on the fewest, as they wait for the slowest."""
     took_s: dict[str, dict[int, list[float]]] = {}
     for seen in launches:
         for name in seen.types:
@@ -449,7 +449,7 @@ def space_of(
     options: Options,
     host: ReferenceHost,
 ) -> SearchSpace:
-    """What a search may choose from.
+    """Return the machines, batch sizes and exchanges that a search may choose from.
 
     Raises:
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
@@ -512,7 +512,7 @@ def space_of(
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
 ) -> dict[Precision, PrecisionLoss]:
-    """Return what workers may compute in, and what that costs in steps: what was asked for, or all that was measured.
+    """Return the precisions that workers may compute in, and their cost in steps: the one asked for, or all measured.
 
     The profile's first comes first.
 
@@ -543,7 +543,7 @@ def computings(
 
 
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[ExchangeOption, ...]:
-    """What gradients may travel as, and what pilots say of workers that train for themselves; or what was asked for."""
+    """Return the gradient exchanges and parameter averages to choose from, by pilots or as asked for."""
     gate, asked, most = model.convergence.local, options.sync, options.max_workers
     size, batch = model.profile.job.dataset_size, model.profile.job.batch_size
     batch = options.batch_size if isinstance(options.batch_size, int) else batch

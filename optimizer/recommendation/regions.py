@@ -80,7 +80,7 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
 
 
 def _offer(request: PlanRequest) -> _Offer | None:
-    """Return what a region has for the request; None where nothing of it is sold there, or fits."""
+    """Return a region's best cluster for the request; None where nothing of it is sold there, or fits."""
     limits = request.limits
     try:
         problem = search_problem(request)

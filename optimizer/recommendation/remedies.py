@@ -33,7 +33,7 @@ NEVER = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What was asked, to be asked again with other limits.
+    """A plan request's search and confidence, to be asked again with other limits.
 
     Attributes:
         space, job: what was searched.
@@ -51,7 +51,7 @@ class Question:
     gpus: tuple[str, ...] = ()
 
     def search(self, limits: Limits) -> Found:
-        """Return what is found within other limits."""
+        """Return the search result within other limits."""
         return search(self.space, self.job, limits, effort=self.effort)
 
     @property
@@ -77,7 +77,7 @@ class Question:
         return float(np.maximum(within[:, enough - 1], fits[rows]).min())
 
     def is_kept(self, limits: Limits) -> bool:
-        """Whether a plan within these limits keeps them."""
+        """Return whether a plan within these limits keeps them."""
         result = self.search(limits)
         if result.chosen is None:
             return False
@@ -98,7 +98,7 @@ class Question:
 
 
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
-    """Return what would let a plan keep the limits, each by itself or else both: 'raise the budget to $12.40'.
+    """Return changes that would let a plan keep the limits, each alone or else both: 'raise the budget to $12.40'.
 
     Args:
         question: to be asked again.

@@ -41,7 +41,7 @@ NO_MATTER = Price(usd_per_hour=1.0, market="on-demand", region="any", date=datet
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSteps:
-    """What plans know of a profile's steps.
+    """Step-time predictions of given configurations, by the models that plans are made with.
 
     Attributes:
         catalog: with the machines.
@@ -57,7 +57,7 @@ class AskedSteps:
 
     @classmethod
     def of(cls, profile: Profile, catalog: Catalog) -> AskedSteps:
-        """As `recommend` reads a profile and a catalogue."""
+        """Return the step predictions of a profile on a catalogue's machines."""
         model = fit(profile)
         sampled = sampled_machines(profile, catalog.instance_types)
         return cls(
@@ -69,7 +69,7 @@ class AskedSteps:
         )
 
     def answers(self, asked: Configuration) -> bool:
-        """Whether a plan could have it: types of the catalogue with a worker a GPU, no precision but the profile's.
+        """Return whether a plan could have a configuration: catalogue types, a worker a GPU, the profile's precision.
 
         Of a job that was described, machines some of whose GPUs are idle are as those without them.
         """
@@ -89,7 +89,7 @@ class AskedSteps:
         )
 
     def step(self, asked: Configuration) -> StepTime:
-        """The step of one configuration.
+        """Return the predicted step time of one configuration, with its interval.
 
         Raises:
             BadInput: a type whose speed cannot be predicted; says why.

@@ -22,7 +22,7 @@ class Pool:
     """Rows with their forecast, in the order in which they came. The first ``uniform`` are of one type each."""
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits) -> None:
-        """A pool that nothing was added to, for clusters of these machine options and limits."""
+        """Make an empty pool, for clusters of these machine options and limits."""
         self.columns, self.job, self.limits = columns, job, limits
         self.uniform = 0
         self.priced = 0
@@ -73,7 +73,7 @@ class Pool:
             self._parts.append((some.widened(), forecasts))
 
     def _new(self, rows: ClusterRows, some: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Those of some rows whose cluster was not kept before."""
+        """Return the rows whose cluster was not kept before, each cluster once."""
         new: dict[Cluster, int] = {}
         for row in some.tolist():
             new.setdefault(rows.cluster(row), row)
