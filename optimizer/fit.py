@@ -158,7 +158,7 @@ class LinkModel:
         return messages * self.latency_s + traffic_bytes / self.bytes_per_s
 
     def sd_s(self, messages: float, traffic_bytes: float) -> float:
-        """Return the standard deviation of `time_s`, as far as it is known beforehand."""
+        """Return the standard deviation of `time_s`, seconds, as far as known beforehand."""
         return MEASURED_LINK_LOG_SD * self.time_s(messages, traffic_bytes)
 
 
@@ -187,7 +187,7 @@ class GainCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedModel:
-    """Everything that a prediction needs to know about the job and the machine it was measured on.
+    """The fits of a profile that predictions are made from: devices, links, retained energy and convergence.
 
     Attributes:
         whole: the profile as it was given.

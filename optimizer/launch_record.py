@@ -53,7 +53,7 @@ class Launch(Artifact):
 
     @property
     def running_usd_per_hour(self) -> float:
-        """The hourly cost of this run while it trains, USD: the owner's figure on one's own machines, here 0.
+        """The hourly cost of this run while it trains, USD: by their owner on one's own machines, 0 on this one.
 
         Machines that are rented, or rehearsed, cost what the plan says.
         """
@@ -71,5 +71,5 @@ class Launch(Artifact):
 
     @property
     def time_factor(self) -> float:
-        """Seconds here for one second of the cluster; 1 where no miniature of it was made."""
+        """Seconds on this machine for one second of the cluster; 1 where no miniature of the cluster was made."""
         return 1.0 if self.spec.miniature is None else self.spec.miniature.time_factor

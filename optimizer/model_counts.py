@@ -147,7 +147,7 @@ class Fields:
 
     @property
     def labels(self) -> int:
-        """Classes that are told apart; two where nothing is said, as in the library."""
+        """The number of classes of a classifier; 2 where the configuration says nothing, as in the library."""
         named = self.values.get("id2label")
         return min(len(named), LARGEST) if isinstance(named, dict) and named else self.whole("num_labels", default=2)
 
@@ -171,10 +171,10 @@ def _short(number: float) -> str:
 
 
 def sequence(tokens: int) -> str:
-    """Return what a sample of text is, in words."""
+    """Return the description of a text sample: '1,024 tokens'."""
     return f"{tokens:,} tokens"
 
 
 def image(pixels: int) -> str:
-    """Return what a sample of pictures is, in words."""
+    """Return the description of a picture sample: 'an image of 224 x 224'."""
     return f"an image of {pixels} x {pixels}"

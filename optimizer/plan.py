@@ -244,7 +244,7 @@ class Prediction(Record):
 
     @property
     def bill(self) -> tuple[CostTerm, ...]:
-        """The terms as people are shown them: several that are each below a hundredth of the bill are one."""
+        """The cost terms as people are shown them: those below a hundredth of the bill each, if several, as one."""
         whole = sum(term.usd for term in self.cost_terms)
         small = [term for term in self.cost_terms if term.usd < SMALL * whole]
         if len(small) < 2:
@@ -327,7 +327,7 @@ class QuotaNeed(Record):
 
 
 class Choice(Record):
-    """One of the few ways to go that a plan shows side by side; what is the same cluster has several names."""
+    """A cluster that a plan shows beside others, under the names of all wishes that it is the answer to."""
 
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")

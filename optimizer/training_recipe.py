@@ -77,7 +77,7 @@ class Recipe:
         return self.trained * parameters * each + self._frozen_bytes(parameters)
 
     def memory(self, model: ModelCount, batch_size: int, *, half: bool) -> TrainingMemory:
-        """Return what training keeps and takes, activations of every layer included."""
+        """Return the bytes that training holds and takes in a step, activations of every layer included."""
         trained = self.trained_parameters(model.parameters)
         copied_bytes = HALF_BYTES * trained if half else 0
         sample_bytes = model.activation_bytes * (1 if half else 2)

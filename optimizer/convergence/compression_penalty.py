@@ -66,7 +66,7 @@ class CompressedPilot(BesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
-    """``c`` of ``steps / dense steps = 1 + c distance``, how sure it is, and how many pilots it rests on.
+    """The coefficient ``c`` of ``steps / dense steps = 1 + c distance``, its spread, and its number of pilots.
 
     Distances are those of `distance`, by the gain of compression or by the share of the steps that end in an average.
     """

@@ -44,14 +44,14 @@ class Rounding:
     signals: tuple[float, ...]
 
     def variance(self, levels: int) -> float:
-        """Return ``q`` at so many levels."""
+        """Return the rounding variance ``q`` at so many levels."""
         at, known = math.log(levels), np.log(self.levels)
         log_variances = np.log(np.maximum(self.variances, LEAST_VARIANCE))
         beyond = max(0.0, at - float(known[-1]))
         return float(np.exp(np.interp(at, known, log_variances) - 2 * beyond))
 
     def signal(self, levels: int) -> float:
-        """Return ``s`` at so many levels."""
+        """Return the retained signal ``s`` at so many levels."""
         return float(np.interp(math.log(levels), np.log(self.levels), self.signals))
 
 

@@ -65,7 +65,7 @@ class LocalGate:
         return tuple(least.values())
 
     def measured_share(self, sync: Synchronization) -> float | None:
-        """Return the share of steps that ended in an average under this very policy, over its pilots; None: none."""
+        """Return the share of steps that ended in an average under this very policy, over its pilots, if any."""
         shares = [pilot.share for pilot in self.pilots if pilot.sync == sync]
         return sum(shares) / len(shares) if shares else None
 

@@ -29,7 +29,7 @@ class PriorRun:
 
 
 def student_half_width(freedom: float) -> float:
-    """Return the 95th percentile of Student's t by the Cornish-Fisher series; within 1 % from 3 degrees of freedom.
+    """Return the 95th percentile of Student's t by the Cornish-Fisher series, within 1 % from 3 degrees of freedom on.
 
     `scipy.special.stdtrit` has it exactly, and importing it takes 7 times as long as a bare python does to start.
     """

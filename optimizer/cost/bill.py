@@ -95,7 +95,7 @@ def requests(object_bytes: Numbers) -> Array:
 
 
 def checkpoints_usd(usage: Usage, billing: Billing) -> Array:
-    """Return what checkpoints cost in requests and storage, USD.
+    """Return the cost of checkpoints in requests and storage, USD.
 
     S3 to machines of its region, and machines of one zone to each other, send for nothing.
     """

@@ -104,7 +104,7 @@ def planned_interval_s(
     checkpoint_s: float,
     restart_s: ArrayLike,
 ) -> Array:
-    """Return the interval between checkpoints that is best over the prior of the hazard, within bounds, seconds.
+    """Return the best interval between checkpoints over the hazard prior, within `CHECKPOINT_INTERVAL_S`, seconds.
 
     Infinite where nothing is ever lost.
 

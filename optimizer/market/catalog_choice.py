@@ -63,7 +63,7 @@ def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
 
 
 def clouds_home() -> Path:
-    """Return where imported files of other clouds are kept: ``$HETOPT_HOME/catalogs/clouds``."""
+    """Return the folder of imported price files of other clouds: ``$HETOPT_HOME/catalogs/clouds``."""
     return home() / "catalogs" / "clouds"
 
 

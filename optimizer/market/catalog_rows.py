@@ -41,7 +41,7 @@ def read_rows(
     filled: Collection[str] = (),
     called: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Made]]:
-    """Yield where each line of a CSV file is, and what is made of its cells; blank cells are unknown, and left out.
+    """Yield the place of each line of a CSV file, and the record of its cells; blank cells are unknown, and left out.
 
     Args:
         path: of the file.

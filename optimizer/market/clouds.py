@@ -85,7 +85,7 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
 
 
 def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
-    """Keep a file of a cloud under its name, once it was read.
+    """Keep a price file of a cloud under the cloud's name, once it could be read.
 
     Returns:
         The catalogue of each region, and the GPUs that hetopt does not know, whose machines were left out.

@@ -227,7 +227,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _linux_usd(size: Mapping[str, Any]) -> float | None:
-    """Return the price in a column that may also be 'N/A*', or '9.0E-4'."""
+    """Return the price of a Linux machine, USD an hour, from a column that may also hold 'N/A*', or '9.0E-4'."""
     for column in _list(size.get("valueColumns")):
         if _object(column).get("name") == "linux":
             return _usd(str(_object(column.get("prices")).get("USD")))

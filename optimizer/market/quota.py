@@ -137,7 +137,7 @@ OBTAINABLE = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "obtaina
 
 @cache
 def obtainable() -> tuple[Quotas, tuple[str, ...]]:
-    """Return what an account may count on where nothing is known of it: vCPUs of GPU machines, and types to leave out.
+    """Return the vCPUs of GPU machines that an unknown account may count on, and types to leave out.
 
     One machine of eight GPUs of a family, and none of those that are sold ahead in blocks.
     """

@@ -259,7 +259,7 @@ def _larger_quotas(request: PlanRequest) -> str | None:
 
 
 def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
-    """Yield what else than a limit could change so that a cluster of one type keeps them, with its price."""
+    """Yield changes other than to limits with which a cluster of one type keeps them, with their price."""
     profile, options = request.profile, request.options
     if quotas and options.quotas and (more := _larger_quotas(request)):
         yield more

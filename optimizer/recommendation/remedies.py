@@ -85,7 +85,7 @@ class Question:
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return how much of a limit answers this question; None: no amount was found."""
+        """Return the amount of a limit with which a plan keeps all limits; None: no amount was found."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)

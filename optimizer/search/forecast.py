@@ -273,12 +273,12 @@ def late(workers: ArrayLike, shape: Shape) -> Array:
 
 
 def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
-    """Return the factor by which a byte between machines takes so many workers longer than two."""
+    """Return the factor by which an exchanged byte between machines takes longer among so many workers than two."""
     return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
 
 
 def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:
-    """Return how many evaluations a run makes: one when a step passes a multiple of the period, and a last one."""
+    """Return how many evaluations a run makes: one whenever a step passes a multiple of the period, and a last one."""
     before_the_last = (np.asarray(steps) - 1) * np.asarray(global_batch_size)
     return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
 

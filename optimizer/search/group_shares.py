@@ -156,7 +156,7 @@ def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
 
 
 def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Array:
-    """Return a lower bound of the compute time of clusters with at most so many workers of each group.
+    """Return a lower bound of the compute time of clusters with one to so many workers of each group, seconds.
 
     The finish is the time of a whole number of samples on one of the groups, and not before the water level.
     """

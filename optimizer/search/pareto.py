@@ -16,7 +16,7 @@ def pareto_front(time: Array, cost: Array) -> NDArray[np.intp]:
 
 
 def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
-    """Return at most ``count`` points of a front, both ends included, evenly spread over the logarithm of time."""
+    """Return at most ``count`` points of a front, with both ends, about evenly spread over the logarithm of time."""
     if len(front) <= count:
         return front
     logs = np.log(time[front])

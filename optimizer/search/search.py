@@ -148,7 +148,7 @@ def search_study(
     trials: int,
     kept: Path | optuna.Study | None,
 ) -> Found:
-    """Return what exact search found with the clusters that trials of an Optuna study add; its first are that.
+    """Return exact search's result with clusters that trials of an Optuna study add; its best are the first trials.
 
     Args:
         space: what there is to choose from.
@@ -184,7 +184,7 @@ def search_study(
 
 
 def proved(found: Found) -> str:
-    """Return what exact search has shown: 'no mix of up to three types is better by more than 0.2 %'."""
+    """Return the proof of exact search in words: 'no mix of up to three types is better by more than 0.2 %'."""
     proof = found.proof
     uniform = f"{found.uniform:,} clusters of one type were priced, each one"
     if proof is None or not proof.complete:
