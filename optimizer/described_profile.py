@@ -32,7 +32,7 @@ def described_profile(
     recipe: Recipe = FULL,
     counted: Counted | None = None,
 ) -> Profile:
-    """What the planner needs to know of a job, by what its operations, bytes and samples come to.
+    """Return the profile of a job that was only described, from its counted operations, bytes and samples.
 
     Args:
         count: the model.

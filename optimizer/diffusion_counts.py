@@ -17,7 +17,7 @@ PROMPT_TOKENS = 77
 
 @dataclass(kw_only=True)
 class _Parts:
-    """What a network adds up to, part by part."""
+    """Running totals of a network's parameters, operations and activations."""
 
     parameters: int = 0
     flops: float = 0.0
@@ -26,7 +26,7 @@ class _Parts:
     layers: int = 0
 
     def matrix(self, rows: int, columns: int, *, times: int, bias: bool = True, kept: int = 2) -> None:
-        """Add one that is multiplied with at so many places, whose output is kept in 16 bits."""
+        """Add a weight matrix applied at ``times`` positions, whose output keeps ``kept`` bytes an entry."""
         self.parameters += rows * columns + columns * bias
         self.flops += 2.0 * rows * columns * times
         self.activation_bytes += kept * columns * times
@@ -57,7 +57,7 @@ class _Parts:
             self.attention_flops += 4.0 * places * (places + PROMPT_TOKENS) * width
 
     def counted(self, name: str, sample: str, *, kind: Kind) -> ModelCount:
-        """Return the sum."""
+        """Return the counted parts as a model."""
         return ModelCount(
             name=name,
             kind=kind,

@@ -28,7 +28,7 @@ FIRST_LAYOUTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one probe brought.
+    """The step samples of one probe, and their price.
 
     Attributes:
         samples: steps of one layout.
@@ -56,7 +56,7 @@ class Suggested:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration:
-    """What may be measured and at what price.
+    """The layouts that may be probed, the price of a probe and the budget of all of them.
 
     Attributes:
         candidates: everything that is to be predicted, and may be measured.
@@ -83,7 +83,11 @@ class Exploration:
             return "every layout was measured"
         left = self.budget_usd - spent_usd
         # A model of one layout cannot tell computing from exchanging, and none tells of a type that nothing relates to.
-        strange = [one for one in rest if not all(self._is_related(one.kind(node), known) for node in one.nodes)]
+        strange = [
+            candidate
+            for candidate in rest
+            if not all(self._is_related(candidate.kind(node), known) for node in candidate.nodes)
+        ]
         if len(layouts) < FIRST_LAYOUTS or strange:
             first = min(strange if len(layouts) >= FIRST_LAYOUTS else rest, key=_size)
             if self.price_usd(first, None) > left:
@@ -94,10 +98,10 @@ class Exploration:
             )
             return Suggested(configuration=first, worth_usd=None, reason=reason)
         model = StepTimeModel.fit(observe(known), self.catalog)
-        told = model.predict(self.candidates)
+        predictions = model.predict(self.candidates)
         prices = [
-            self.price_usd(candidate, one.step_time_s) if candidate.layout not in layouts else math.inf
-            for candidate, one in zip(self.candidates, told, strict=True)
+            self.price_usd(candidate, step.step_time_s) if candidate.layout not in layouts else math.inf
+            for candidate, step in zip(self.candidates, predictions, strict=True)
         ]
         within = [price if price <= left else math.inf for price in prices]
         if not any(math.isfinite(price) for price in within):
@@ -113,7 +117,7 @@ class Exploration:
         return Suggested(configuration=self.candidates[best.row], worth_usd=worth, reason=reason)
 
     def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:
-        """Whether what is known says anything about a type."""
+        """Return whether the measured steps say anything about a machine type."""
         types = sorted({sample.kind(node) for sample in known for node in sample.nodes})
         try:
             kinship(name, types, self.catalog)
@@ -127,7 +131,7 @@ def _size(configuration: Configuration) -> tuple[int, int, int]:
 
 
 def unprobed_types(plan: Plan) -> tuple[str, ...]:
-    """Machine types of the chosen cluster whose speed is extrapolated from another family, in order."""
+    """Return the machine types of the chosen cluster whose speed is extrapolated from another family, in order."""
     return tuple(dict.fromkeys(group.instance_type for group in plan.chosen.groups if group.evidence == "extrapolated"))
 
 
@@ -139,10 +143,10 @@ def check_probed(plan: Plan, *, unprobed: bool) -> None:
     """
     types = unprobed_types(plan)
     if types and not unprobed:
-        told = plan.chosen.prediction.step_time_s
+        step_time = plan.chosen.prediction.step_time_s
         raise BadInput(
             f"No step was ever measured on {', '.join(types)} or a relative: the step time is a guess "
-            f"(× or ÷ {told.high / told.value:.2f} with 90 % probability), and with it the cost.",
+            f"(× or ÷ {step_time.high / step_time.value:.2f} with 90 % probability), and with it the cost.",
             hint="measure there (`hetopt profile TASK --explore --on ec2 --probe-budget 0.50 "
             f"--types {','.join(types)}`, on a machine of your own with `hetopt profile TASK --type {types[0]}`, or "
             "import samples with `hetopt profile --from-samples FILE`) and plan again, or launch with `unprobed=True`",

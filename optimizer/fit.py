@@ -39,7 +39,7 @@ LEAST_GROWTH = 0.1
 
 
 def times_as_long(one: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
-    """How much longer one takes for so many samples than another does.
+    """Return the time of a step of so many samples on one machine over that on another.
 
     Of whole steps, never of fitted slopes: where time does not grow over the batches that were measured, the slope is
     next to nothing, and so a ratio to it may be anything.
@@ -66,7 +66,7 @@ class StepTimeLine:
     jitter: float
 
     def time_s(self, local_batch_size: float) -> float:
-        """Seconds of computation for ``local_batch_size`` samples."""
+        """Return the seconds of computation for ``local_batch_size`` samples."""
         return max(self.floor_s, self.fixed_s + self.per_sample_s * local_batch_size)
 
 
@@ -79,7 +79,7 @@ class CompressorLine:
     decompress_s: tuple[float, ...]
 
     def parts_s(self, ratio: float) -> tuple[float, float]:
-        """Seconds to compress one gradient, and to decompress each payload."""
+        """Return the seconds to compress one gradient, and to decompress each payload."""
         at = math.log(ratio)
         return (
             float(np.interp(at, self.log_ratios, self.compress_s)),
@@ -87,7 +87,7 @@ class CompressorLine:
         )
 
     def time_s(self, ratio: float, payloads: int) -> float:
-        """Seconds to compress one gradient and to decompress ``payloads`` of them."""
+        """Return the seconds to compress one gradient and to decompress ``payloads`` of them."""
         compress_s, each_s = self.parts_s(ratio)
         return compress_s + payloads * each_s
 
@@ -112,7 +112,7 @@ class FittedDevice:
     compressors: dict[str, CompressorLine]
 
     def time_s(self, local_batch_size: float) -> float:
-        """Seconds of a step: between the sizes that were measured, straight from one to the next; beyond, by the line.
+        """Return the seconds of a step: between measured batch sizes interpolated, beyond them by the line.
 
         Caches make the time of a sample rise and fall with the batch by more than measurements scatter, and a line is
         as far from the one as from the other.
@@ -131,7 +131,7 @@ class FittedDevice:
 
     @property
     def grows(self) -> bool:
-        """Whether a step takes clearly longer with more samples, so that its line says what a sample takes."""
+        """True where a step takes clearly longer with more samples, so that its line says what a sample takes."""
         samples = self.largest_measured
         return self.step_time.per_sample_s * samples >= LEAST_GROWTH * self.step_time.time_s(samples)
 
@@ -154,11 +154,11 @@ class LinkModel:
     bytes_per_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
-        """Seconds of a primitive with so many messages one after the other, and so many bytes over one link in all."""
+        """Return the seconds of a primitive with so many messages in a row and so many bytes over one link."""
         return messages * self.latency_s + traffic_bytes / self.bytes_per_s
 
     def sd_s(self, messages: float, traffic_bytes: float) -> float:
-        """Standard deviation of that time, as far as it is known beforehand."""
+        """Return the standard deviation of `time_s`, seconds, as far as known beforehand."""
         return MEASURED_LINK_LOG_SD * self.time_s(messages, traffic_bytes)
 
 
@@ -170,7 +170,7 @@ class GainCurve:
     gains: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Gain in (0, 1].
+        """Return the retained gradient energy at a ratio, in (0, 1].
 
         Raises:
             BadInput: a ratio below everything that was measured, where nothing is known.
@@ -187,7 +187,7 @@ class GainCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedModel:
-    """Everything that a prediction needs to know about the job and the machine it was measured on.
+    """The fits of a profile that predictions are made from: devices, links, retained energy and convergence.
 
     Attributes:
         whole: the profile as it was given.
@@ -204,7 +204,7 @@ class FittedModel:
 
     @cached_property
     def reference(self) -> FittedDevice:
-        """What other machines are compared with: the device with the host to itself, or the least divided one.
+        """The device that other machines are compared with: the one with the host to itself, or the least divided one.
 
         On a busy host that one scatters most, as its threads wait for each other. Where another division was measured
         far more steadily, it is the better witness.
@@ -222,7 +222,7 @@ class FittedModel:
 
     @cached_property
     def losses(self) -> ExchangeLosses:
-        """What sending whole gradients in fewer bytes costs in steps."""
+        """Steps that sending whole gradients in fewer bytes costs, by method."""
         return exchange_losses(
             self.whole.exchange_trials,
             noise_scale=self.convergence.noise_scale,
@@ -231,11 +231,11 @@ class FittedModel:
 
     @property
     def precision(self) -> Precision:
-        """That its steps are of."""
+        """The precision that the fitted steps were computed in."""
         return self.reference.device.precision
 
     def computing_in(self, precision: Precision) -> FittedModel:
-        """The same job in another precision; in this one where that was not measured."""
+        """Return the model of the same job in another precision; itself where that was not measured."""
         if precision == self.precision or precision not in self.whole.precisions:
             return self
         return replace(fit(self.whole, precision), convergence=self.convergence)
@@ -261,7 +261,7 @@ def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
 
 
 def fit_device(device: Device) -> FittedDevice:
-    """Lines through one device's step times, loading times, memory peaks and compressor costs."""
+    """Return the fits of one device: step times, loading times, memory peaks and compressor costs."""
     points = device.step_times
     sizes = [point.local_batch_size for point in points]
     fixed, per_sample, floor, log_sd = fit_step_time(sizes, [point.step_time_s for point in points])
@@ -349,22 +349,22 @@ def _compressor_line(costs: Sequence[CompressorCost]) -> CompressorLine:
 
 
 def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
-    """From the measured time of a collective of ``n`` workers to the latency and bandwidth of one hop.
+    """Return the latency and bandwidth of one hop, by collective, from its measured time among ``n`` workers.
 
     The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's
     coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.
     """
-    found: dict[Primitive, LinkModel] = {}
+    models: dict[Primitive, LinkModel] = {}
     for link in sorted(links, key=lambda link: link.workers):
         terms = Operation(primitive=link.collective, payload_bytes=1.0, members=link.workers).terms()
-        found[link.collective] = LinkModel(
+        models[link.collective] = LinkModel(
             latency_s=link.latency_s / terms.messages, bytes_per_s=link.bytes_per_s * terms.traffic_bytes
         )
-    return found
+    return models
 
 
 def fit_gain(points: Sequence[GainPoint]) -> GainCurve:
-    """A monotone curve through the measured gains: sending more never retains less, so dips are noise and filled."""
+    """Return a monotone curve through measured gains: sending more never retains less, so dips are noise and filled."""
     ordered = [point for point in sorted(points, key=lambda point: point.ratio) if point.ratio < 1]
     gains = np.maximum.accumulate(np.clip([point.gain for point in ordered], 1e-6, 1.0)) if ordered else np.empty(0)
     return GainCurve(

@@ -19,7 +19,7 @@ Place: TypeAlias = str
 
 
 class Launch(Artifact):
-    """Kept in the run's folder, so that `status` and `report` need nothing else but the event log."""
+    """The record of a launch in its run's folder: `status` and `report` need nothing else but the event log."""
 
     KIND: ClassVar[str] = "launch"
     VERSION: ClassVar[int] = 1
@@ -43,17 +43,17 @@ class Launch(Artifact):
 
     @property
     def starts(self) -> tuple[float, ...]:
-        """When each of the run's sessions was asked for, seconds since the epoch."""
+        """Times at which each of the run's sessions was requested, seconds since the epoch."""
         return (self.started_s, *self.resumed_s)
 
     @property
     def hourly_usd(self) -> float:
-        """What the plan's machines cost an hour, at the plan's prices."""
+        """The hourly price of the plan's machines, USD, at the plan's prices."""
         return sum(group.machines * group.price_usd_per_hour for group in self.plan.chosen.groups)
 
     @property
     def running_usd_per_hour(self) -> float:
-        """What this run costs in an hour in which it trains: on one's own machines what their owner said, here nothing.
+        """The hourly cost of this run while it trains, USD: by their owner on one's own machines, 0 on this one.
 
         Machines that are rented, or rehearsed, cost what the plan says.
         """
@@ -71,5 +71,5 @@ class Launch(Artifact):
 
     @property
     def time_factor(self) -> float:
-        """Seconds here for one second of the cluster; 1 where no miniature of it was made."""
+        """Seconds on this machine for one second of the cluster; 1 where no miniature of the cluster was made."""
         return 1.0 if self.spec.miniature is None else self.spec.miniature.time_factor

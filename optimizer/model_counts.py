@@ -34,7 +34,7 @@ LARGEST = 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCount:
-    """A model, counted.
+    """Parameters, operations and activation bytes of a model, counted and not measured.
 
     Attributes:
         name: what it is, in a few words.
@@ -57,7 +57,7 @@ class ModelCount:
 
 
 def of_parameters(parameters: float, tokens: int) -> ModelCount:
-    """A transformer of which only the number of parameters is known: ``2 N + 4 s h L`` a token, shaped as GPT-2.
+    """Return the counts of a transformer with so many parameters: ``2 N + 4 s h L`` a token, shaped as GPT-2.
 
     From ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``.
     """
@@ -77,19 +77,19 @@ def of_parameters(parameters: float, tokens: int) -> ModelCount:
 
 
 def of_flops(flops: float) -> float:
-    """Parameters of a transformer that makes the best of so many operations: ``C = 6 N D``, ``D = 20 N``."""
+    """Return the parameters of a transformer that makes the best of so many operations: ``C = 6 N D``, ``D = 20 N``."""
     return math.sqrt(flops / (6 * TOKENS_A_PARAMETER))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Numbers of a configuration; what is wrong with them is told together."""
+    """Fields of a model's configuration; all that is wrong with them is refused together."""
 
     values: Mapping[str, Any]
     wrong: list[str]
 
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The first of the names that is there, a whole number."""
+        """Return the first of the named fields that is there, a whole number."""
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -104,12 +104,12 @@ class Fields:
         return default
 
     def wholes(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Whole numbers, one a stage."""
+        """Return a field's list of whole numbers, one a stage."""
         value = self.values.get(name, list(default))
         if (
             isinstance(value, list)
             and 0 < len(value) <= 64
-            and all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= LARGEST for one in value)
+            and all(isinstance(entry, int) and not isinstance(entry, bool) and 1 <= entry <= LARGEST for entry in value)
         ):
             return tuple(value)
         self.wrong.append(f"{name} must be a list of whole numbers")
@@ -119,10 +119,10 @@ class Fields:
         """Return a whole number for each of so many stages, from a list of them or one for all."""
         if not isinstance(self.values.get(name), list):
             return (self.whole(name, default=default),) * count
-        found = self.wholes(name, (default,) * count)
-        if len(found) != count:
+        numbers = self.wholes(name, (default,) * count)
+        if len(numbers) != count:
             self.wrong.append(f"{name} must have {count} numbers")
-        return (*found, *(default,) * count)[:count]
+        return (*numbers, *(default,) * count)[:count]
 
     def texts(self, name: str, count: int, *, default: str) -> tuple[str, ...]:
         """Return a name for each of so many stages."""
@@ -133,7 +133,7 @@ class Fields:
         return (default,) * count
 
     def ratio(self, name: str, default: float) -> float:
-        """A number above 0, at most 64: of one width to another."""
+        """Return a field that is the ratio of two widths, above 0 and at most 64."""
         value = self.values.get(name, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 64:
             return float(value)
@@ -141,18 +141,18 @@ class Fields:
         return default
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Yes or no."""
+        """Return a field that is true or false."""
         value = self.values.get(name)
         return value if isinstance(value, bool) else default
 
     @property
     def labels(self) -> int:
-        """Classes that are told apart; two where nothing is said, as in the library."""
+        """The number of classes of a classifier; 2 where the configuration says nothing, as in the library."""
         named = self.values.get("id2label")
         return min(len(named), LARGEST) if isinstance(named, dict) and named else self.whole("num_labels", default=2)
 
     def refuse(self) -> None:
-        """Say all that was wrong.
+        """Refuse a configuration with wrong fields, naming all of them.
 
         Raises:
             BadInput: something was.
@@ -165,16 +165,16 @@ class Fields:
 
 
 def _short(number: float) -> str:
-    """Such as '110 M', or '70 B'."""
+    """Return a number in short, such as '110 M' or '70 B'."""
     unit, name = (1e9, " B") if number >= 1e9 else (1e6, " M") if number >= 1e6 else (1, "")
     return f"{number / unit:.3g}{name}"
 
 
 def sequence(tokens: int) -> str:
-    """Return what a sample of text is, in words."""
+    """Return the description of a text sample: '1,024 tokens'."""
     return f"{tokens:,} tokens"
 
 
 def image(pixels: int) -> str:
-    """Return what a sample of pictures is, in words."""
+    """Return the description of a picture sample: 'an image of 224 x 224'."""
     return f"an image of {pixels} x {pixels}"

@@ -46,7 +46,7 @@ def of_config(config: Mapping[str, Any], tokens: int | None, *, whole: bool = Tr
 
 
 def _check_trainable(config: Mapping[str, Any], *, whole: bool) -> None:
-    """Refuse a file that does not say what model it is of, or whose weights cannot be trained so.
+    """Refuse a configuration that names no model, or one whose weights cannot be trained as they are.
 
     Raises:
         BadInput: it is of an adapter, of quantised weights that are all trained, or of several models.
@@ -78,7 +78,7 @@ def _linear(rows: int, columns: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """How one family of transformers differs from GPT-2; numbers have the names that the library gives them.
+    """One family of transformers, by its differences from GPT-2; numbers have the names that the library gives them.
 
     Attributes:
         gated: three inner matrices, RMS norms and no biases, as Llama has.
@@ -97,7 +97,7 @@ class Transformer:
     mixes: bool = False
 
     def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
-        """See `of_config`."""
+        """Return the counts of a model of this family (see `of_config`)."""
         vocabulary = fields.whole("vocab_size")
         places = fields.whole("max_position_embeddings", "n_positions", "n_ctx", default=512 if self.encodes else 1024)
         body = self.layers(fields)
@@ -117,7 +117,7 @@ class Transformer:
         )
 
     def layers(self, fields: Fields) -> Layers:
-        """The layers, all alike."""
+        """Return the layers that a configuration describes, all alike."""
         width = fields.whole("hidden_size", "n_embd", "dim", "n_embed")
         inner = fields.whole(
             "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size", default=4 * width
@@ -178,7 +178,7 @@ class Layers:
     weights: int
 
     def sample(self, name: str, parameters: int, head: int, tokens: int, vocabulary: int = 0) -> ModelCount:
-        """A sample of so many tokens, with the ``head`` weights of its output.
+        """Return the counts of a model for samples of so many tokens, with the ``head`` weights of its output.
 
         Of activations, by token and layer in 16 bits: 18 numbers of the width and four (gated: eight) of the inner one
         (Korthikanti et al. 2022, section 4.1, without dropout and with attention that keeps no scores).
@@ -199,7 +199,7 @@ class Layers:
 
 
 def _t5(fields: Fields, tokens: int | None) -> ModelCount:
-    """Raffel et al. 2020; its gated form, untied, is that of mT5 and FLAN-T5. As many tokens come out as go in.
+    """Count a T5 (Raffel et al. 2020); the gated, untied one is mT5 or FLAN-T5. As many tokens come out as go in.
 
     A decoder's layer attends twice: to what came out before, and to what went in.
     """
@@ -232,7 +232,7 @@ def _t5(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
-    """Radford et al. 2022: 30 seconds of sound are 1,500 places of an encoder, words come out of a decoder."""
+    """Count a Whisper (Radford et al. 2022): 1,500 encoder positions for 30 seconds of sound, words from a decoder."""
     width, vocabulary = fields.whole("d_model"), fields.whole("vocab_size", default=51865)
     bins, places = fields.whole("num_mel_bins", default=80), fields.whole("max_source_positions", default=1500)
     words = fields.whole("max_target_positions", default=448)
@@ -259,7 +259,7 @@ def _whisper(fields: Fields, tokens: int | None) -> ModelCount:
 
 
 def _vit(fields: Fields, _: int | None) -> ModelCount:
-    """Patches and one token for the class; with the head that tells classes apart."""
+    """Count a vision transformer: patches and one token for the class, with the head that tells classes apart."""
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=16)
     patches = max(1, pixels // patch) ** 2
     body = Transformer().layers(fields)
@@ -270,7 +270,7 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _swin(fields: Fields, _: int | None) -> ModelCount:
-    """Liu et al. 2021: attention within windows, and stages of half the side and twice the width."""
+    """Count a Swin (Liu et al. 2021): attention within windows, and stages of half the side and twice the width."""
     pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
     depths, heads = fields.wholes("depths", (2, 2, 6, 2)), fields.wholes("num_heads", (3, 6, 12, 24))
@@ -300,7 +300,7 @@ def _swin(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _resnet(fields: Fields, _: int | None) -> ModelCount:
-    """He et al. 2016, with the stride in the convolution of three by three."""
+    """Count a ResNet (He et al. 2016), with the stride in the convolution of three by three."""
     pixels = side = fields.whole("image_size", default=224)
     inputs = fields.whole("embedding_size", default=64)
     sizes, depths = fields.wholes("hidden_sizes", (256, 512, 1024, 2048)), fields.wholes("depths", (3, 4, 6, 3))
@@ -326,7 +326,7 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
 
 
 def _convnext(fields: Fields, _: int | None) -> ModelCount:
-    """Liu et al. 2022: each channel's own convolution of seven by seven, then inner ones of four times the width."""
+    """Count a ConvNeXt (Liu et al. 2022): depthwise convolutions of 7 x 7, then inner ones of four times the width."""
     pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
     sizes, depths = fields.wholes("hidden_sizes", (96, 192, 384, 768)), fields.wholes("depths", (3, 3, 9, 3))
     inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []

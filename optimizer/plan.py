@@ -50,7 +50,7 @@ ScalingRule = Literal["none", "linear", "sqrt"]
 
 
 class Assumptions(Record):
-    """What the forecast took for one machine of a group: a worker's computation in a step, and the way to a neighbour.
+    """The forecast's step-time line of one machine's workers, and its link to a neighbour.
 
     A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``; where that is more than a micro-batch,
     each of them takes that for its samples, but for ``once_s``, which a step takes once.
@@ -74,7 +74,7 @@ class Assumptions(Record):
 
     @property
     def time(self) -> WorkerTime:
-        """Computation of one worker in a step."""
+        """The step-time line of one worker's computation."""
         return WorkerTime(
             fixed_s=self.fixed_s,
             per_sample_s=self.per_sample_s,
@@ -84,12 +84,12 @@ class Assumptions(Record):
         )
 
     def time_s(self, samples: int) -> float:
-        """Of so many samples, seconds."""
+        """Return the seconds of a worker's computation for so many samples."""
         return self.time.time_s(samples)
 
 
 class Watched(Record):
-    """What was seen of a spot pool before a plan was made: its machines' hours, and those that were taken back."""
+    """Machine hours and preemptions of a spot pool that were observed before a plan was made."""
 
     instance_hours: PositiveFloat
     losses: NonNegativeInt
@@ -98,7 +98,7 @@ class Watched(Record):
 
     @property
     def in_words(self) -> str:
-        """'3 losses in 41 instance-hours'."""
+        """The observed losses in words: '3 losses in 41 instance-hours'."""
         losses, hours = f"{self.losses} loss{'es' * (self.losses != 1)}", count(self.instance_hours)
         return f"{losses} in {hours} instance-hour{'s' * (self.instance_hours != 1)}"
 
@@ -108,7 +108,7 @@ NetworkSource = Literal["samples", "profile", "catalogue"]
 
 
 class Hardware(Record):
-    """What one machine has."""
+    """CPUs, memory and GPUs of one machine."""
 
     vcpus: PositiveInt
     memory_gib: PositiveFloat
@@ -118,7 +118,7 @@ class Hardware(Record):
 
     @property
     def in_words(self) -> str:
-        """'8 × A100 40 GiB', '1/8 L4 3 GiB' of a part, or '16 vCPUs 32 GiB' without a GPU."""
+        """The hardware in words: '8 × A100 40 GiB', '1/8 L4 3 GiB' of a part, '16 vCPUs 32 GiB' without a GPU."""
         if self.gpu is None:
             return f"{vcpus(self.vcpus)} {self.memory_gib:g} GiB"
         many = "" if self.gpus == 1 else f"{self.gpus:g} × " if self.gpus > 1 else f"1/{1 / self.gpus:g} "
@@ -176,12 +176,12 @@ class Group(Record):
 
     @property
     def is_own(self) -> bool:
-        """Whether its machines are one's own, of which nothing is rented."""
+        """True where the machines are one's own, of which nothing is rented."""
         return self.region == OWN
 
     @property
     def terms(self) -> str:
-        """On what terms its machines are there: 'spot', 'on-demand' or 'your own'."""
+        """The terms of the machines: 'spot', 'on-demand' or 'your own'."""
         return "your own" if self.is_own else self.market
 
     @property
@@ -222,7 +222,7 @@ class CostTerm(Record):
 
 
 class Prediction(Record):
-    """What a cluster should take and cost. Times in seconds, money in USD."""
+    """The predicted time and cost of a cluster. Times in seconds, money in USD."""
 
     step_time_s: Range
     compute_s: NonNegativeFloat = Field(description="slowest worker's computation in a step")
@@ -244,7 +244,7 @@ class Prediction(Record):
 
     @property
     def bill(self) -> tuple[CostTerm, ...]:
-        """The terms as people are shown them: several that are each below a hundredth of the bill are one."""
+        """The cost terms as people are shown them: those below a hundredth of the bill each, if several, as one."""
         whole = sum(term.usd for term in self.cost_terms)
         small = [term for term in self.cost_terms if term.usd < SMALL * whole]
         if len(small) < 2:
@@ -258,7 +258,7 @@ class Prediction(Record):
 
 
 def _took(total_s: Range, cost_usd: Range) -> str:
-    """Time and cost with their intervals."""
+    """Return time and cost with their intervals, as a phrase."""
     return (
         f"{duration(total_s.value)} ({duration(total_s.low)} to {duration(total_s.high)}), "
         f"{usd(cost_usd.value)} ({usd(cost_usd.low)} to {usd(cost_usd.high)})"
@@ -270,7 +270,7 @@ SMALL = 0.01
 
 
 class Candidate(RecordLeavingOut):
-    """A cluster and its prediction."""
+    """A cluster, with its local batch sizes and exchange, and its prediction."""
 
     LEFT_OUT = ("precision",)
 
@@ -290,7 +290,7 @@ class Candidate(RecordLeavingOut):
         return self
 
     def __str__(self) -> str:
-        """Cluster, time and cost."""
+        """Return the cluster, time and cost of a candidate."""
         return f"{self.in_words}: {_took(self.prediction.total_s, self.prediction.cost_usd)}"
 
     def __repr__(self) -> str:
@@ -298,15 +298,15 @@ class Candidate(RecordLeavingOut):
 
     @property
     def in_words(self) -> str:
-        """'2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
+        """The machines in words: '2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
         terms = sorted({group.terms for group in self.groups})
-        one = len(terms) == 1
-        names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.terms}") for g in self.groups)
-        return cluster(names) + (f" ({terms[0]})" if one else "")
+        is_uniform = len(terms) == 1
+        names = ((g.machines, g.instance_type if is_uniform else f"{g.instance_type} {g.terms}") for g in self.groups)
+        return cluster(names) + (f" ({terms[0]})" if is_uniform else "")
 
     @property
     def hardware_in_words(self) -> str:
-        """'A10G 22 GiB + T4 16 GiB': what one machine of each kind has."""
+        """The hardware of one machine of each kind: 'A10G 22 GiB + T4 16 GiB'."""
         return " + ".join(dict.fromkeys(group.hardware.in_words for group in self.groups if group.hardware is not None))
 
 
@@ -327,7 +327,7 @@ class QuotaNeed(Record):
 
 
 class Choice(Record):
-    """One of the few ways to go that a plan shows side by side; what is the same cluster has several names."""
+    """A cluster that a plan shows beside others, under the names of all wishes that it is the answer to."""
 
     names: tuple[ChoiceName, ...] = Field(min_length=1)
     candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
@@ -341,7 +341,7 @@ class Choice(Record):
     quotas: tuple[QuotaNeed, ...] = ()
 
     def __str__(self) -> str:
-        """Its names, machines, time and cost."""
+        """Return the names, machines, time and cost of a choice."""
         machines = "this machine" if self.candidate is None else self.candidate.in_words
         return f"{'/'.join(self.names)}: {machines}, {_took(self.total_s, self.cost_usd)}"
 
@@ -350,13 +350,13 @@ class Choice(Record):
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all machines together."""
+        """The hourly price of all machines together, USD."""
         groups = () if self.candidate is None else self.candidate.groups
         return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
 
 
 class Goal(Record):
-    """What was asked for. Budget and deadline are totals and hard."""
+    """The end of training, budget and deadline that were asked for. Budget and deadline are totals and hard."""
 
     budget_usd: PositiveFloat | None = None
     deadline_s: PositiveFloat | None = None
@@ -368,7 +368,7 @@ class Goal(Record):
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
-    """'its budget of $5.00 and its deadline of 6 h'; '' without either."""
+    """Return a phrase of the limits, such as 'its budget of $5.00 and its deadline of 6 h'; '' without either."""
     asked = (
         ("budget", None if budget_usd is None else usd(budget_usd)),
         ("deadline", None if deadline_s is None else duration(deadline_s)),
@@ -391,7 +391,7 @@ SURE = 0.9
 
 
 class Sensitivity(Record):
-    """How sure the choice is, and what it depends on.
+    """The probability that the choice keeps its limits, and the figures that it depends on.
 
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
     losses of machines, step times and steps.
@@ -414,7 +414,7 @@ class Sensitivity(Record):
 
     @property
     def is_risk(self) -> bool:
-        """Whether it keeps its limits with less than the probability that was asked for."""
+        """True where the plan keeps its limits with less than the probability that was asked for."""
         return self.chance is not None and self.chance < self.asked
 
 
@@ -455,7 +455,7 @@ class Plan(Artifact):
 
     @property
     def risk(self) -> str | None:
-        """A sentence where it keeps its limits with less than the probability that was asked for, or else none."""
+        """A warning where the plan keeps its limits with less than the asked probability; None: with at least that."""
         seen = self.insight
         if seen is None or seen.chance is None or not seen.is_risk:
             return None
@@ -463,7 +463,7 @@ class Plan(Artifact):
         return f"it keeps {kept} with a probability of {chance(seen.chance)} only ({chance(seen.asked)} is asked for)"
 
     def risk_with(self, budget_usd: float) -> str | None:
-        """The same, where nobody has accepted it and no larger budget than it was made for has taken it away."""
+        """Return `risk`, unless it was accepted, or a larger budget than the plan was made for has taken it away."""
         seen = self.insight
         if seen is None or seen.risk_accepted:
             return None
@@ -472,7 +472,7 @@ class Plan(Artifact):
         return None if covered else self.risk
 
     def refuse_if_estimated(self) -> None:
-        """Refuse to train by it where its job was described, not measured.
+        """Refuse to train by a plan whose job was described, not measured.
 
         Raises:
             BadInput: nothing of that job can be run.
@@ -491,7 +491,7 @@ class Plan(Artifact):
         policy: BatchPolicy | None = None,
         batch_settings: Settings | None = None,
     ) -> Self:
-        """The same plan, to be run otherwise; what is not given stays as it was planned.
+        """Return the same plan with other run settings; what is not given stays as it was planned.
 
         Args:
             steps: end after so many, instead of at the plan's end.
@@ -522,7 +522,7 @@ class Plan(Artifact):
         return f"{candidate.in_words}{region}"
 
     def __str__(self) -> str:
-        """Cluster, time and cost, in one line, and below it why nothing should be rented, if so."""
+        """Return cluster, time and cost in one line, and below it why nothing should be rented, if so."""
         return self._in_a_line if self.advice is None else f"{self._in_a_line}\n{self.advice}"
 
     @property

@@ -47,7 +47,7 @@ insights from hundreds of experiments": 39 % for 33 % less memory)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained.
+    """A way to train a model: which parameters, by which optimizer.
 
     Attributes:
         trained: share of the parameters that is trained.
@@ -59,12 +59,12 @@ class Recipe:
 
     @property
     def passes(self) -> float:
-        """Return a step's operations over those of the forward pass."""
+        """Operations of a step over those of the forward pass."""
         return CONTRIBUTION - 1 + self.trained
 
     @property
     def slowdown(self) -> float:
-        """Return times as long that the operations take."""
+        """Times as long that the operations take."""
         return DEQUANTISING if self.method == "qlora" else 1.0
 
     def trained_parameters(self, parameters: int) -> int:
@@ -77,7 +77,7 @@ class Recipe:
         return self.trained * parameters * each + self._frozen_bytes(parameters)
 
     def memory(self, model: ModelCount, batch_size: int, *, half: bool) -> TrainingMemory:
-        """Return what training keeps and takes, activations of every layer included."""
+        """Return the bytes that training holds and takes in a step, activations of every layer included."""
         trained = self.trained_parameters(model.parameters)
         copied_bytes = HALF_BYTES * trained if half else 0
         sample_bytes = model.activation_bytes * (1 if half else 2)

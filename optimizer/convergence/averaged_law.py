@@ -66,7 +66,7 @@ def averaged_curve(
     kappa: float = KAPPA,
     log_sds: tuple[float, float] = KAPPA_LOG_SDS,
 ) -> AveragedCurve:
-    """Weigh all curves by the runs.
+    """Return the curves of steps by batch size, weighted by how well they fit the runs.
 
     Args:
         runs: one at least.
@@ -107,7 +107,7 @@ def averaged_curve(
 def _critical_batch_sizes(
     batch: Array, noise_scale: float | None, kappa: float, log_sds: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Nodes evenly spaced in the log, and their log prior."""
+    """Return nodes of the critical batch size, evenly spaced in the log, and their log prior."""
     if noise_scale is None or len(np.unique(batch)) >= NOISE_HELPS_BELOW:
         ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
         return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
@@ -119,7 +119,7 @@ def _critical_batch_sizes(
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedCurve:
-    """The curves that are left, one an element, and the spread of a run around them."""
+    """Weighted curves of steps by batch size, one an element, and the spread of a run around them."""
 
     critical: Array
     power: Array
@@ -129,7 +129,7 @@ class AveragedCurve:
     freedom: int
 
     def steps(self, global_batch_size: ArrayLike) -> Array:
-        """Weighted median over the curves."""
+        """Return the steps at batch sizes, the weighted median over the curves."""
         sizes, which = _different(global_batch_size)
         return np.asarray(np.exp(self._median(self._curves(sizes)))[which])
 
@@ -142,7 +142,7 @@ class AveragedCurve:
         return np.asarray(np.exp(middle)[which]), np.asarray(apart[which])
 
     def log_sd(self, global_batch_size: ArrayLike) -> Array:
-        """A run's spread and the curves' disagreement, which grows where no run was."""
+        """Return the log standard deviation of steps: a run's, and the curves' disagreement where no run was."""
         sizes, which = _different(global_batch_size)
         curves = self._curves(sizes)
         apart = (curves - self._median(curves)[:, None]) ** 2 @ self.weight
@@ -159,7 +159,7 @@ class AveragedCurve:
 
 
 def _different(global_batch_size: ArrayLike) -> tuple[Array, NDArray[np.intp]]:
-    """The different batch sizes, and where each one asked for is among them: many clusters share a few."""
+    """Return the distinct batch sizes, and the index of each one asked for among them: many clusters share a few."""
     batch = np.asarray(global_batch_size, dtype=np.float64)
     sizes, which = np.unique(batch, return_inverse=True)
     return sizes, which.reshape(batch.shape)

@@ -31,7 +31,7 @@ FAIR_TRIAL = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class BesideDense:
-    """A pilot that was not dense, beside what the target needs at its batch size where whole gradients are summed.
+    """A pilot that was not dense, beside the steps that dense training needs at its batch size.
 
     Attributes:
         dense_steps: that the target needs there.
@@ -44,7 +44,7 @@ class BesideDense:
     steps_to_target: float | None
 
     def failed(self, inflation: ArrayLike) -> bool:
-        """Whether it fell short in more steps than it should have needed, were they stretched so."""
+        """Return whether the pilot missed the target in more steps than so stretched a run should have needed."""
         needed = self.dense_steps * float(np.asarray(inflation))
         return self.steps_to_target is None and self.steps_trained >= FAIR_TRIAL * needed
 
@@ -66,7 +66,7 @@ class CompressedPilot(BesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
-    """``c`` of ``steps / dense steps = 1 + c distance``, how sure it is, and how many pilots it rests on.
+    """The coefficient ``c`` of ``steps / dense steps = 1 + c distance``, its spread, and its number of pilots.
 
     Distances are those of `distance`, by the gain of compression or by the share of the steps that end in an average.
     """
@@ -76,26 +76,26 @@ class Penalty:
     pilots: int = 0
 
     def inflation(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-        """Steps over those of dense training, at least 1."""
+        """Return the steps over those of dense training, at least 1."""
         return np.asarray(1 + self.coefficient * distance(share, workers))
 
     def log_sd(self, share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-        """Spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
+        """Return the spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
         return np.asarray(self.coefficient_sd * distance(share, workers) / self.inflation(share, workers))
 
     @property
     def cautious_coefficient(self) -> float:
-        """The upper end of its 90 % interval."""
+        """The upper end of the coefficient's 90 % interval."""
         return self.coefficient + Z90 * self.coefficient_sd
 
     def least_gain(self, inflation: float) -> float:
-        """The gain that stretches a run no more than this, the upper end of the coefficient considered."""
+        """Return the gain that stretches a run by at most this factor, at the upper end of the coefficient."""
         if self.cautious_coefficient == 0:
             return LEAST_GAIN
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))
 
     def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Penalty:
-        """Its posterior over pilots and the distance of each; those that did not arrive tell nothing of it.
+        """Return the posterior over pilots and the distance of each; those that missed the target tell nothing of it.
 
         Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
         inflation has a log deviation of `PILOT_LOG_SD`.
@@ -114,13 +114,13 @@ class Penalty:
         log_weight = -0.5 * (((coefficients - mean) / sd) ** 2 + (errors**2).sum(axis=1))
         weight = np.exp(log_weight - log_weight.max())
         weight /= weight.sum()
-        found = float(weight @ coefficients)
-        found_sd = math.sqrt(float(weight @ (coefficients - found) ** 2))
-        return replace(self, coefficient=found, coefficient_sd=found_sd, pilots=len(reached))
+        estimate = float(weight @ coefficients)
+        estimate_sd = math.sqrt(float(weight @ (coefficients - estimate) ** 2))
+        return replace(self, coefficient=estimate, coefficient_sd=estimate_sd, pilots=len(reached))
 
 
 def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
-    """How far workers wander off between two averages, in steps: ``(1 - 1/N) sqrt(1/share - 1)``.
+    """Return the steps that workers drift apart between two averages: ``(1 - 1/N) sqrt(1/share - 1)``.
 
     With a gain in the place of the share, how far what is held back has left the model behind.
     """
@@ -130,7 +130,7 @@ def distance(share: ArrayLike, workers: ArrayLike = math.inf) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityGate:
-    """Which compression may be planned with, going by accuracy pilots.
+    """Rules for which compression may be planned with, from accuracy pilots.
 
     A pilot speaks for its scheme alone: one that arrived for every ratio at least as large, one that failed for every
     ratio at least as small. Where no pilot speaks, the law does, with its wide prior, down to the least gain that it
@@ -141,15 +141,15 @@ class QualityGate:
     penalty: Penalty = field(default_factory=Penalty)
 
     def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
-        """Why this compression may not be used, in one sentence; None where nothing speaks against it."""
-        own = [pilot for pilot in self.pilots if pilot.scheme == scheme]
-        for pilot in own:
+        """Return why this compression may not be used, in one sentence; None where nothing speaks against it."""
+        alike = [pilot for pilot in self.pilots if pilot.scheme == scheme]
+        for pilot in alike:
             if pilot.ratio >= ratio and pilot.failed(self.penalty.inflation(pilot.gain)):
                 return (
                     f"{scheme} at {pilot.ratio:g} did not reach the target in {pilot.steps_trained:.0f} steps; "
                     f"dense training needs {pilot.dense_steps:.0f}"
                 )
-        if gain >= LEAST_GAIN or any(pilot.ratio <= ratio and pilot.steps_to_target is not None for pilot in own):
+        if gain >= LEAST_GAIN or any(pilot.ratio <= ratio and pilot.steps_to_target is not None for pilot in alike):
             return None
         return (
             f"{scheme} at {ratio:g} keeps {100 * gain:.0f} % of the gradient's energy, below {100 * LEAST_GAIN:.0f} %, "

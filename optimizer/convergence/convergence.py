@@ -52,7 +52,7 @@ PILOT_BATCH_FACTOR = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """What the pilots and the gradient noise say about steps to the task's target.
+    """Steps to the task's target by batch size, compression and averaging, as pilots and gradient noise predict.
 
     Attributes:
         noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
@@ -90,17 +90,17 @@ class TargetSteps:
 
     @property
     def source(self) -> str:
-        """What the number of steps is based on, as a phrase."""
+        """The basis of the number of steps, as a phrase."""
         return self.convergence.basis
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Expected steps to the target."""
+        """Return the expected steps to the target."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
         stretched = self.curve.steps(batch) * self.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Spread: between seeds, of the shape in B away from the pilots, and of the compression penalty."""
+        """Return the log standard deviation of steps: over seeds, batch sizes away from the pilots, and compression."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
         return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
 
@@ -121,13 +121,13 @@ class GivenSteps:
 
     @property
     def source(self) -> str:
-        """What the number of steps is based on, as a phrase."""
+        """The basis of the number of steps, as a phrase."""
         if self.dataset_size is None:
             return f"{self.amount:.0f} steps, as asked for"
         return f"{self.amount:g} epochs of {self.dataset_size} samples, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """``ceil(epochs * dataset_size / B)``, or ``ceil(epochs * ceil(dataset_size / B))``; or the given number."""
+        """Return the given steps, ``ceil(epochs * dataset_size / B)`` or ``ceil(epochs * ceil(dataset_size / B))``."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
         if self.dataset_size is None:
             return np.full(batch.shape, self.amount)
@@ -136,7 +136,7 @@ class GivenSteps:
         return np.maximum(1.0, np.ceil(epochs - 1e-9))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Zero: the number of steps is given."""
+        """Return zeros: the number of steps is given."""
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
@@ -161,7 +161,7 @@ class EqualSteps:
 
     @property
     def source(self) -> str:
-        """What the number of steps is based on, as a phrase."""
+        """The basis of the number of steps, as a phrase."""
         return f"as much progress as {self.own.source} with batches of {self.batch_size} make"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -180,7 +180,7 @@ StepsModel: TypeAlias = TargetSteps | GivenSteps | EqualSteps
 
 
 def fit_convergence(profile: Profile) -> Convergence:
-    """Use the best evidence there is: pilots at several batch sizes, one pilot and the noise scale, or neither."""
+    """Fit the steps to the target by pilots at several batch sizes, by one and the noise scale, or by neither."""
     noise = noise_scale(profile.noise)
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
@@ -214,7 +214,7 @@ def fit_convergence(profile: Profile) -> Convergence:
 
 
 def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
-    """Harmonic mean over progress of Bn = V / |G|^2, samples; absent where nothing bounds it.
+    """Return the harmonic mean over progress of Bn = V / |G|^2, samples; absent where nothing bounds it.
 
     The harmonic mean averages |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias it.
     Where no mean gradient shows in the noise, the upper end of that average bounds it from below, and stands for it.
@@ -229,7 +229,7 @@ def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
 
 
 def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) -> TargetSteps:
-    """The steps model of a run to the task's target, which is looked for every ``check_every_samples``.
+    """Return the steps model of a run to the target, with an evaluation every ``check_every_samples``.
 
     Raises:
         BadInput: the profile says how batch sizes compare, but not how many steps any of them needs.
@@ -272,7 +272,7 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
 
 
 def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[CompressedPilot]:
-    """Those that were compressed."""
+    """Yield the pilots that were compressed."""
     for pilot in pilots:
         if (way := pilot.compression) is not None:
             yield CompressedPilot(
@@ -286,14 +286,14 @@ def _compressed(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[Compr
 
 
 def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot]:
-    """Those whose workers trained for themselves.
+    """Yield the pilots whose workers trained for themselves.
 
     The share is what its policy aims at, where it aims at one: how it begins is no part of that.
     """
     for pilot in pilots:
-        if (told := pilot.sync) is None:
+        if (averaging := pilot.sync) is None:
             continue
-        sync, share = parse_sync(told.policy), told.share
+        sync, share = parse_sync(averaging.policy), averaging.share
         if sync.name == "local-sgd":
             share = 1 / sync.every_steps
         elif sync.name == "selsync" and sync.delta == "auto":
@@ -301,7 +301,7 @@ def _local(pilots: Sequence[Pilot], curve: AveragedCurve) -> Iterator[LocalPilot
         yield LocalPilot(
             sync=sync,
             share=share,
-            workers=told.workers,
+            workers=averaging.workers,
             dense_steps=float(curve.steps(pilot.global_batch_size)),
             steps_trained=_steps_trained(pilot),
             steps_to_target=pilot.steps_to_target,

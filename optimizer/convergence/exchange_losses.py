@@ -31,7 +31,7 @@ LEAST_VARIANCE = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """What a way without a residual adds and takes, by the levels of its codes.
+    """Noise that a compression without a residual adds, and signal that it keeps, by the levels of its codes.
 
     Attributes:
         levels: that were tried, ascending; (1,) where they do not follow the workers.
@@ -44,20 +44,20 @@ class Rounding:
     signals: tuple[float, ...]
 
     def variance(self, levels: int) -> float:
-        """``q`` at so many levels."""
+        """Return the rounding variance ``q`` at so many levels."""
         at, known = math.log(levels), np.log(self.levels)
         log_variances = np.log(np.maximum(self.variances, LEAST_VARIANCE))
         beyond = max(0.0, at - float(known[-1]))
         return float(np.exp(np.interp(at, known, log_variances) - 2 * beyond))
 
     def signal(self, levels: int) -> float:
-        """``s`` at so many levels."""
+        """Return the retained signal ``s`` at so many levels."""
         return float(np.interp(math.log(levels), np.log(self.levels), self.signals))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLosses:
-    """All that the trials of a profile say; empty: there were none.
+    """Gains and rounding of each compression, from the trials of a profile; empty: there were none.
 
     Attributes:
         gains: of ways with a residual, by what they are timed as.
@@ -72,7 +72,7 @@ class ExchangeLosses:
     batch_size: int = 1
 
     def gain(self, way: Compression) -> float | None:
-        """Retained gradient energy of a way that sends something of all elements; None: not known."""
+        """Return the gradient energy that a compression of all elements retains; None: not known."""
         if way.name in LOSSLESS:
             return KEPT[way.name]
         key = timed_as(way)
@@ -81,7 +81,7 @@ class ExchangeLosses:
         return 1.0 if key in self.roundings else KEPT.get(way.name)
 
     def stretch(self, way: Compression, workers: int) -> tuple[float, float]:
-        """Steps of a way that forgets over those of exact sums, and the standard deviation of their log."""
+        """Return steps with rounded gradients over those of exact sums, and the standard deviation of their log."""
         rounding = self.roundings.get(timed_as(way))
         if rounding is None or workers < 2:
             return 1.0, 0.0
@@ -89,14 +89,14 @@ class ExchangeLosses:
         noise = added_noise(
             rounding.variance(levels), noise_scale=self.noise_scale, batch_size=self.batch_size, workers=workers
         )
-        found = noise_inflation(noise, rounding.signal(levels))
-        return found, NOISE_COEFFICIENT_SD * noise / (1 + NOISE_COEFFICIENT * noise)
+        inflation = noise_inflation(noise, rounding.signal(levels))
+        return inflation, NOISE_COEFFICIENT_SD * noise / (1 + NOISE_COEFFICIENT * noise)
 
 
 def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
-    """What trials say; of ways that this version does not have, nothing."""
+    """Return the losses of each compression in the trials; those that this version does not have are skipped."""
     gains: dict[str, float] = {}
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    tried: dict[str, list[tuple[int, float, float]]] = {}
     for trial in trials:
         try:
             way = parse_compression(trial.compression)
@@ -105,17 +105,17 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
         if trial.gain is not None:
             gains[timed_as(way)] = min(1.0, trial.gain)
         if trial.variance is not None:
-            found.setdefault(timed_as(way), []).append((way.levels or 1, trial.variance, trial.signal))
+            tried.setdefault(timed_as(way), []).append((way.levels or 1, trial.variance, trial.signal))
     roundings = {
         key: Rounding(levels=levels, variances=variances, signals=signals)
-        for key, rows in found.items()
+        for key, rows in tried.items()
         for levels, variances, signals in [tuple(zip(*sorted(rows), strict=True))]
     }
     return ExchangeLosses(gains=gains, roundings=roundings, noise_scale=noise_scale, batch_size=batch_size)
 
 
 def added_noise(variance: float, *, noise_scale: float | None, batch_size: float, workers: int) -> float:
-    """``e``: energy that rounding adds to the summed gradient, over the energy of that. No more than ``variance``.
+    """Return ``e``: energy that rounding adds to the summed gradient, over its energy; at most ``variance``.
 
     Args:
         variance: ``q`` of one worker's gradient, at least 0.
@@ -129,7 +129,7 @@ def added_noise(variance: float, *, noise_scale: float | None, batch_size: float
 
 
 def noise_inflation(noise: float, signal: float = 1.0) -> float:
-    """Steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
+    """Return steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
 
     Args:
         noise: ``e`` of `added_noise`.

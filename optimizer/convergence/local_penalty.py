@@ -44,7 +44,7 @@ class LocalPilot(BesideDense):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGate:
-    """What the pilots of a profile say about local training.
+    """Rules for which local training may be planned with, from the pilots of a profile.
 
     A pilot speaks for its policy alone, whatever the share: one that arrived for every larger share (for more frequent
     averages), one that failed for every smaller one. Where no pilot speaks, nothing is planned unasked.
@@ -53,11 +53,11 @@ class LocalGate:
     pilots: tuple[LocalPilot, ...] = ()
 
     def penalty(self, sync: Synchronization) -> Penalty:
-        """Of a policy; the prior where none of its pilots arrived."""
+        """Return the penalty of a policy; the prior where none of its pilots reached the target."""
         return PRIOR.after((pilot, distance(pilot.share, pilot.workers)) for pilot in self._own(sync))
 
     def arrived(self) -> tuple[LocalPilot, ...]:
-        """Of each policy the pilot that reached the target with the fewest averages."""
+        """Return the pilot of each policy that reached the target with the fewest averages."""
         least: dict[Synchronization, LocalPilot] = {}
         for pilot in sorted(self.pilots, key=lambda pilot: pilot.share):
             if pilot.steps_to_target is not None:
@@ -65,12 +65,12 @@ class LocalGate:
         return tuple(least.values())
 
     def measured_share(self, sync: Synchronization) -> float | None:
-        """Of the steps that ended in an average under this very policy, over its pilots; None where there are none."""
+        """Return the share of steps that ended in an average under this very policy, over its pilots, if any."""
         shares = [pilot.share for pilot in self.pilots if pilot.sync == sync]
         return sum(shares) / len(shares) if shares else None
 
     def most_workers(self, sync: Synchronization, share: float) -> int:
-        """For how many workers at most a pilot speaks; 0 where none does."""
+        """Return the most workers that a pilot speaks for; 0 where none does."""
         return max(
             (
                 MOST_TIMES_WORKERS * pilot.workers
@@ -81,7 +81,7 @@ class LocalGate:
         )
 
     def objection(self, sync: Synchronization, share: float) -> str | None:
-        """Why this policy may not be planned with unasked, in one sentence; None where nothing speaks against it."""
+        """Return why this policy may not be planned with unasked, in one sentence; None: nothing speaks against it."""
         for pilot in self._own(sync):
             needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
             if pilot.share >= share * (1 - 1e-9) and pilot.failed(needed):
@@ -90,8 +90,8 @@ class LocalGate:
                     f"gradients in every step needs {pilot.dense_steps:.0f}"
                 )
         if self.most_workers(sync, share) == 0:
-            told = spell_sync(sync)
-            return f"what {told} costs in steps was not measured: profile with {setting('sync', told)}"
+            policy = spell_sync(sync)
+            return f"what {policy} costs in steps was not measured: profile with {setting('sync', policy)}"
         return None
 
     def _own(self, sync: Synchronization) -> list[LocalPilot]:
@@ -99,7 +99,7 @@ class LocalGate:
 
 
 def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool) -> str:
-    """What averaging in so many steps does to the number of steps, and how that is known.
+    """Return a sentence on the steps that averaging in such a share of them costs, and how that is known.
 
     Args:
         penalty: of the policy.
@@ -117,5 +117,5 @@ def steps_in_words(penalty: Penalty, share: float, workers: int, *, counts: bool
 
 
 def family(sync: Synchronization) -> Synchronization:
-    """The policy whatever its share: what pilots of one are taken for evidence about another of."""
+    """Return the policy whatever its share: pilots of one are taken for evidence about another of its family."""
     return sync.model_copy(update={"every_steps": 1, "synchronised_share": 0.5})

@@ -36,13 +36,13 @@ class PrecisionLoss:
 
 
 def precision_loss(profile: Profile, precision: Precision) -> PrecisionLoss:
-    """What a profile's trials say of a precision; nothing is lost in the profile's first."""
+    """Return the steps of a precision over the first one's, by the profile's trials; nothing is lost in the first."""
     if precision == profile.precisions[0]:
         return PrecisionLoss()
-    trials = (one for one in profile.precision_trials if one.precision == precision)
-    own = [math.log(trial.steps / trial.usual_steps) for trial in trials]
-    log_sd = math.sqrt(2 / max(1, len(own))) * SEED_LOG_SD
-    mean = sum(own) / max(1, len(own))
+    trials = (trial for trial in profile.precision_trials if trial.precision == precision)
+    log_ratios = [math.log(trial.steps / trial.usual_steps) for trial in trials]
+    log_sd = math.sqrt(2 / max(1, len(log_ratios))) * SEED_LOG_SD
+    mean = sum(log_ratios) / max(1, len(log_ratios))
     if mean > Z90 * log_sd:
         return PrecisionLoss(stretch=math.exp(mean), log_sd=log_sd)
     return PrecisionLoss(log_sd=UNSEEN_LOG_SD)

@@ -22,14 +22,14 @@ PSEUDO_RUNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PriorRun:
-    """One finished run: the batch size it was trained at, and how long the target took."""
+    """The batch size of one finished run, and its steps to the target."""
 
     global_batch_size: float
     steps_to_target: float
 
 
 def student_half_width(freedom: float) -> float:
-    """95th percentile of Student's t by the Cornish-Fisher series; within 1 % from three degrees of freedom on.
+    """Return the 95th percentile of Student's t by the Cornish-Fisher series, within 1 % from 3 degrees of freedom on.
 
     `scipy.special.stdtrit` has it exactly, and importing it takes 7 times as long as a bare python does to start.
     """

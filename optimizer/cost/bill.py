@@ -35,17 +35,17 @@ CHECKPOINTS_KEPT = 2
 
 
 def disk_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
-    """A gp3 volume with the operations and throughput that come with it (its size: `provisioning.disk_gb`)."""
+    """Return the price of a gp3 volume with its included operations and throughput, USD an hour."""
     return billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value * disk_gb
 
 
 def beside_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
-    """USD an hour of one machine beside its own price: its disk and its public address."""
+    """Return the price of a machine's disk and public address, USD an hour."""
     return disk_usd_per_hour(billing, disk_gb) + billing.public_ipv4_usd_per_hour.value
 
 
 def billed_hours(up_s: Numbers, billing: Billing) -> Array:
-    """Hours on the bill of a machine that was up for so long; a planned one is paid for the minimum, whatever it does.
+    """Return the hours on the bill of a machine that was up for so long, of which the minimum is always paid.
 
     After the minimum it is paid by the second.
     """
@@ -63,7 +63,7 @@ class Rental:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a run uses beside its machines' own price; scalars for one cluster, equally long arrays for many.
+    """Time and checkpoints that a run is billed for; scalars for one cluster, equally long arrays for many.
 
     Attributes:
         start_up_s: from the request to the first step, paid in full.
@@ -88,14 +88,14 @@ class Usage:
 
 
 def requests(object_bytes: Numbers) -> Array:
-    """Requests that write an object to S3: one, or one a part and two to begin and complete it."""
+    """Return the number of requests that write an object to S3: one, or one a part and two to begin and complete it."""
     size = np.asarray(object_bytes, dtype=np.float64)
     parts = np.ceil(size / S3_PART_BYTES)
     return np.where(size <= 0, 0.0, np.where(parts <= 1, 1.0, parts + 2))
 
 
 def checkpoints_usd(usage: Usage, billing: Billing) -> Array:
-    """Return what checkpoints cost in requests and storage, USD.
+    """Return the cost of checkpoints in requests and storage, USD.
 
     S3 to machines of its region, and machines of one zone to each other, send for nothing.
     """
@@ -116,7 +116,7 @@ def total_usd(
     machines: Numbers,
     disk_gb: float = USUAL_DISK_GB,
 ) -> Array:
-    """What runs cost in expectation: the sum of `itemise`'s lines, for many clusters at a time.
+    """Return the expected cost of runs, USD: the sum of `itemise`'s lines, for many clusters at a time.
 
     Args:
         usage: of the runs.

@@ -63,7 +63,7 @@ def load_billing(directory: Path | None = None) -> Billing:
 
 
 def terms_of(catalog: Catalog) -> Billing:
-    """Return what a catalogue's cloud asks for beside machines.
+    """Return the billing terms of a catalogue's cloud beside machine prices.
 
     Of other clouds than AWS nothing is known: there, and on one's own machines, an hour costs what it costs, by the
     second, and nothing else.

@@ -25,7 +25,7 @@ _HALVINGS, _NEWTON_STEPS = 3, 1
 
 
 def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
-    """Work between checkpoints that minimises the expected time (Daly 2006): Young's sqrt(2 C Theta), refined."""
+    """Return the interval with the least expected time (Daly 2006), seconds: Young's sqrt(2 C Theta), refined."""
     theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
     ratio = np.minimum(checkpoint_s / (2 * theta), 1.0)
     refined = np.sqrt(2 * checkpoint_s * theta) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
@@ -39,7 +39,7 @@ def factor_at(
     checkpoint_s: ArrayLike,
     restart_s: ArrayLike,
 ) -> Array:
-    """Expected time over work with checkpoints every ``interval_s`` of work; all arguments broadcast.
+    """Return expected time over work with a checkpoint every ``interval_s`` of work; all arguments broadcast.
 
     A job shorter than the interval writes no checkpoint. 1 (and the checkpoints) where nothing is ever lost.
     """
@@ -57,7 +57,7 @@ def factor_at(
 def interval_under_belief_s(
     losses_per_hour: ArrayLike, weights: ArrayLike, checkpoint_s: float, restart_s: float | Array
 ) -> Array:
-    """The one interval with the least expected time when the hazard is only believed.
+    """Return the checkpoint interval with the least expected time under a belief about the hazard, seconds.
 
     It solves sum of w e^(R / Theta) (e^((t + C) / Theta) (t / Theta - 1) + 1) Theta = 0 over the nodes of the belief,
     between the intervals of the worst and of the mean hazard: halvings of that range, then Newton's method.

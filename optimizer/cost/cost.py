@@ -54,7 +54,7 @@ def interruptions(
     restart_s: ArrayLike,
     interval_s: ArrayLike | None = None,
 ) -> Interruptions:
-    """Average Daly's restart model over the hazard prior, with the one checkpoint interval that is best for it.
+    """Return the time that losses add, by Daly's restart model over the hazard prior at its best interval.
 
     Any loss stops the whole job until the machine is replaced. The scarce component is an exponential distribution of
     hazards; its mean alone would hide what its upper end costs. A run does not know its hazard beforehand, so that one
@@ -104,7 +104,7 @@ def planned_interval_s(
     checkpoint_s: float,
     restart_s: ArrayLike,
 ) -> Array:
-    """Work between checkpoints that is best over the prior of the hazard, within `CHECKPOINT_INTERVAL_S`.
+    """Return the best interval between checkpoints over the hazard prior, within `CHECKPOINT_INTERVAL_S`, seconds.
 
     Infinite where nothing is ever lost.
 
@@ -120,7 +120,7 @@ def planned_interval_s(
 
 
 def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
-    """Hazards of the cluster and their probabilities, shape (rows, nodes), the calm one first."""
+    """Return the hazards of the cluster and their probabilities, shape (rows, nodes), the calm one first."""
     return (
         np.concatenate([calm.reshape(-1, 1), scarce.reshape(-1, 1) * _NODES], axis=1),
         np.concatenate([1 - chance.reshape(-1, 1), chance.reshape(-1, 1) * _NODE_WEIGHTS], axis=1),
@@ -128,12 +128,12 @@ def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
 
 
 def checkpoint_bytes(gradient_bytes: int) -> int:
-    """Size of everything that a resumed run needs."""
+    """Return the bytes of a checkpoint, which holds all that a resumed run needs."""
     return gradient_bytes * CHECKPOINT_COPIES
 
 
 def checkpoint_time_s(gradient_bytes: int) -> float:
-    """Seconds to write a checkpoint of a model with so many bytes of gradient."""
+    """Return the seconds to write a checkpoint of a model with so many bytes of gradient."""
     return checkpoint_bytes(gradient_bytes) / CHECKPOINT_BYTES_PER_S
 
 
@@ -147,7 +147,7 @@ def planned_usage(
     interval_s: Numbers = np.inf,
     checkpoint_bytes: float = 0.0,
 ) -> Usage:
-    """What a planned run uses, for one cluster or many: checkpoints at their interval and at the end.
+    """Return the usage of a planned run, for one cluster or many: checkpoints at their interval and at the end.
 
     Args:
         start_up_s: from the request to the first step.

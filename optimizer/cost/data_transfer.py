@@ -20,7 +20,7 @@ ELSEWHERE = "elsewhere"
 
 
 def data_transfer(data_bytes: float, source: str | None, target: str) -> CostTerm | None:
-    """To ``target`` from ``source``; absent where there is nothing to be brought, or nobody said from where."""
+    """Return the price of bringing the data set from ``source`` to ``target``; absent where it costs nothing."""
     if source is None or source == target or data_bytes <= 0:
         return None
     prices = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]

@@ -17,17 +17,17 @@ LEAST_LIFETIME_S = 600.0
 
 
 def least_budget_usd(worst_usd_per_hour: Usd, fixed_usd: float) -> Usd:
-    """The least budget of clusters that cost so much an hour at their on-demand prices, all extras included."""
+    """Return the least budget of clusters with this hourly on-demand cost, all extras included, USD."""
     return fixed_usd + worst_usd(worst_usd_per_hour, LEAST_LIFETIME_S)
 
 
 def extras_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
-    """What an hour of a machine costs beside the machine: volume, public address, heartbeats, and looking for news."""
+    """Return the hourly cost of a machine's volume, public address, heartbeats and looking for news, USD."""
     puts = SECONDS_PER_HOUR / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
     gets = len(READ_OFTEN) * SECONDS_PER_HOUR / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
     return beside_usd_per_hour(billing, disk_gb) + (puts + gets)
 
 
 def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:
-    """A month of the last checkpoints in the bucket."""
+    """Return the price of keeping the last checkpoints in the bucket for a month, USD."""
     return CHECKPOINTS_KEPT * checkpoint_bytes / BYTES_PER_GB * billing.s3_usd_per_gb_month.value

@@ -44,7 +44,7 @@ class RentedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A cluster whose possible runs are wanted.
+    """A cluster to simulate runs of, with the spread of its times and prices.
 
     Attributes:
         pools: its machines.
@@ -80,7 +80,7 @@ class PossibleRuns:
     cost_usd: Array
 
     def chance(self, *, budget_usd: float | None = None, deadline_s: float | None = None) -> Array:
-        """Probability of each finalist to end within budget and deadline, both at once; absent: no limit."""
+        """Return the probability of each finalist to end within budget and deadline, both at once; absent: no limit."""
         within = np.ones(self.total_s.shape, dtype=np.bool_)
         if budget_usd is not None:
             within &= self.cost_usd <= budget_usd
@@ -156,7 +156,7 @@ def losses(
 
 
 def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Failures before so many segments are passed, and the time that they cost; the sum has its exact mean and spread.
+    """Return failures before so many segments are passed, and their time; the sum has its exact mean and spread.
 
     The sum of exponential times cut off at L is drawn from the Gamma distribution with its mean and variance.
     """

@@ -38,12 +38,12 @@ class ObservedPool(Record):
 
     @property
     def times(self) -> int:
-        """How often machines were lost, several at once counted as one."""
+        """Number of preemption events, several machines lost at once counted as one."""
         return self.losses if self.events is None else self.events
 
 
 class ObservedPreemptions(Artifact):
-    """All pools that were watched."""
+    """Observed instance-hours and preemptions of all pools that were watched."""
 
     KIND: ClassVar[str] = "observed-losses"
     VERSION: ClassVar[int] = 1
@@ -53,7 +53,7 @@ class ObservedPreemptions(Artifact):
     pools: tuple[ObservedPool, ...] = ()
 
     def watched(self, instance_type: str, region: str, *, zone: str | None = None) -> Watched | None:
-        """What was seen of a type in the region, or (given) in one zone of it; absent where nothing was."""
+        """Return the observed hours and losses of a type in a region, or (given) in one zone of it; absent: none."""
         pools = [
             pool
             for pool in self.pools
@@ -73,7 +73,7 @@ class ObservedPreemptions(Artifact):
         )
 
     def adding(self, seen: ObservedPool, *, until: str) -> ObservedPreemptions:
-        """The same with ``seen`` added to what is known of its pool."""
+        """Return the record with ``seen`` added to its pool."""
 
         def key(pool: ObservedPool) -> tuple[str, str, str | None]:
             return pool.instance_type, pool.region, pool.zone
@@ -92,7 +92,7 @@ class ObservedPreemptions(Artifact):
 
 
 def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePosterior:
-    """The prior of an advisor's band, moved by what was seen of the pool, if anything was."""
+    """Return the prior of an advisor's band, updated by what was seen of the pool, if anything was."""
     prior = PreemptionRatePosterior.prior(band)
     if watched is None:
         return prior
@@ -100,7 +100,7 @@ def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePost
 
 
 def observed_file() -> Path:
-    """Where launches keep it: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
+    """Return the path of the observed preemptions: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
     return home() / "observed-losses.json"
 
 

@@ -33,11 +33,11 @@ class HazardComponent:
         return self.shape / self.rate_h
 
     def after(self, losses: float, instance_hours: float) -> HazardComponent:
-        """The posterior after ``losses`` preemptions in ``instance_hours`` hours."""
+        """Return the posterior after ``losses`` preemptions in ``instance_hours`` hours."""
         return HazardComponent(shape=self.shape + losses, rate_h=self.rate_h + instance_hours)
 
     def log_evidence(self, losses: float, instance_hours: float) -> float:
-        """Log probability of what was seen, were this the right component."""
+        """Return the log probability of the observed losses, were this the right component."""
         if instance_hours == 0:
             return 0.0
         total = self.rate_h + instance_hours
@@ -63,7 +63,7 @@ SCARCE_WEIGHT_UNKNOWN = 0.10
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionRatePosterior:
-    """What is believed of one pool's hazard: calm with one probability, scarce with the rest.
+    """A mixture belief of one pool's hazard: calm with one probability, scarce with the rest.
 
     Attributes:
         calm, scarce: the hazard in either case.
@@ -76,11 +76,11 @@ class PreemptionRatePosterior:
 
     @classmethod
     def prior(cls, band: str | None) -> PreemptionRatePosterior:
-        """Before a machine of the pool was watched; ``band`` is the advisor's."""
+        """Return the prior of a pool of which no machine was watched; ``band`` is the advisor's."""
         return cls(scarce_chance=SCARCE_WEIGHT.get(band or "", SCARCE_WEIGHT_UNKNOWN))
 
     def after(self, losses: float, instance_hours: float, *, lost_together: float = 1.0) -> PreemptionRatePosterior:
-        """The belief after ``losses`` machines in ``instance_hours`` of spot machines of this pool.
+        """Return the posterior after ``losses`` machines in ``instance_hours`` of spot machines of this pool.
 
         Machines that go together tell of the pool only once, so losses and hours both count divided by the number of
         machines lost at a time: the estimate stays, and its certainty is that of the events.
@@ -107,7 +107,7 @@ class PreemptionRatePosterior:
         return (1 - self.scarce_chance) * self.calm.mean_per_hour + self.scarce_chance * self.scarce.mean_per_hour
 
     def sample(self, draws: int, generator: np.random.Generator) -> Array:
-        """Hazards an hour, shape (draws,)."""
+        """Return samples of the hazard, losses an hour, shape (draws,)."""
         scarce = generator.random(draws) < self.scarce_chance
         calm_rates = generator.gamma(self.calm.shape, 1 / self.calm.rate_h, draws)
         scarce_rates = generator.gamma(self.scarce.shape, 1 / self.scarce.rate_h, draws)
@@ -121,7 +121,7 @@ NEVER_LOST = PreemptionRatePosterior(calm=_NONE, scarce=_NONE, scarce_chance=0.0
 
 @dataclass(frozen=True, kw_only=True)
 class CommonShocks:
-    """Machines of one pool go together: some losses hit each alone, the others come as shocks (Marshall, Olkin 1967).
+    """Preemptions of one pool's machines: some hit each alone, others come as shocks (Marshall, Olkin 1967).
 
     Of a machine's hazard lambda the part ``(1 - share) lambda`` is its own. Shocks arrive at ``share lambda / reach``
     for the whole pool, and each takes any machine with probability ``reach``, which adds up to lambda again.
@@ -135,7 +135,7 @@ class CommonShocks:
     reach: float
 
     def effective_machines(self, machines: ArrayLike) -> Array:
-        """Losses at a time that a pool of so many machines sees, in units of one machine's hazard.
+        """Return how many independent machines would stop a job as often as ``machines`` of one pool.
 
         ``n`` if losses are independent; less with shocks, as one event takes several machines at once. Events that
         stop a job of n machines arrive at ``lambda * effective_machines(n)``.

@@ -41,14 +41,14 @@ USUAL_JOB_S = 10.0
 
 @cache
 def provisioning_facts() -> Mapping[str, Term]:
-    """The figures of the catalogue's file by their names, each with its source."""
+    """Return the figures of the catalogue's file by their names, each with its source."""
     terms = json.loads(FACTS.read_text(encoding="utf-8"))["terms"]
     return MappingProxyType({name: Term.model_validate(term) for name, term in terms.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What a run brings to each of its machines.
+    """Data, checkpoint and start-up time that a run brings to each of its machines.
 
     Attributes:
         data_bytes: of the data set that each reads before it trains; 0: none, or it brings its own.
@@ -70,12 +70,12 @@ class Payload:
 
 
 def image_kind(instance: InstanceType) -> str:
-    """What a machine boots: 'cpu' or 'gpu', the one with NVIDIA's driver."""
+    """Return the kind of image a machine boots: 'cpu', or 'gpu', the one with NVIDIA's driver."""
     return "gpu" if instance.cuda_devices else "cpu"
 
 
 def startup_s(instance: InstanceType, payload: Payload) -> float:
-    """Seconds from the request for a machine to its first step."""
+    """Return the seconds from the request for a machine to its first step."""
     known_s = payload.started_s.get(instance.name, payload.startup_s)
     if known_s is not None:
         return known_s
@@ -92,7 +92,7 @@ def startup_s(instance: InstanceType, payload: Payload) -> float:
 
 
 def disk_gb(instance: InstanceType, payload: Payload) -> int:
-    """Whole gigabytes of the disk that a machine boots from."""
+    """Return the whole gigabytes of the disk that a machine boots from."""
     if payload.disk_gb is not None:
         return payload.disk_gb
     kind, facts = image_kind(instance), {name: term.value for name, term in provisioning_facts().items()}
@@ -103,7 +103,7 @@ def disk_gb(instance: InstanceType, payload: Payload) -> int:
 
 
 def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], payload: Payload) -> dict[str, float]:
-    """By kind of image, how many times as long as foretold launches took; few launches are believed in part.
+    """Return measured over predicted launch time, by kind of image; few launches are believed in part.
 
     The log of the factor is normal: of a kind around 0 with `KIND_LOG_SD`, of a launch around its kind's with
     `LAUNCH_LOG_SD`.
@@ -115,7 +115,7 @@ def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], p
     logs: dict[str, list[float]] = {}
     plain = replace(payload, startup_s=None, measured={}, started_s={})
     for types, took_s in launches:
-        last = max(types, key=lambda one: startup_s(one, plain))
+        last = max(types, key=lambda instance: startup_s(instance, plain))
         logs.setdefault(image_kind(last), []).append(math.log(took_s / startup_s(last, plain)))
     shrunk = (LAUNCH_LOG_SD / KIND_LOG_SD) ** 2
     return {kind: math.exp(math.fsum(some) / (len(some) + shrunk)) for kind, some in logs.items()}

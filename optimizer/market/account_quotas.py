@@ -21,7 +21,7 @@ from hetopt.optimizer.market.quota import Bucket, Quotas, read_quotas, write_quo
 
 
 class RegionQuotas(Record):
-    """What an account may run in one region."""
+    """The quotas of an account in one region."""
 
     read: datetime.datetime = Field(description="when AWS was asked")
     quotas: str = Field(description="as the option for quotas takes them: 'spot:g=64, on-demand:g=8'")
@@ -38,24 +38,24 @@ class AccountQuotas(Artifact):
     regions: dict[str, RegionQuotas] = Field(default_factory=dict)
 
     def of(self, region: str) -> Quotas | None:
-        """What may run in a region; absent: it was never asked for.
+        """Return the quotas of a region; absent: they were never asked for.
 
         Raises:
             BadInput: the file holds no quotas there.
         """
-        told = self.regions.get(region)
-        return None if told is None else read_quotas([told.quotas])
+        record = self.regions.get(region)
+        return None if record is None else read_quotas([record.quotas])
 
 
 def account_quotas_file() -> Path:
-    """Where they are kept: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``)."""
+    """Return the path of the account quotas: ``$HETOPT_HOME/account-quotas.json`` (``~/.hetopt``)."""
     return home() / "account-quotas.json"
 
 
 def keep_quotas(
     path: Path, account_id: str, region: str, quotas: Mapping[Bucket, NonNegativeInt], now: datetime.datetime
 ) -> AccountQuotas:
-    """Write what an account may run in a region. Another account's are forgotten: one account is planned for at a time.
+    """Write the quotas of an account in a region. Another account's are forgotten: one is planned for at a time.
 
     A file that is damaged is written anew.
 
@@ -66,8 +66,8 @@ def keep_quotas(
     with contextlib.suppress(BadInput):
         kept = AccountQuotas.load(path) if path.exists() else None
     known = kept.regions if kept is not None and kept.account_id == account_id else {}
-    told = RegionQuotas(read=now.replace(microsecond=0), quotas=write_quotas(quotas))
-    made = AccountQuotas(account_id=account_id, regions={**known, region: told})
+    latest = RegionQuotas(read=now.replace(microsecond=0), quotas=write_quotas(quotas))
+    updated = AccountQuotas(account_id=account_id, regions={**known, region: latest})
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save(path)
-    return made
+    updated.save(path)
+    return updated

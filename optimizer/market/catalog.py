@@ -69,7 +69,7 @@ class RegionRow(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """What one machine costs for an hour: Linux, shared tenancy, before tax and discounts.
+    """The hourly price of one machine: Linux, shared tenancy, before tax and discounts.
 
     ``date`` is that of the oldest figure the price was made from.
 
@@ -89,7 +89,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InterruptionBand:
-    """How often the provider took spot machines back: a share of a region's fleet in a month.
+    """The share of a region's spot fleet that the provider took back in a month.
 
     It ranks instance types. It is no hazard rate of one machine: recorded losses of scarce types are far more
     frequent than even the highest band would suggest.
@@ -102,7 +102,7 @@ class InterruptionBand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """What is known of one instance type in one region.
+    """Zones, prices and interruption band of one instance type in one region.
 
     Attributes:
         zones: availability zones that offer it; 0 is known to be none, absent is unknown.
@@ -119,19 +119,19 @@ class Listing:
 
     @property
     def spot_is_dearer(self) -> bool:
-        """Whether spot costs no less than on demand, which is then the better of the two whoever asks."""
+        """True where spot costs no less than on demand, which is then the better of the two whoever asks."""
         if self.spot is None or self.on_demand is None:
             return False
         return self.spot.usd_per_hour >= self.on_demand.usd_per_hour
 
     def price(self, market: Market) -> Price | None:
-        """The price in one market."""
+        """Return the price in one market."""
         return self.spot if market == "spot" else self.on_demand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """A rentable thing: a machine at a price, and what it costs on demand (absent: not known).
+    """A machine to rent at a price, and its price on demand (absent: not known).
 
     ``band`` is absent on demand and where it is unknown.
     """
@@ -143,23 +143,23 @@ class Offer:
 
     @property
     def in_words(self) -> str:
-        """'g5.xlarge spot', and the name alone of a machine of one's own."""
-        own = self.instance_type.owned
-        return self.instance_type.name if own else f"{self.instance_type.name} {self.price.market}"
+        """The offer in words: 'g5.xlarge spot', and the name alone of a machine of one's own."""
+        is_owned = self.instance_type.owned
+        return self.instance_type.name if is_owned else f"{self.instance_type.name} {self.price.market}"
 
     @property
     def is_of_aws(self) -> bool:
-        """Whether AWS rents it out, whose quotas count it."""
+        """True where AWS rents the machine out, whose quotas count it."""
         return self.instance_type.cloud == AWS
 
     @property
     def worst_usd_per_hour(self) -> float:
-        """What spot prices can rise to, as far as that is known."""
+        """The hourly price that spot can rise to, USD, as far as that is known."""
         return max(self.price.usd_per_hour, 0.0 if self.on_demand is None else self.on_demand.usd_per_hour)
 
 
 class Caveat(Record):
-    """What to know before relying on a figure.
+    """A warning to know before relying on a figure.
 
     Attributes:
         types: names or shell patterns of the instance types that it is about.
@@ -177,7 +177,7 @@ class Caveat(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All instance types, and what is known of them in one region.
+    """All instance types, and their prices and zones in one region.
 
     Attributes:
         regions: every region that the catalogue knows something about.
@@ -196,7 +196,7 @@ class Catalog:
     cloud: str = AWS
 
     def instance_type(self, name: str) -> InstanceType:
-        """The type of that name.
+        """Return the instance type of a name.
 
         Raises:
             BadInput: there is none; hints at names that are close.
@@ -205,20 +205,20 @@ class Catalog:
         return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:
-        """What is known of the type in this region, which may be nothing (see `instance_type` for errors)."""
+        """Return a type's prices and zones in this region, perhaps none (see `instance_type` for errors)."""
         return self.listings.get(name) or Listing(instance_type=self.instance_type(name))
 
     def price(self, name: str, market: Market) -> Price | None:
-        """Price of the type in this region and market, where it is known (see `instance_type` for errors)."""
+        """Return the type's price in this region and market, where it is known (see `instance_type` for errors)."""
         return self.listing(name).price(market)
 
     @property
     def has_prices(self) -> bool:
-        """Whether any price is known in this region."""
+        """True where any price is known in this region."""
         return any(listing.on_demand or listing.spot for listing in self.listings.values())
 
     def in_region(self, region: str) -> Catalog:
-        """The same catalogue in another region (see `load_catalog` for errors)."""
+        """Return the same catalogue in another region (see `load_catalog` for errors)."""
         return replace(self, region=region, listings=_read_region(self, region))
 
     def priced(self, usd_per_hour: Mapping[str, float], *, today: datetime.date) -> Catalog:
@@ -238,16 +238,16 @@ class Catalog:
         return replace(self, listings=listings)
 
     def caveats(self, name: str) -> tuple[Caveat, ...]:
-        """What to know before relying on the figures of the type (see `instance_type` for errors)."""
+        """Return the caveats of a type's figures (see `instance_type` for errors)."""
         source = self.sources.by_name[self.instance_type(name).source]
         return (
-            *(one for one in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in one.types)),
+            *(caveat for caveat in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in caveat.types)),
             *([Caveat(types=(name,), about="specification", note=source.caveat)] if source.caveat else []),
         )
 
 
 def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
-    """Read the catalogue in ``directory`` (absent: the bundled one) and what it knows of ``region``.
+    """Read the catalogue in ``directory`` (absent: the bundled one) with the prices of ``region``.
 
     Raises:
         BadInput: an unknown region, or a file that cannot be used; names the file and the line.
@@ -257,14 +257,14 @@ def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Ca
 
 @lru_cache(maxsize=4)
 def _bundled(region: str) -> Catalog:
-    """The files that came with this process's code do not change while it lives."""
+    """Return the bundled catalogue of a region, read once: its files do not change while the process lives."""
     return _read(region, BUNDLED)
 
 
 def _read(region: str, directory: Path) -> Catalog:
     sources = read_sources(directory / "sources.json")
     types = read_instance_types(directory)
-    for source in {found.source for found in types.values()} - set(sources.by_name):
+    for source in {instance.source for instance in types.values()} - set(sources.by_name):
         raise BadInput(
             f"{directory / 'instance_types.csv'} names the source '{source}', which sources.json does not describe.",
             hint="describe it in sources.json",
@@ -287,7 +287,7 @@ def _read(region: str, directory: Path) -> Catalog:
 
 
 def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
-    """Everything that can be rented in the catalogue's region, in one market or (absent) in both.
+    """Return all that can be rented in the catalogue's region, in one market or (absent) in both.
 
     Left out: types without a price, types that none of the region's zones offers, and spot where it costs no less than
     on demand, which cannot be interrupted.
@@ -295,7 +295,7 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
     Raises:
         BadInput: the catalogue has no such price for the region.
     """
-    found = []
+    rentable = []
     for listing in catalog.listings.values():
         if listing.zones == 0:
             continue
@@ -305,7 +305,7 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
             and listing.instance_type.spot_supported is not False
             and not listing.spot_is_dearer
         ):
-            found.append(
+            rentable.append(
                 Offer(
                     instance_type=listing.instance_type,
                     price=listing.spot,
@@ -315,14 +315,14 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
             )
         if listing.on_demand is not None and market != "spot":
             price = listing.on_demand
-            found.append(Offer(instance_type=listing.instance_type, price=price, band=None, on_demand=price))
-    if not found:
+            rentable.append(Offer(instance_type=listing.instance_type, price=price, band=None, on_demand=price))
+    if not rentable:
         raise no_prices(catalog, market)
-    return tuple(found)
+    return tuple(rentable)
 
 
 def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
-    """The error of a region without prices; its hint is the command that reads them."""
+    """Return the error of a region without prices; its hint is the command that reads them."""
     return BadInput(
         f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
         hint=f"read today's, without an account: `hetopt catalog refresh --region {catalog.region}`",
@@ -336,16 +336,16 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
     columns = list(RegionRow.model_fields)
     listings: dict[str, Listing] = {}
     for where, row in read_rows(path, RegionRow.model_validate, columns=columns, required=1):
-        found = catalog.instance_types.get(row.instance_type)
-        if found is None:
+        instance = catalog.instance_types.get(row.instance_type)
+        if instance is None:
             raise BadInput(f"{where}: {row.instance_type} is not in instance_types.csv.", hint=HINT)
-        if found.name in listings:
-            raise BadInput(f"{where}: {found.name} is listed twice.", hint=HINT)
-        listings[found.name] = _listing(row, found, region, catalog.sources)
+        if instance.name in listings:
+            raise BadInput(f"{where}: {instance.name} is listed twice.", hint=HINT)
+        listings[instance.name] = _listing(row, instance, region, catalog.sources)
     return listings
 
 
-def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources) -> Listing:
+def _listing(row: RegionRow, instance: InstanceType, region: str, sources: Sources) -> Listing:
     """Return one line of a region's file. Where it has no spot price, spot is estimated from the published saving."""
 
     def source(column: str) -> Source:
@@ -372,7 +372,7 @@ def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources)
                 date=min(origin.day, on_demand.date),
                 source=f"on-demand price of {on_demand.date} less {percent:g} % ({origin.title})",
                 is_estimate=True,
-                log_sd=SAVING_LOG_SD["gpu" if found.accelerator else "cpu"],
+                log_sd=SAVING_LOG_SD["gpu" if instance.accelerator else "cpu"],
             )
     if row.spot_usd_per_hour is not None:
         origin = source("spot_usd_per_hour")
@@ -389,4 +389,6 @@ def _listing(row: RegionRow, found: InstanceType, region: str, sources: Sources)
     if row.interruption_band is not None:
         origin = source("interruption_band")
         band = InterruptionBand(label=row.interruption_band, date=origin.day, source=origin.title)
-    return Listing(instance_type=found, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band)
+    return Listing(
+        instance_type=instance, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band
+    )

@@ -19,7 +19,7 @@ STALE_DAYS = 14
 
 
 def catalogs_home() -> Path:
-    """Where refreshed catalogues are kept: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
+    """Return the folder of refreshed catalogues: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
     return home() / "catalogs" / "aws"
 
 
@@ -34,7 +34,7 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
 
 
 def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
-    """A sentence on prices of these days, where one of them is older than `STALE_DAYS`."""
+    """Return a sentence on the age of prices, where one is older than `STALE_DAYS`."""
     days = sorted({(today - when).days for when in dates})
     if not days or days[-1] <= STALE_DAYS:
         return None
@@ -52,7 +52,7 @@ def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetim
 
 
 def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
-    """The catalogue to plan with in each region that it has prices of; arguments and errors as of `in_use`."""
+    """Return the catalogue to plan with in each region that has prices; arguments and errors as of `in_use`."""
     base = load_catalog(directory=directory)
     refreshed = [directory is None and refreshed_folders(catalogs_home(), region) for region in base.regions]
     catalogs = (
@@ -63,11 +63,11 @@ def regional_catalogs(directory: Path | None) -> tuple[Catalog, ...]:
 
 
 def clouds_home() -> Path:
-    """Return where imported files of other clouds are kept: ``$HETOPT_HOME/catalogs/clouds``."""
+    """Return the folder of imported price files of other clouds: ``$HETOPT_HOME/catalogs/clouds``."""
     return home() / "catalogs" / "clouds"
 
 
 def oldest_price(catalogs: Iterable[Catalog]) -> datetime.date:
     """Return the day of the oldest price that some catalogues have in their regions, of one price at least."""
     listings = (listing for catalog in catalogs for listing in catalog.listings.values())
-    return min(price.date for one in listings for price in (one.on_demand, one.spot) if price is not None)
+    return min(price.date for listing in listings for price in (listing.on_demand, listing.spot) if price is not None)

@@ -26,36 +26,39 @@ class Filter:
 
 
 def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
-    """The listings, or offers, that every filter keeps, in order."""
-    return [listing for listing in listings if all(one.keeps(listing) for one in filters)]
+    """Return the listings, or offers, that every filter keeps, in order."""
+    return [listing for listing in listings if all(requirement.keeps(listing) for requirement in filters)]
 
 
 def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
-    """When `select` keeps nothing: how many types each filter alone stands in the way of, the worst first."""
+    """Return how many types each filter alone stands in the way of where `select` keeps none, the worst first."""
     if not listings:
         return "nothing is known of the region"
-    left = [(len(select(listings, [other for other in filters if other is not one])), one.setting) for one in filters]
+    left = [
+        (len(select(listings, [other for other in filters if other is not requirement])), requirement.setting)
+        for requirement in filters
+    ]
     blame = sorted((pair for pair in left if pair[0]), reverse=True)
     if blame:
         most, option = blame[0]
         others = "".join(f", {count:,} without {option}" for count, option in blame[1:3])
         return f"{most:,} would without {option}{others}"
-    fewest, option = min((len(select(listings, [one])), one.setting) for one in filters)
+    fewest, option = min((len(select(listings, [requirement])), requirement.setting) for requirement in filters)
     return f"{option} alone leaves {fewest:,} of {len(listings):,}, and other filters remove those"
 
 
 def price_in(listing: Listing, market: AnyMarket) -> Price | None:
-    """The price in a market; in any market the lower one."""
-    prices = [listing.price(one) for one in (("spot", "on-demand") if market == "any" else (market,))]
+    """Return a listing's price in a market; in any market the lower one."""
+    prices = [listing.price(name) for name in (("spot", "on-demand") if market == "any" else (market,))]
     return min((price for price in prices if price), key=lambda price: price.usd_per_hour, default=None)
 
 
 def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
-    """What listings can be sorted by, by name. A quantity is absent where the catalogue does not know it."""
+    """Return the sort keys of listings, by name. A key gives none where the catalogue does not know the quantity."""
 
     def price(listing: Listing) -> float | None:
-        found = price_in(listing, market)
-        return found.usd_per_hour if found else None
+        cheapest = price_in(listing, market)
+        return cheapest.usd_per_hour if cheapest else None
 
     def price_per(amount: Callable[[InstanceType], float | None]) -> Quantity:
         def quantity(listing: Listing) -> float | None:
@@ -66,9 +69,9 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
     return {
         "price": price,
-        "price-per-vcpu": price_per(lambda found: found.vcpus),
+        "price-per-vcpu": price_per(lambda instance: instance.vcpus),
         "price-per-gpu": price_per(_physical_devices),
-        "price-per-coremark": price_per(lambda found: found.coremark_iterations_per_s),
+        "price-per-coremark": price_per(lambda instance: instance.coremark_iterations_per_s),
         "spot-saving": lambda listing: listing.spot_saving,
         "interruption": lambda listing: BANDS[listing.band.label] if listing.band else None,
         "gpus": lambda listing: _physical_devices(listing.instance_type),
@@ -81,20 +84,20 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
 
 def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
-    """Smallest first (``reverse``: largest). Equals go by family and size; the unknown is last either way."""
+    """Return listings smallest first (``reverse``: largest), equals by family and size; the unknown is always last."""
     in_order = operator.attrgetter("family", "vcpus", "memory_gib", "name")
-    return by_quantity(sorted(listings, key=lambda one: in_order(one.instance_type)), quantity, reverse=reverse)
+    return by_quantity(sorted(listings, key=lambda listing: in_order(listing.instance_type)), quantity, reverse=reverse)
 
 
 def by_quantity(items: Sequence[T], quantity: Callable[[T], float | str | None], *, reverse: bool = False) -> list[T]:
-    """Smallest first (``reverse``: largest), equals as they came; the unknown is last either way."""
+    """Return items smallest first (``reverse``: largest), equals as they came; the unknown is last either way."""
     valued: list[tuple[Any, T]] = [(value, item) for item in items if (value := quantity(item)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=reverse)
     return [*(item for _, item in valued), *(item for item in items if quantity(item) is None)]
 
 
-def _physical_devices(found: InstanceType) -> float | None:
-    return found.accelerator.count * found.accelerator.fraction if found.accelerator else None
+def _physical_devices(instance: InstanceType) -> float | None:
+    return instance.accelerator.count * instance.accelerator.fraction if instance.accelerator else None
 
 
 def _names(accelerator: Accelerator) -> tuple[str, ...]:
@@ -102,12 +105,12 @@ def _names(accelerator: Accelerator) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits alone: 'RTX-PRO-4500' is 'rtx pro 4500'."""
+    """Return the letters and digits of a name: 'RTX-PRO-4500' becomes 'rtxpro4500'."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
 def has_accelerator(found: InstanceType, name: str) -> bool:
-    """Whether the type's accelerators are called so, in any spelling."""
+    """Return whether a type's accelerators have this name, in any spelling."""
     return found.accelerator is not None and is_called(found.accelerator, name)
 
 
@@ -126,8 +129,8 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
     Raises:
         BadInput: hints at names that are close, and lists all without their other spellings.
     """
-    found = [one.accelerator for one in types if one.accelerator]
-    names = {spelling for one in found for spelling in _names(one)}
+    accelerators = [instance.accelerator for instance in types if instance.accelerator]
+    names = {spelling for accelerator in accelerators for spelling in _names(accelerator)}
     if _plain(name) not in {_plain(other) for other in names}:
-        every = ", ".join(sorted({one.name for one in found}))
+        every = ", ".join(sorted({accelerator.name for accelerator in accelerators}))
         raise unknown(name, sorted(names), "accelerator", hint=f"choose one of: {every}")

@@ -25,7 +25,7 @@ _UNFINISHED = re.compile(r"\.\d{4}-\d{2}-\d{2}[^/]*")
 
 
 def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
-    """Refreshed catalogues of the region below ``home``, newest first.
+    """Return the folders of a region's refreshed catalogues below ``home``, newest first.
 
     Raises:
         BadInput: no region can be called so.
@@ -55,18 +55,18 @@ def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{day}-", dir=folder) as unfinished:
-            made = inside(Path(unfinished), day)
+            target = inside(Path(unfinished), day)
             for name, text in files.items():
-                path = made / name
+                path = target / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("w", encoding="utf-8", newline="") as stream:
                     stream.write(text)
                     stream.flush()
                     os.fsync(stream.fileno())
-            load_catalog(region, made)
+            load_catalog(region, target)
             taken = [_order(path)[1] for path in _folders(folder) if _order(path)[0] == day]
             named = inside(folder, f"{day}.{max(taken) + 1}" if taken else day, what="day")
-            made.rename(named)
+            target.rename(named)
     except OSError as error:
         raise BadInput(
             f"{folder} cannot be written: {error.strerror}.",
@@ -79,10 +79,10 @@ def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -
 
 
 def _folders(folder: Path) -> tuple[Path, ...]:
-    found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
-    return tuple(sorted(found, key=_order, reverse=True))
+    folders = (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+    return tuple(sorted(folders, key=_order, reverse=True))
 
 
 def _order(path: Path) -> tuple[str, int]:
-    found = _NAME.fullmatch(path.name)
-    return (found.group(1), int(found.group(2) or 0)) if found else ("", 0)
+    match = _NAME.fullmatch(path.name)
+    return (match.group(1), int(match.group(2) or 0)) if match else ("", 0)

@@ -30,7 +30,7 @@ LEAST_SPOT_USD = 0.0005
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPrices:
-    """What the public feeds say of one region.
+    """Prices, spot savings and interruption bands of one region, from the public feeds.
 
     Attributes:
         on_demand: USD an hour by type.
@@ -53,7 +53,7 @@ class PublicPrices:
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """A new catalogue.
+    """The files of a refreshed catalogue, and counts of its types and prices.
 
     Attributes:
         files: text by path inside the folder.
@@ -70,7 +70,7 @@ class Refreshed:
 
 
 def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Path) -> Refreshed:
-    """The files of the catalogue that the feeds and the answers make together with the bundled one.
+    """Return the files of a catalogue that today's public prices make together with the bundled one.
 
     Args:
         prices: of the public feeds.
@@ -81,13 +81,13 @@ def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Pa
     """
     left_out = list(prices.left_out)
     types = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
-    told = prices.spot or {}
+    spot_feed = prices.spot or {}
     spot = {
         name: usd
-        for name, usd in told.items()
+        for name, usd in spot_feed.items()
         if usd >= max(LEAST_SPOT_USD, LEAST_SPOT_SHARE * prices.on_demand.get(name, 0.0))
     }
-    left_out += [f"{name}: a spot price of ${usd:g} cannot be" for name, usd in told.items() if name not in spot]
+    left_out += [f"{name}: a spot price of ${usd:g} cannot be" for name, usd in spot_feed.items() if name not in spot]
     left_out += [
         f"{name}: spot at ${spot[name]:g} costs no less than ${prices.on_demand[name]:g} on demand, which is taken"
         for name in sorted(set(spot) & set(prices.on_demand))
@@ -145,7 +145,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices) -> str:
-    """The bundled sources, and those of today in the columns that they fill."""
+    """Return sources.json: the bundled sources, and today's for the columns that they fill."""
     data = read_json(bundled / "sources.json")
     fields = data["fields"]
     columns = {**fields["regions/*.csv"], **fields.get(f"regions/{region}.csv", {})}

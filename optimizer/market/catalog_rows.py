@@ -41,7 +41,7 @@ def read_rows(
     filled: Collection[str] = (),
     called: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Made]]:
-    """Yield where each line of a CSV file is, and what is made of its cells; blank cells are unknown, and left out.
+    """Yield the place of each line of a CSV file, and the record of its cells; blank cells are unknown, and left out.
 
     Args:
         path: of the file.
@@ -74,14 +74,14 @@ def read_rows(
         where = f"{path} line {number}"
         if len(cells) != len(header):
             raise BadInput(f"{where}: has {len(cells)} cells where the header has {len(header)}.", hint=HINT)
-        told = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in read}
-        if not told.keys() >= needed:
+        values = {column: cell for column, cell in zip(header, cells, strict=True) if cell and column in read}
+        if not values.keys() >= needed:
             continue
         try:
-            made = make(told)
+            record = make(values)
         except ValidationError as error:
             raise BadInput(f"{where}: {faults(error, called.get(error.title))[0]}.", hint=HINT) from None
-        yield where, made
+        yield where, record
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def cloud_catalogs(cloud: str, base: Catalog, home: Path) -> tuple[Catalog, ...]
 
 
 def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
-    """Keep a file of a cloud under its name, once it was read.
+    """Keep a price file of a cloud under the cloud's name, once it could be read.
 
     Returns:
         The catalogue of each region, and the GPUs that hetopt does not know, whose machines were left out.
@@ -98,17 +98,20 @@ def import_cloud(file: Path, cloud: str, base: Catalog, home: Path) -> tuple[tup
             f"`cloud` must be a name in small letters other than {AWS} and {ANY_CLOUD}, got {cloud!r}.",
             hint='for example `cloud="lambda"`',
         )
-    found = _read(cloud, file, base)
+    imported = _read(cloud, file, base)
     home.mkdir(parents=True, exist_ok=True)
     write_atomically(inside(home, f"{cloud}.csv", what="cloud"), read_text(file))
-    return found
+    return imported
 
 
 def obtainable_gpus(found: Iterable[Catalog]) -> Mapping[Bucket, int]:
     """Return the vCPUs of each type of clouds beside AWS that an account may count on (`GPUS_OBTAINABLE`)."""
     others = (catalog.listings.values() for catalog in found if catalog.cloud != AWS)
     types = [listing.instance_type for listings in others for listing in listings]
-    return {own_bucket(one.name): max(1, GPUS_OBTAINABLE // one.cuda_devices) * one.vcpus for one in types}
+    return {
+        own_bucket(instance.name): max(1, GPUS_OBTAINABLE // instance.cuda_devices) * instance.vcpus
+        for instance in types
+    }
 
 
 def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], tuple[str, ...]]:
@@ -137,7 +140,7 @@ def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], t
     types = MappingProxyType({**base.instance_types, **known_machines})
     regions = tuple(f"{cloud}:{region}" for region in sorted(listings))
     sources = base.sources.model_copy(update={"by_name": {**base.sources.by_name, cloud: source}})
-    found = (
+    by_region = (
         replace(
             base,
             cloud=cloud,
@@ -149,7 +152,7 @@ def _read(cloud: str, path: Path, base: Catalog) -> tuple[tuple[Catalog, ...], t
         )
         for region, here in sorted(listings.items())
     )
-    return tuple(found), tuple(unknown_gpus)
+    return tuple(by_region), tuple(unknown_gpus)
 
 
 def _source(cloud: str, path: Path) -> Source:
@@ -161,9 +164,9 @@ def _source(cloud: str, path: Path) -> Source:
 
 def _machine(base: Catalog, row: CloudRow, cloud: str, coremark_of_a_cpu: float | None) -> InstanceType | None:
     """Return the machine of a line; None where nobody knows its GPU."""
-    told = _MEMORY.search(row.gpu_facts)
+    memory = _MEMORY.search(row.gpu_facts)
     try:
-        gpu = gpu_named(base, row.gpu, memory_gib=int(told.group(1)) / _MIB_PER_GIB if told else None)
+        gpu = gpu_named(base, row.gpu, memory_gib=int(memory.group(1)) / _MIB_PER_GIB if memory else None)
     except BadInput:
         return None
     vcpus = max(1, int(row.vcpus))

@@ -47,7 +47,7 @@ class RentableGpu:
     machine: Listing
 
     def __str__(self) -> str:
-        """Its name and memory, and the cheapest machine that has it."""
+        """Return the GPU's name and memory, and the cheapest machine that has it."""
         price = self.usd_per_hour()
         asks = "" if price is None else f", {usd(price)} an hour"
         return f"{self.name} {self.memory_gib:.0f} GiB: {self.count} in {self.machine.instance_type.name}{asks}"
@@ -57,12 +57,12 @@ class RentableGpu:
 
     @property
     def region(self) -> str | None:
-        """Of the prices of the machine; None: it has none."""
+        """The region of the machine's prices; None: it has none."""
         price = price_in(self.machine, "any")
         return None if price is None else price.region
 
     def usd_per_hour(self, market: AnyMarket = "any") -> float | None:
-        """Of the whole machine, in a market; in any the lower one."""
+        """Return the hourly price of the whole machine in a market, USD; in any market the lower one."""
         price = price_in(self.machine, market)
         return None if price is None else price.usd_per_hour
 
@@ -92,7 +92,7 @@ def rentable_gpus(
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
 ) -> RentableGpus:
-    """Every GPU of a catalogue's region that torch's CUDA builds can use, once.
+    """Return each GPU of a catalogue's region that torch's CUDA builds can use, once.
 
     Args:
         catalog: with the region.
@@ -108,8 +108,8 @@ def rentable_gpus(
     for name in names:
         known_accelerator(name, catalog.instance_types.values())
     machines: dict[tuple[str, float], list[tuple[Accelerator, Listing]]] = {}
-    priced = any(one.has_prices for one in (catalog, *elsewhere))
-    for listing in (listing for one in (catalog, *elsewhere) for listing in one.listings.values()):
+    priced = any(regional.has_prices for regional in (catalog, *elsewhere))
+    for listing in (listing for regional in (catalog, *elsewhere) for listing in regional.listings.values()):
         gpu = listing.instance_type.accelerator
         if gpu is None or not gpu.whole or not gpu.is_cuda or listing.zones == 0:
             continue
@@ -118,15 +118,15 @@ def rentable_gpus(
         if market != "any" and priced and listing.price(market) is None:
             continue
         machines.setdefault((gpu.name, gpu.memory_gib), []).append((gpu, listing))
-    found = [_cheapest(alike, market) for alike in machines.values()]
-    found.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
-    return RentableGpus(by_quantity(found, _quantities(market)[sort], reverse=reverse))
+    gpus = [_cheapest(alike, market) for alike in machines.values()]
+    gpus.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
+    return RentableGpus(by_quantity(gpus, _quantities(market)[sort], reverse=reverse))
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:
-    def dearness(one: tuple[Accelerator, Listing]) -> tuple[float, int, int]:
-        price = price_in(one[1], market)
-        return inf if price is None else price.usd_per_hour, one[0].count, one[1].instance_type.vcpus
+    def dearness(machine: tuple[Accelerator, Listing]) -> tuple[float, int, int]:
+        price = price_in(machine[1], market)
+        return inf if price is None else price.usd_per_hour, machine[0].count, machine[1].instance_type.vcpus
 
     gpu, listing = min(machines, key=dearness)
     facts = gpu.model

@@ -110,7 +110,7 @@ class Accelerator:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether torch's CUDA builds can use it."""
+        """True where torch's CUDA builds can use the accelerator."""
         return self.manufacturer == "NVIDIA"
 
     @property
@@ -201,12 +201,12 @@ class InstanceType:
 
     @property
     def owned(self) -> bool:
-        """Whether it is one machine of its owner, not a type that can be rented."""
+        """True for one machine of its owner, not a type that can be rented."""
         return self.cloud == OWN
 
     @property
     def family(self) -> str:
-        """The part of the name before the dot: machines that differ in size alone."""
+        """The instance family, the part of the name before the dot: machines that differ in size alone."""
         return self.name.partition(".")[0]
 
     @property
@@ -244,17 +244,17 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     models = _known_models(directory / REGISTRY)
 
     def typed(cells: Mapping[str, str]) -> InstanceType:
-        own: dict[str, Any] = {name: cell for name, cell in cells.items() if not name.startswith("accelerator")}
-        name = own.pop("instance_type", "")
-        return InstanceType(name=name, accelerator=_accelerator(cells, models), **own)
+        fields: dict[str, Any] = {name: cell for name, cell in cells.items() if not name.startswith("accelerator")}
+        name = fields.pop("instance_type", "")
+        return InstanceType(name=name, accelerator=_accelerator(cells, models), **fields)
 
     types: dict[str, InstanceType] = {}
     parts = ("manufacturer", "count", "fraction", "memory_gib")
     called = {"Accelerator": {part: f"accelerator_{part}" for part in parts}, "InstanceType": {"name": "instance_type"}}
-    for where, found in read_rows(directory / "instance_types.csv", typed, columns=TYPE_COLUMNS, called=called):
-        if found.name in types:
-            raise BadInput(f"{where}: {found.name} is listed twice.", hint=HINT)
-        types[found.name] = found
+    for where, instance in read_rows(directory / "instance_types.csv", typed, columns=TYPE_COLUMNS, called=called):
+        if instance.name in types:
+            raise BadInput(f"{where}: {instance.name} is listed twice.", hint=HINT)
+        types[instance.name] = instance
     return types
 
 
@@ -280,8 +280,8 @@ def _registered() -> Mapping[str, list[AcceleratorModel]]:
 
 def _known_models(path: Path) -> Mapping[str, list[AcceleratorModel]]:
     """Return the registered models and those of a catalogue's own file, which stand before the registered ones."""
-    own = _read_models(path) if path.exists() else {}
-    return {name: [*own.get(name, []), *_registered().get(name, [])] for name in {**_registered(), **own}}
+    extra = _read_models(path) if path.exists() else {}
+    return {name: [*extra.get(name, []), *_registered().get(name, [])] for name in {**_registered(), **extra}}
 
 
 @cache
@@ -305,11 +305,11 @@ def _accelerator(cells: Mapping[str, str], models: Mapping[str, list[Accelerator
     """Return the accelerators of a line; None: it has none."""
     if "accelerator" not in cells:
         return None
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         name.removeprefix("accelerator_"): cell for name, cell in cells.items() if name.startswith("accelerator_")
     }
-    found = Accelerator(name=cells["accelerator"], **told)
+    accelerator = Accelerator(name=cells["accelerator"], **figures)
     # One name can stand for several memory sizes (A100): the nearest, as usable memory is a little below nominal.
-    same_name = models.get(found.name, [])
-    model = min(same_name, key=lambda model: abs(model.memory_gib - found.memory_gib), default=None)
-    return replace(found, model=model)
+    same_name = models.get(accelerator.name, [])
+    model = min(same_name, key=lambda model: abs(model.memory_gib - accelerator.memory_gib), default=None)
+    return replace(accelerator, model=model)

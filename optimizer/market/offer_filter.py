@@ -29,7 +29,7 @@ ANY_GPU, NO_GPU = "any", "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What may be rented. Absent or empty: anything.
+    """Requirements on the machines to rent. Absent or empty: any machine.
 
     Attributes:
         types: names or shell patterns of instance types, any of which will do.
@@ -52,7 +52,7 @@ class Wishes:
 
 
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
-    """The offers that fulfil every wish.
+    """Return the offers that fulfil every wish.
 
     Raises:
         BadInput: a name or a pattern that means nothing in this catalogue, or wishes that nothing fulfils: names the
@@ -97,7 +97,7 @@ def of_listings(catalog: Catalog, wishes: Wishes) -> list[Filter]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpriced:
-    """Instance types that are as asked for, and how many of them have no price where they are looked for.
+    """Counts of the instance types that fulfil the wishes, and of those of them without a price.
 
     Attributes:
         types: as asked for, in all regions together.
@@ -113,7 +113,7 @@ class Unpriced:
 
     @classmethod
     def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
-        """Return those of the catalogues of some regions."""
+        """Return the unpriced types of the catalogues of some regions."""
         markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
         asked = [
             any(map(listing.price, markets))
@@ -131,49 +131,49 @@ class Unpriced:
 
     @property
     def is_most(self) -> bool:
-        """Whether so many have no price that with prices the answer may well be another one."""
+        """True where most types have no price, so that with prices another plan may well be better."""
         return 2 * self.missing > self.types
 
     @property
     def counted(self) -> str:
-        """'1,301 of 1,331 instance types have no price in eu-west-1'."""
+        """The count in words: '1,301 of 1,331 instance types have no price in eu-west-1'."""
         return f"{self.missing:,} of {self.types:,} instance types have no price in {self.where}"
 
     @property
     def in_words(self) -> str:
-        """The count as a sentence of a plan, with what reads the prices."""
+        """The count of unpriced types as a sentence of a plan, with the command that reads the prices."""
         return f"{self.counted} and were not compared; `hetopt catalog refresh --region {self.refresh}` reads prices."
 
 
 def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
     """Return filters over what has an instance type."""
-    found: list[Filter] = []
+    filters: list[Filter] = []
 
     def wish(name: str, value: str, keeps: Callable[[InstanceType], bool]) -> None:
-        found.append(Filter(setting=setting(name, value), keeps=lambda one: keeps(one.instance_type)))
+        filters.append(Filter(setting=setting(name, value), keeps=lambda item: keeps(item.instance_type)))
 
     for name, patterns in (("types", wishes.types), ("exclude", wishes.exclude)):
         for pattern in patterns:
             _means_something(catalog, name, pattern)
     if wishes.types:
-        wish("types", ",".join(wishes.types), lambda one: _matches(one.name, wishes.types))
+        wish("types", ",".join(wishes.types), lambda instance: _matches(instance.name, wishes.types))
     if wishes.exclude:
-        wish("exclude", ",".join(wishes.exclude), lambda one: not _matches(one.name, wishes.exclude))
+        wish("exclude", ",".join(wishes.exclude), lambda instance: not _matches(instance.name, wishes.exclude))
     if wishes.gpus:
         kept = [_gpu(catalog, text) for text in wishes.gpus]
-        wish("gpus", ",".join(wishes.gpus), lambda one: any(keeps(one) for keeps in kept))
+        wish("gpus", ",".join(wishes.gpus), lambda instance: any(keeps(instance) for keeps in kept))
     if wishes.architecture is not None:
-        wish("architecture", wishes.architecture, lambda one: one.architecture == wishes.architecture)
-    return found
+        wish("architecture", wishes.architecture, lambda instance: instance.architecture == wishes.architecture)
+    return filters
 
 
 def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes, filters: Sequence[Filter]) -> BadInput:
-    """Why no offer is left, and what can change that."""
+    """Return the error of wishes that no offer fulfils: the reason, and what can change it."""
     where = f"in {catalog.region}"
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
     if wishes.types and not any(_matches(offer.instance_type.name, wishes.types) for offer in everything):
         return BadInput(f"{','.join(wishes.types)} has no price {where}.", hint=f"{refresh}; or name other `types`")
-    asked = " and ".join(one.setting for one in filters)
+    asked = " and ".join(requirement.setting for requirement in filters)
     return BadInput(
         f"Nothing that can be rented {where} fulfils {asked}: of {len(everything):,} offers "
         f"{why_none(everything, filters)}.",
@@ -212,7 +212,7 @@ def _belongs(catalog: Catalog, zone: str) -> None:
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
-    """Whether a machine has the accelerators that one part of ``gpus`` asks for."""
+    """Return a test of whether a machine has the accelerators that one part of ``gpus`` asks for."""
     item = call(text, "`gpus`")
     name, number = item.name, "".join(item.values) or "1+"
     digits = number.removesuffix("+")
@@ -224,10 +224,12 @@ def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
     least = int(digits[:9])
     most = math.inf if number.endswith("+") else least
     if name.casefold() == NO_GPU:
-        return lambda found: found.accelerator is None
+        return lambda instance: instance.accelerator is None
     if name.casefold() == ANY_GPU:
-        return lambda found: least <= found.cuda_devices <= most
+        return lambda instance: least <= instance.cuda_devices <= most
     known_accelerator(name, catalog.instance_types.values())
-    return lambda found: (
-        has_accelerator(found, name) and found.accelerator is not None and least <= found.accelerator.count <= most
+    return lambda instance: (
+        has_accelerator(instance, name)
+        and instance.accelerator is not None
+        and least <= instance.accelerator.count <= most
     )

@@ -28,7 +28,7 @@ _GIB_OF_A_CPU = 4.0
 def owned(
     catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()
 ) -> tuple[Catalog, Quotas]:
-    """An inventory as a catalogue, where a type is called as the first of its hosts (`alike`).
+    """Return an inventory as a catalogue, whose types are named after the first of their hosts (`alike`).
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
@@ -49,20 +49,20 @@ def owned(
             usd_per_hour=_usd_per_hour(host), market="on-demand", region=OWN, date=today, source=host.cost_in_words
         )
         listings[host.name] = Listing(instance_type=machine, on_demand=price)
-    types = {**catalog.instance_types, **{name: one.instance_type for name, one in listings.items()}}
-    quotas = {own_bucket(name): len(kinds[name]) * one.instance_type.vcpus for name, one in listings.items()}
-    own = replace(catalog, cloud=OWN, region=OWN, instance_types=types, listings=listings)
-    return own, MappingProxyType(quotas)
+    types = {**catalog.instance_types, **{name: listing.instance_type for name, listing in listings.items()}}
+    quotas = {own_bucket(name): len(kinds[name]) * listing.instance_type.vcpus for name, listing in listings.items()}
+    inventory = replace(catalog, cloud=OWN, region=OWN, instance_types=types, listings=listings)
+    return inventory, MappingProxyType(quotas)
 
 
 def _usd_per_hour(host: Host) -> float:
-    found = host.cost_usd_per_hour
-    if found is None:
+    usd_per_hour = host.cost_usd_per_hour
+    if usd_per_hour is None:
         raise BadInput(
             f"nobody said what {host.name} costs, so no plan can weigh it.",
             hint="add kw = 0.35 and usd_per_kwh = 0.30 to it, or usd_per_hour = 0.10",
         )
-    return found
+    return usd_per_hour
 
 
 def _machine(catalog: Catalog, host: Host) -> InstanceType:
@@ -92,16 +92,16 @@ def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
     Raises:
         BadInput: nobody knows a GPU of that name.
     """
-    found = []
+    gpus = []
     for name in () if CPU in host.devices else host.devices:
         try:
-            found.append(gpu_named(catalog, name))
+            gpus.append(gpu_named(catalog, name))
         except BadInput as error:
             raise BadInput(
                 f"no rates of the {name} of {host.name} are known.",
                 hint=f"{error.hint}; or leave the host out of this plan",
             ) from None
-    return tuple(found)
+    return tuple(gpus)
 
 
 def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -> Accelerator:
@@ -110,29 +110,29 @@ def gpu_named(catalog: Catalog, name: str, *, memory_gib: float | None = None) -
     Raises:
         BadInput: nobody knows it; the hint says what it may have been.
     """
-    rented = [one.accelerator for one in catalog.instance_types.values()]
-    known = [*(one for one in rented if one is not None and one.fraction == 1), *known_gpus()]
-    alike = [one for one in known if is_called(one, name)]
+    rented = [instance.accelerator for instance in catalog.instance_types.values()]
+    known = [*(gpu for gpu in rented if gpu is not None and gpu.fraction == 1), *known_gpus()]
+    alike = [gpu for gpu in known if is_called(gpu, name)]
     if not alike:
-        raise unknown(name, sorted({one.name for one in known}), "GPU")
-    nearest = alike[0] if memory_gib is None else min(alike, key=lambda one: abs(one.memory_gib - memory_gib))
+        raise unknown(name, sorted({gpu.name for gpu in known}), "GPU")
+    nearest = alike[0] if memory_gib is None else min(alike, key=lambda gpu: abs(gpu.memory_gib - memory_gib))
     return replace(nearest, count=1)
 
 
 def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
-    """What all of a machine's GPUs are at least, under the names of all."""
+    """Return an accelerator that all of a machine's GPUs match or exceed, under the names of all."""
     if not gpus:
         return None
-    least = min(gpus, key=lambda one: (one.fp32_flops_per_s or 0.0, one.memory_gib))
-    names = " + ".join(dict.fromkeys(one.name for one in gpus))
-    return replace(least, name=names, count=len(gpus), memory_gib=min(one.memory_gib for one in gpus))
+    least = min(gpus, key=lambda gpu: (gpu.fp32_flops_per_s or 0.0, gpu.memory_gib))
+    names = " + ".join(dict.fromkeys(gpu.name for gpu in gpus))
+    return replace(least, name=names, count=len(gpus), memory_gib=min(gpu.memory_gib for gpu in gpus))
 
 
 def coremark_of(catalog: Catalog, cpus: int) -> float | None:
     """Return the CoreMark of so many CPUs of the catalogue's median type; an interval holds what is not known."""
     rated = [
-        one.coremark_iterations_per_s / one.vcpus
-        for one in catalog.instance_types.values()
-        if one.coremark_iterations_per_s is not None and not one.burstable
+        instance.coremark_iterations_per_s / instance.vcpus
+        for instance in catalog.instance_types.values()
+        if instance.coremark_iterations_per_s is not None and not instance.burstable
     ]
     return cpus * statistics.median(rated) if rated else None

@@ -67,7 +67,7 @@ not on demand, and a local zone's is not the region's."""
 
 
 def feed_url(url: str) -> str:
-    """Where a feed is: at AWS, or under the same path of the mirror that the environment names.
+    """Return the address of a feed: AWS's, or the same path of the mirror that the environment names.
 
     Raises:
         BadInput: the mirror is no https address.
@@ -77,23 +77,23 @@ def feed_url(url: str) -> str:
 
 
 def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
-    """The newest version of the price list of each region; local zones are no regions.
+    """Return the newest version of the price list of each region; local zones are no regions.
 
     Raises:
         BadInput: it is no region index.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for region, entry in _object(_object(whole(pieces, origin)).get("regions")).items():
         version = _VERSION.fullmatch(str(_object(entry).get("currentVersionUrl")))
         if _REGION.fullmatch(region) and version and version.group(2) == region:
-            found[region] = version.group(1)
-    if not found:
+            versions[region] = version.group(1)
+    if not versions:
         raise _other(origin, "names no region")
-    return found
+    return versions
 
 
 def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
-    """USD an hour of each type, Linux, shared tenancy, without software: a price list read line by line.
+    """Return USD an hour of each type, Linux, shared tenancy, without software: a price list read line by line.
 
     Returns:
         ``published``: the day of the price list; ``usd_per_hour``: by type; ``left_out``: a sentence for each type
@@ -106,7 +106,7 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     published, columns = _header(lines, origin)
     wanted = [(columns[name], values) for name, values in _WANTED.items() if name in columns]
     price, type_name = columns["PricePerUnit"], columns["Instance Type"]
-    found: dict[str, float] = {}
+    usd_per_hour: dict[str, float] = {}
     left_out: dict[str, str] = {}
     last = b""
     for line in lines:
@@ -122,19 +122,21 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
         if usd is None:
             left_out[name] = f"{name}: its on-demand price is {one_line(cells[price][:40])!r}"
         elif usd > 0:
-            if name in found and found[name] != usd:
-                left_out[name] = f"{name}: on demand at ${found[name]:g} and ${usd:g}, of which the higher is taken"
-            found[name] = max(usd, found.get(name, 0.0))
+            if name in usd_per_hour and usd_per_hour[name] != usd:
+                left_out[name] = (
+                    f"{name}: on demand at ${usd_per_hour[name]:g} and ${usd:g}, of which the higher is taken"
+                )
+            usd_per_hour[name] = max(usd, usd_per_hour.get(name, 0.0))
     if last and len(_cells(last)) != len(columns):
         raise BadInput(f"{origin} is cut off.", hint="run it again; prices that were read before stay in use")
-    if not found:
+    if not usd_per_hour:
         raise _other(origin, "has no on-demand price in USD of Linux machines")
     said = [left_out[name] for name in sorted(left_out)]
-    return {"published": published, "usd_per_hour": found, "left_out": said}
+    return {"published": published, "usd_per_hour": usd_per_hour, "left_out": said}
 
 
 def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
-    """USD an hour of Linux machines on spot, by region and type; the higher one where a type stands twice.
+    """Return USD an hour of Linux machines on spot, by region and type; the higher one where a type stands twice.
 
     Raises:
         BadInput: it is another file, or in another currency.
@@ -142,24 +144,24 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
     config = _object(_object(whole(pieces, origin)).get("config"))
     if "USD" not in _list(config.get("currencies")):
         raise BadInput(f"{origin} has no prices in USD.", hint="look whether hetopt is the newest")
-    found: dict[str, dict[str, float]] = {}
+    by_region: dict[str, dict[str, float]] = {}
     for entry in _list(config.get("regions")):
         region = str(_object(entry).get("region"))
         if not _REGION.fullmatch(region):
             continue
-        here = found.setdefault(region, {})
+        here = by_region.setdefault(region, {})
         for group in _list(entry.get("instanceTypes")):
             for size in _list(_object(group).get("sizes")):
                 name, usd = str(_object(size).get("size")), _linux_usd(_object(size))
                 if usd and _TYPE.fullmatch(name):
                     here[name] = max(usd, here.get(name, 0.0))
-    if not any(found.values()):
+    if not any(by_region.values()):
         raise _other(origin, "has no prices")
-    return found
+    return by_region
 
 
 def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tuple[int, str]]]:
-    """Saving and interruption band of Linux machines, by region and type. Savings of zero or less are placeholders.
+    """Return saving and interruption band of Linux machines, by region and type. Savings of zero or less are left out.
 
     Raises:
         BadInput: it is another file.
@@ -167,7 +169,7 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
     data = _object(whole(pieces, origin))
     ranges = [_object(entry) for entry in _list(data.get("ranges"))]
     bands = {str(entry.get("index")): str(entry.get("label")) for entry in ranges}
-    found: dict[str, dict[str, tuple[int, str]]] = {}
+    by_region: dict[str, dict[str, tuple[int, str]]] = {}
     for region, systems in _object(data.get("spot_advisor")).items():
         if not _REGION.fullmatch(region):
             continue
@@ -175,14 +177,14 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, tup
             advice = _object(advice)
             saving, band = advice.get("s"), bands.get(str(advice.get("r")), "")
             if isinstance(saving, int) and 0 < saving < 100 and band in BANDS and _TYPE.fullmatch(name):
-                found.setdefault(region, {})[name] = saving, band
-    if not found:
+                by_region.setdefault(region, {})[name] = saving, band
+    if not by_region:
         raise _other(origin, "has no savings")
-    return found
+    return by_region
 
 
 def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
-    """The day of a price list, and the index of each of its columns."""
+    """Return the day of a price list, and the index of each of its columns."""
     first = next((line for line in lines if line.removeprefix(codecs.BOM_UTF8).strip()), b"")
     if is_page(first):
         raise web_page(origin)
@@ -225,7 +227,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _linux_usd(size: Mapping[str, Any]) -> float | None:
-    """The price in a column that may also be 'N/A*', or '9.0E-4'."""
+    """Return the price of a Linux machine, USD an hour, from a column that may also hold 'N/A*', or '9.0E-4'."""
     for column in _list(size.get("valueColumns")):
         if _object(column).get("name") == "linux":
             return _usd(str(_object(column.get("prices")).get("USD")))

@@ -27,7 +27,7 @@ def _dated(date: str) -> str:
 
 
 class Source(Record):
-    """Where figures come from.
+    """A source of figures: title, date, licence and caveat.
 
     Attributes:
         date: when the figures were true: a day or a month, ISO 8601.
@@ -42,7 +42,7 @@ class Source(Record):
 
     @property
     def day(self) -> datetime.date:
-        """The date; the first of the month where only that is known."""
+        """The day at which the figures were true; the first of the month where only that is known."""
         return _day_of(self.date)
 
 
@@ -67,20 +67,20 @@ class Sources(Record):
         """
         folder = file.rpartition("/")[0]
         for pattern in (file, f"{folder}/*.csv"):
-            found = self.columns.get(pattern, {})
-            if names := found.get(column) or found.get("*"):
+            by_column = self.columns.get(pattern, {})
+            if names := by_column.get(column) or by_column.get("*"):
                 return tuple(self.by_name[name] for name in names)
         raise BadInput(f"sources.json names no source for {column} of {file}.", hint=HINT)
 
 
 def read_sources(path: Path) -> Sources:
-    """Read sources.json.
+    """Read the sources of a catalogue from its sources.json.
 
     Raises:
         BadInput: the file is missing or cannot be used.
     """
-    found = validated(Sources, read_object(path), origin=str(path), hint=HINT)
-    named = {name for columns in found.columns.values() for names in columns.values() for name in names}
-    for name in sorted(named - found.by_name.keys()):
+    sources = validated(Sources, read_object(path), origin=str(path), hint=HINT)
+    named = {name for columns in sources.columns.values() for names in columns.values() for name in names}
+    for name in sorted(named - sources.by_name.keys()):
         raise BadInput(f"{path}: fields name the source '{name}', which is not described.", hint=HINT)
-    return found
+    return sources

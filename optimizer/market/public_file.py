@@ -39,11 +39,11 @@ Made = TypeVar("Made")
 
 
 class _Broken(Exception):
-    """A connection ended before the file did."""
+    """A connection that ended before the file did."""
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
-    """Follows redirects on the host that was asked, and refuses others."""
+    """A redirect handler that follows redirects on the host that was asked, and refuses others."""
 
     def redirect_request(
         self, request: urllib.request.Request, file: Any, code: int, text: str, headers: Any, target: str
@@ -55,7 +55,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 def fetched(
     url: str, make: Callable[[Iterator[bytes]], Made], *, most_bytes: int, told: Told = lambda done, total: None
 ) -> tuple[Made, datetime.date | None]:
-    """Read a file.
+    """Download a file, and return what ``make`` builds of its pieces, with the day of its last change.
 
     Args:
         url: where it is.
@@ -73,8 +73,8 @@ def fetched(
     for attempt in range(TRIES):
         try:
             with _asked(url) as answer:
-                made = make(_pieces(answer, url, most_bytes, told))
-                return made, _http_day(answer.headers.get("Last-Modified") or "")
+                content = make(_pieces(answer, url, most_bytes, told))
+                return content, _http_day(answer.headers.get("Last-Modified") or "")
         except _Broken:
             time.sleep(2.0**attempt if attempt + 1 < TRIES else 0.0)
     raise CloudRefused(
@@ -111,7 +111,7 @@ def _asked(url: str) -> Any:
         ) from None
 
 
-def _pieces(answer: Any, url: str, most_bytes: int, told: Told) -> Iterator[bytes]:
+def _pieces(answer: Any, url: str, most_bytes: int, progress: Told) -> Iterator[bytes]:
     """Yield a file from its first byte, unpacked.
 
     Raises:
@@ -126,7 +126,7 @@ def _pieces(answer: Any, url: str, most_bytes: int, told: Told) -> Iterator[byte
         while piece := stream.read1(PIECE_BYTES):
             seen += len(piece)
             sent = seen if total is None else total - (answer.length or 0)
-            told(sent, total)
+            progress(sent, total)
             if seen > most_bytes or (packed and seen > LARGEST_RATIO * (sent + PIECE_BYTES)):
                 raise BadInput(
                     f"{url} is larger than the {most_bytes / 1e6:,.0f} MB that such a file can have.",
@@ -142,7 +142,7 @@ def _pieces(answer: Any, url: str, most_bytes: int, told: Told) -> Iterator[byte
 
 
 def checked(url: str) -> str:
-    """The address, if it may be asked: https, or http on this machine.
+    """Return the address if it may be asked: https, or http on this machine.
 
     Raises:
         BadInput: it may not.
@@ -156,7 +156,7 @@ def checked(url: str) -> str:
 
 
 def whole(pieces: Iterator[bytes], origin: str) -> Any:
-    """All pieces as JSON.
+    """Return a downloaded file, parsed as JSON.
 
     Raises:
         BadInput: they are none.
@@ -171,12 +171,12 @@ def whole(pieces: Iterator[bytes], origin: str) -> Any:
 
 
 def is_page(content: bytes) -> bool:
-    """Whether it begins as a page for people does."""
+    """Return whether a file begins as a web page does."""
     return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"<"
 
 
 def web_page(origin: str) -> BadInput:
-    """The error of a page where prices should be."""
+    """Return the error of a web page where prices should be."""
     return BadInput(f"{origin} is a web page and no prices: a proxy's login page, most likely.", hint=_BEHIND_A_PROXY)
 
 

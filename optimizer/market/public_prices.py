@@ -23,7 +23,7 @@ ByRegion = tuple[dict[str, Any] | None, datetime.date | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFeeds:
-    """The feeds.
+    """Readers of the public price feeds, region by region.
 
     Attributes:
         today: day of what does not say when it was changed.
@@ -42,8 +42,8 @@ class PublicFeeds:
             CloudRefused, BadInput: the index cannot be had or used.
         """
         url, most_bytes = feed_url(price_feeds.REGION_INDEX), price_feeds.MOST_JSON_BYTES
-        made: dict[str, str] = self._read(url, price_feeds.region_versions, most_bytes, "regions")[0]
-        return made
+        versions: dict[str, str] = self._read(url, price_feeds.region_versions, most_bytes, "regions")[0]
+        return versions
 
     def everywhere(self) -> tuple[ByRegion, ByRegion]:
         """Return spot prices and the advisor's data of all regions; what cannot be had is noted."""
@@ -88,10 +88,10 @@ class PublicFeeds:
     def _read(
         self, url: str, make: Callable[[Iterator[bytes], str], Any], most_bytes: int, what: str
     ) -> tuple[Any, datetime.date]:
-        made, day = fetched(
+        content, day = fetched(
             url,
             lambda pieces: make(pieces, url),
             most_bytes=most_bytes,
             told=lambda done, total: self.told(what, done, total),
         )
-        return made, day or self.today
+        return content, day or self.today

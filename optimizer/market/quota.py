@@ -37,7 +37,7 @@ class Bucket:
     family: str
 
     def __str__(self) -> str:
-        """As `read_quotas` reads it: 'spot:g'."""
+        """Return the bucket as `read_quotas` reads it: 'spot:g'."""
         return f"{self.market}:{self.family}"
 
 
@@ -112,12 +112,12 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
 
 
 def quota_of(instance_type: str, market: Market) -> Quota:
-    """The quota that machines of a type count against in a market."""
+    """Return the quota that machines of a type count against in a market."""
     return named_quota(Bucket(market=market, family=family_of(instance_type, market)))
 
 
 def named_quota(bucket: Bucket) -> Quota:
-    """The quota of a bucket, as AWS names it."""
+    """Return the quota of a bucket, as AWS names it."""
     spot, on_demand = _NAMED.get(bucket.family, _STANDARD)
     return spot if bucket.market == "spot" else on_demand
 
@@ -137,7 +137,7 @@ OBTAINABLE = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "obtaina
 
 @cache
 def obtainable() -> tuple[Quotas, tuple[str, ...]]:
-    """Return what an account may count on where nothing is known of it: vCPUs of GPU machines, and types to leave out.
+    """Return the vCPUs of GPU machines that an unknown account may count on, and types to leave out.
 
     One machine of eight GPUs of a family, and none of those that are sold ahead in blocks.
     """
@@ -152,16 +152,16 @@ def obtainable() -> tuple[Quotas, tuple[str, ...]]:
 
 
 def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:
-    """VCPUs that so many machines of some types and markets take of each bucket."""
-    found: dict[Bucket, int] = {}
+    """Return the vCPUs that so many machines of some types and markets take of each bucket."""
+    taken: dict[Bucket, int] = {}
     for instance, market, count in machines:
         bucket = Bucket(market=market, family=family_of(instance.name, market))
-        found[bucket] = found.get(bucket, 0) + count * instance.vcpus
-    return found
+        taken[bucket] = taken.get(bucket, 0) + count * instance.vcpus
+    return taken
 
 
 def bucket_of(offer: Offer) -> Bucket:
-    """The quota that machines of this offer count against."""
+    """Return the bucket of the quota that machines of this offer count against."""
     market = offer.price.market
     if not offer.is_of_aws:
         return own_bucket(offer.instance_type.name)
@@ -174,7 +174,7 @@ def own_bucket(host: str) -> Bucket:
 
 
 def family_of(instance_type: str, market: Market) -> str:
-    """The one of `FAMILIES` that machines of a type count against in a market."""
+    """Return the one of `FAMILIES` that machines of a type count against in a market."""
     letters = re.match(r"[a-z]*", instance_type)
     family = letters.group() if letters else ""
     if instance_type.startswith(("p5", "p6")) and market == "spot":
@@ -195,7 +195,7 @@ UNBOUNDED = 10**MOST_DIGITS
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
-    """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
+    """Read quotas as people write them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
 
     ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone is no limit. ``p``
     holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart on the spot market alone.
@@ -203,7 +203,7 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     Raises:
         BadInput: not of that form, an unknown family, or one bucket twice.
     """
-    found: dict[Bucket, int] = {}
+    quotas: dict[Bucket, int] = {}
     usual: Quotas = {}
     for text in texts:
         written = arguments(text.casefold(), "`quotas`")
@@ -220,25 +220,26 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
                 known(market, get_args(Market), "market")
             if not vcpus.isdecimal():
                 raise BadInput(f"`quotas`: {name} must be a whole number of vCPUs, got {vcpus!r}.", hint=_EXAMPLE)
-            for one in (one for one in get_args(Market) if not colon or one == market):
-                bucket = Bucket(market=one, family=family)
-                if bucket in found:
+            for limited in (limited for limited in get_args(Market) if not colon or limited == market):
+                bucket = Bucket(market=limited, family=family)
+                if bucket in quotas:
                     raise BadInput(
-                        f"{setting('quotas', text)} gives the {one} quota of {family} twice.", hint="keep one of them"
+                        f"{setting('quotas', text)} gives the {limited} quota of {family} twice.",
+                        hint="keep one of them",
                     )
-                found[bucket] = int(vcpus) if len(vcpus) <= MOST_DIGITS else UNBOUNDED
-    all_of_p = found.get(Bucket(market="spot", family="p"))
+                quotas[bucket] = int(vcpus) if len(vcpus) <= MOST_DIGITS else UNBOUNDED
+    all_of_p = quotas.get(Bucket(market="spot", family="p"))
     if all_of_p is not None:
-        found.setdefault(Bucket(market="spot", family="p5"), all_of_p)
-    return {**usual, **found}
+        quotas.setdefault(Bucket(market="spot", family="p5"), all_of_p)
+    return {**usual, **quotas}
 
 
 def write_quotas(quotas: Quotas) -> str:
-    """The quotas as `read_quotas` reads them."""
+    """Return the quotas as `read_quotas` reads them."""
     return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
 def raised(bucket: Bucket, vcpus: int) -> str:
-    """A quota as the console names it, and what it should become."""
+    """Return a quota as the console names it, and its new limit: "'Running On-Demand P instances' (...) to 8 vCPUs"."""
     quota = named_quota(bucket)
     return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"

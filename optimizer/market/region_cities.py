@@ -50,7 +50,9 @@ CITIES = MappingProxyType(
 
 
 def unknown_region(name: str, regions: Iterable[str], what: str = "region") -> BadInput:
-    """The error of a name that none of these regions has; a city names the region that is there."""
+    """Return the error of a name that none of these regions has; a city hints at the region that is there."""
     asked = name.strip().casefold()
-    there = [f"{CITIES[one]} is {one}" for one in regions if asked and asked in CITIES.get(one, "").casefold()]
+    there = [
+        f"{CITIES[region]} is {region}" for region in regions if asked and asked in CITIES.get(region, "").casefold()
+    ]
     return unknown(name, regions, what, hint="; ".join(there) or None)

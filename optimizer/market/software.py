@@ -21,7 +21,7 @@ _WHEEL_NAMES: dict[Architecture, str] = {"x86_64": "x86-64", "arm64": "aarch64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """What the pinned torch and the boot images support.
+    """CUDA devices and instance families that the pinned torch and the boot images support.
 
     Attributes:
         torch: its version.
@@ -34,7 +34,7 @@ class Software:
     families: dict[str, tuple[str, ...]]
 
     def objection(self, instance: InstanceType) -> str | None:
-        """Why the accelerator of a type cannot be trained on, to stand after "its"; none where it can, or has none."""
+        """Return why a type's accelerator cannot be trained on, to stand after "its"; None: there is no objection."""
         accelerator, architecture = instance.accelerator, instance.architecture
         if accelerator is None or not accelerator.is_cuda or architecture is None:
             return None
@@ -53,16 +53,18 @@ class Software:
 
 @cache
 def pinned() -> Software:
-    """The software facts that the catalogue's file pins."""
-    told = json.loads(FACTS.read_text(encoding="utf-8"))
+    """Return the software facts that the catalogue's file pins."""
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))
     return Software(
-        torch=told["torch"]["version"],
-        capabilities={name: tuple(some) for name, some in told["torch"]["compute_capabilities"].items()},
-        families={kind.removesuffix("-gpu"): tuple(image["families"]) for kind, image in told["images"].items()},
+        torch=facts["torch"]["version"],
+        capabilities={name: tuple(some) for name, some in facts["torch"]["compute_capabilities"].items()},
+        families={kind.removesuffix("-gpu"): tuple(image["families"]) for kind, image in facts["images"].items()},
     )
 
 
 def runs(kernels: str, capability: str) -> bool:
-    """Whether a device runs kernels: those of its major version, with no higher a minor one."""
-    (major, minor), (own, own_minor) = (tuple(map(int, one.split("."))) for one in (kernels, capability))
-    return major == own and minor <= own_minor
+    """Return whether a device runs kernels: those of its major version, with no higher a minor one."""
+    (major, minor), (device_major, device_minor) = (
+        tuple(map(int, version.split("."))) for version in (kernels, capability)
+    )
+    return major == device_major and minor <= device_minor

@@ -21,7 +21,7 @@ from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchS
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
-    """The cluster of one row of a forecast."""
+    """Return the cluster of one row of a forecast, with its local batch sizes and prediction."""
     exchange = space.exchanges[cluster.exchange]
     times = [
         space.options[index].worker.time
@@ -32,9 +32,9 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
     groups = []
     for index, machines in cluster.machines:
         option = space.options[index]
-        own, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
-        own = _by_device(option, own)
-        groups.append(_group(option, machines, own, exchange.collective))
+        local_batch_sizes, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
+        local_batch_sizes = _by_device(option, local_batch_sizes)
+        groups.append(_group(option, machines, local_batch_sizes, exchange.collective))
     return Candidate(
         groups=tuple(groups),
         global_batch_size=space.batch_sizes[cluster.batch],
@@ -48,7 +48,7 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
 
 
 def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:
-    """Where the workers of a machine are unlike, its samples divided among them."""
+    """Return local batch sizes with each machine's samples divided among its unlike workers."""
     times, each = option.worker.unlike, option.worker.workers
     if not times:
         return local_batch_sizes
@@ -57,7 +57,7 @@ def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]
 
 
 def spread(value: float, log_sd: float) -> Range:
-    """A median with the 90 % interval of its log standard deviation."""
+    """Return a median with the 90 % interval of its log standard deviation."""
     reach = float(np.exp(Z90 * log_sd))
     return Range(value=value, low=value / reach, high=value * reach)
 
@@ -68,7 +68,10 @@ def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[
     return limits.score(
         *(
             expected(np.array([figure.value for figure in figures]), np.array([figure.high for figure in figures]))
-            for figures in ([one.total_s for one in predictions], [one.cost_usd for one in predictions])
+            for figures in (
+                [prediction.total_s for prediction in predictions],
+                [prediction.cost_usd for prediction in predictions],
+            )
         )
     )
 
@@ -111,7 +114,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
 
 
 def hardware_of(instance: InstanceType) -> Hardware:
-    """What one machine of a type has."""
+    """Return the CPUs, memory and GPUs of one machine of a type."""
     gpu = instance.accelerator
     return Hardware(
         vcpus=instance.vcpus,
@@ -122,13 +125,13 @@ def hardware_of(instance: InstanceType) -> Hardware:
     )
 
 
-def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Prediction:
+def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, forecast: Forecast, row: int) -> Prediction:
     def at(column: str) -> float:
-        return float(getattr(found, column)[row])
+        return float(getattr(forecast, column)[row])
 
     machines = [(space.options[index], count) for index, count in cluster.machines]
     bill = itemise(
-        [Rental(instance_type=one.name, machines=count, price=one.offer.price) for one, count in machines],
+        [Rental(instance_type=option.name, machines=count, price=option.offer.price) for option, count in machines],
         planned_usage(
             start_up_s=at("startup_s"),
             work_s=at("work_s"),
@@ -140,7 +143,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         ),
         job.billing,
         disk_gb=at("disk_gb"),
-        hazard_basis=_hazard_basis([one for one, _ in machines]),
+        hazard_basis=_hazard_basis([option for option, _ in machines]),
     )
     return Prediction(
         step_time_s=spread(at("step_time_s"), at("step_time_log_sd")),
@@ -160,7 +163,7 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
 
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:
-    """What the expected preemptions are based on, as a phrase."""
+    """Return the basis of the expected preemptions, as a phrase."""
     prior = "the prior of the preemption rate (a machine is preempted once in 2000 h or, in few pools, once in 2 h)"
     seen = [f"{option.watched.in_words} of {option.name}" for option in options if option.watched is not None]
     return f"on average over {prior}" + (f", updated by {' and '.join(seen)}" if seen else "")

@@ -80,14 +80,14 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
     like = question.space.options[found.cluster(found.chosen).machines[0][0]]
     here = list(_here(model, question, limits, like))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
-    in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
-    told: list[Choice] = []
+    in_time = [choice.total_s.value for choice in here if choice.total_s.high <= (limits.deadline_s or math.inf)]
+    rented: list[Choice] = []
     for place, (row, chance) in enumerate(zip(rows, kept.tolist(), strict=True)):
         candidate = make_candidate(question.space, question.job, found.cluster(row), found.forecast, row)
         took = candidate.prediction.total_s
         if row != found.chosen and any(took.value >= here_s for here_s in in_time):
             continue
-        told.append(
+        rented.append(
             Choice(
                 names=tuple(names[row]),
                 candidate=candidate,
@@ -99,22 +99,22 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
                 quotas=_quotas(question.space, found, row),
             )
         )
-    told.sort(key=lambda choice: choice.cost_usd.value)
-    return (*here, *told)
+    rented.sort(key=lambda choice: choice.cost_usd.value)
+    return (*here, *rented)
 
 
-def _named(question: Question, found: Found, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
+def _named(question: Question, result: Found, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
     """Yield the name and the row of each wish: the choice, the best of the list for each weight, and the safest."""
-    assert found.chosen is not None
+    assert result.chosen is not None
     if limits.time_weight not in TIME_WEIGHTS.values():
-        yield "weighed", found.chosen
-    on_list = found.forecast.take(found.front)
+        yield "weighed", result.chosen
+    on_list = result.forecast.take(result.front)
     for name, weight in TIME_WEIGHTS.items():
-        best = int(found.front[replace(limits, time_weight=weight).expected_score(on_list).argmin()])
-        yield name, found.chosen if weight == limits.time_weight else best
-    steady = on_demand_rows(question.space, found)
+        best = int(result.front[replace(limits, time_weight=weight).expected_score(on_list).argmin()])
+        yield name, result.chosen if weight == limits.time_weight else best
+    steady = on_demand_rows(question.space, result)
     if steady.size:
-        row = _safest(question, found, steady[best_rows(found.forecast.take(steady), limits, COMPARED)], limits)
+        row = _safest(question, result, steady[best_rows(result.forecast.take(steady), limits, COMPARED)], limits)
         if row is not None:
             yield "safest", row
 
@@ -131,20 +131,20 @@ def rows_of_gpus(space: SearchSpace, found: Found, texts: Sequence[str]) -> Iter
         yield np.flatnonzero(((found.rows.count == 0) | has[found.rows.option]).all(axis=1))
 
 
-def _of_each_gpu(question: Question, found: Found, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
+def _of_each_gpu(question: Question, result: Found, limits: Limits, shown: Sequence[int]) -> Iterator[int]:
     """Yield the best row of each of several GPUs that were named, of which none is shown."""
-    for rows in rows_of_gpus(question.space, found, question.gpus):
+    for rows in rows_of_gpus(question.space, result, question.gpus):
         if rows.size and not set(shown) & set(rows.tolist()):
-            yield int(rows[best_rows(found.forecast.take(rows), limits, 1)[0]])
+            yield int(rows[best_rows(result.forecast.take(rows), limits, 1)[0]])
 
 
-def _chosen(question: Question, found: Found, limits: Limits) -> int | None:
-    row, safe = choose(found.forecast, limits)
+def _chosen(question: Question, result: Found, limits: Limits) -> int | None:
+    row, safe = choose(result.forecast, limits)
     if row is None:
         return None
     if limits.budget_usd is None and limits.deadline_s is None:
         return row
-    asked = replace(found, chosen=row, safe=safe)
+    asked = replace(result, chosen=row, safe=safe)
     best, _, _ = confident(question.space, question.job, asked, limits, question.confidence, seed=question.seed)
     return best.chosen
 
@@ -155,12 +155,12 @@ def on_demand_rows(space: SearchSpace, found: Found) -> NDArray[np.intp]:
     return np.flatnonzero(~((found.rows.count > 0) & spot[found.rows.option]).any(axis=1))
 
 
-def _safest(question: Question, found: Found, rows: NDArray[np.intp], limits: Limits) -> int | None:
-    """The best of some rows, whether or not others are better."""
+def _safest(question: Question, result: Found, rows: NDArray[np.intp], limits: Limits) -> int | None:
+    """Return the best of some rows, whether or not others are better."""
     part = replace(
-        found,
-        rows=found.rows.take(rows),
-        forecast=found.forecast.take(rows),
+        result,
+        rows=result.rows.take(rows),
+        forecast=result.forecast.take(rows),
         front=np.array([], dtype=np.intp),
     )
     row = _chosen(question, part, limits)
@@ -182,10 +182,10 @@ def on_one_machine(question: Question, found: Found, limits: Limits) -> Found:
     return replace(found, chosen=row, safe=bool(safe[1] == 0)) if is_within and safe[1] <= safe[0] else found
 
 
-def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]:
+def _quotas(space: SearchSpace, result: Found, row: int) -> tuple[QuotaNeed, ...]:
     took = needed(
         (offer.instance_type, offer.price.market, count)
-        for offer, count in ((space.options[index].offer, count) for index, count in found.cluster(row).machines)
+        for offer, count in ((space.options[index].offer, count) for index, count in result.cluster(row).machines)
         if offer.is_of_aws
     )
     return tuple(
@@ -203,7 +203,7 @@ def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]
 
 
 def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
-    """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for.
+    """Yield the choice to train alone on the profiled machine, unless that is rented: nothing is paid nor waited for.
 
     In the plan's precision, so that the plan can be launched there.
     """
@@ -233,15 +233,15 @@ def _here(model: FittedModel, question: Question, limits: Limits, like: MachineO
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """With as many digits as can be seen in a drawing."""
+    """Return figures with as many digits as can be seen in a drawing."""
     return tuple(float(f"{value:.4g}") for value in values.tolist())
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
-    """A sentence where renting saves less time than it spends on provisioning, or else none."""
+    """Return a sentence where renting saves less time than it spends on provisioning, or else none."""
     here = next((way for way in ways if way.names == ("here",)), None)
-    told = chosen.prediction
-    if here is None or here.total_s.value >= told.total_s.value + told.startup_s:
+    prediction = chosen.prediction
+    if here is None or here.total_s.value >= prediction.total_s.value + prediction.startup_s:
         return None
     if deadline_s is not None and here.total_s.high > deadline_s:
         return None
@@ -249,26 +249,27 @@ def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: flo
     verdict = "Not worth a launch elsewhere" if _is_own(chosen) else "Not worth renting"
     return (
         f"{verdict}: this machine needs {duration(here.total_s.value)} and $0. Of "
-        f"{duration(told.total_s.value)} on {others}, {share(told.startup_s / told.total_s.value)} is {begin}."
+        f"{duration(prediction.total_s.value)} on {others}, "
+        f"{share(prediction.startup_s / prediction.total_s.value)} is {begin}."
     )
 
 
 def _is_own(chosen: Candidate) -> bool:
-    """Whether nothing of it is rented."""
+    """Return whether all machines of a candidate are one's own, and none rented."""
     return all(group.is_own for group in chosen.groups)
 
 
 def reasons(chosen: Candidate, job: Job) -> Iterator[str]:
-    """Yield what decided this job's plan, a sentence each, most important first."""
-    told = chosen.prediction
+    """Yield the main causes of this job's plan, a sentence each, most important first."""
+    prediction = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
-    lost = told.communication_s / told.step_time_s.value
-    if told.startup_s > told.training_s.value:
+    lost = prediction.communication_s / prediction.step_time_s.value
+    if prediction.startup_s > prediction.training_s.value:
         begin = "Start-up" if _is_own(chosen) else "Provisioning"
-        yield f"{begin} takes {duration(told.startup_s)}, longer than the training itself."
+        yield f"{begin} takes {duration(prediction.startup_s)}, longer than the training itself."
     elif workers > 1 and lost > MUCH:
         yield f"Workers spend {share(lost)} of each step on communication: more of them would gain little."
-    reach = told.step_time_s.high / told.step_time_s.value
+    reach = prediction.step_time_s.high / prediction.step_time_s.value
     if any(group.evidence == "counted" for group in chosen.groups):
         yield f"FLOPs were counted, nothing was measured: its step time may be {reach:.1f}x longer or shorter."
     unlike = sorted({group.instance_type for group in chosen.groups if group.evidence == "extrapolated"})

@@ -26,11 +26,11 @@ AS_LIKELY = 0.02
 
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
-    """Possible runs of the plans of some rows."""
-    told, finalists = found.forecast, []
+    """Return simulated runs of the plans of some rows."""
+    forecast, finalists = found.forecast, []
     for row in rows:
         machines = [(space.options[index], count) for index, count in found.cluster(row).machines]
-        startup_s = float(told.startup_s[row])
+        startup_s = float(forecast.startup_s[row])
         finalists.append(
             Finalist(
                 pools=tuple(
@@ -42,11 +42,11 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
                     )
                     for option, count in machines
                 ),
-                work_s=float(told.work_s[row]),
-                step_time_log_sd=float(told.step_time_log_sd[row]),
-                steps_log_sd=float(told.steps_log_sd[row]),
+                work_s=float(forecast.work_s[row]),
+                step_time_log_sd=float(forecast.step_time_log_sd[row]),
+                steps_log_sd=float(forecast.steps_log_sd[row]),
                 billing=job.billing,
-                disk_gb=float(told.disk_gb[row]),
+                disk_gb=float(forecast.disk_gb[row]),
                 start_up_s=startup_s,
                 start_up_log_sd=job.startup_log_sd,
                 restart_s=startup_s + DETECTION_S,
@@ -58,7 +58,7 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
         )
     runs = possible_runs(finalists, seed=seed)
     if len(job.slots_s) > 1:
-        runs = replace(runs, total_s=elapsed_s(runs.total_s, told.open_parts[rows][:, None], job.slots_s))
+        runs = replace(runs, total_s=elapsed_s(runs.total_s, forecast.open_parts[rows][:, None], job.slots_s))
     return runs
 
 
@@ -88,32 +88,32 @@ def confident(
 
 
 def first_likely(chances: NDArray[np.float64], asked: float) -> int:
-    """Place of the first chance, of plans from best to worst, that is as high as asked, or close to the highest."""
+    """Return the place of the first chance, of plans from best to worst, that is as high as asked or near the top."""
     most = float(chances.max())
     return int(np.argmax(chances >= (asked if most >= asked else most - AS_LIKELY)))
 
 
 def _chances(
-    space: SearchSpace, job: JobModel, found: Found, limits: Limits, rows: Sequence[int], *, seed: int
+    space: SearchSpace, job: JobModel, result: Found, limits: Limits, rows: Sequence[int], *, seed: int
 ) -> NDArray[np.float64]:
-    runs = simulate(space, job, found, rows, seed=seed)
+    runs = simulate(space, job, result, rows, seed=seed)
     return runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
 
 
 def sparing(found: Found) -> NDArray[np.intp]:
-    """Rows of which no other needs less budget and less time, at the upper ends of both: the surest ones."""
-    told = found.forecast
-    return pareto_front(told.total_high_s, np.maximum(told.cost_high_usd, told.least_budget_usd))
+    """Return the rows that none beats in both budget and time at the upper ends of their intervals: the surest ones."""
+    forecast = found.forecast
+    return pareto_front(forecast.total_high_s, np.maximum(forecast.cost_high_usd, forecast.least_budget_usd))
 
 
-def _finalists(found: Found, limits: Limits) -> list[int]:
-    """The best rows that fit, thinned towards those with more to spare, best first.
+def _finalists(result: Found, limits: Limits) -> list[int]:
+    """Return the best rows that fit, thinned towards those with more to spare, best first.
 
     Half are the best; others are the best of those that use less and less of their limits, so that one with enough to
     spare is among them; and so are the surest of all, whatever the limits.
     """
-    overrun = limits.overrun(found.forecast)
-    score = limits.expected_score(found.forecast)
+    overrun = limits.overrun(result.forecast)
+    score = limits.expected_score(result.forecast)
     fits = np.flatnonzero(overrun <= 1)
     best = fits[np.argsort(score[fits], kind="stable")]
     chosen = best[: FINALISTS // 2].tolist()
@@ -122,6 +122,6 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
         -np.minimum.accumulate(overrun[best]), -np.linspace(1.0, 0.15, FINALISTS - len(chosen)), side="left"
     )
     chosen += best[places[places < len(best)]].tolist()
-    surest = sparing(found)
+    surest = sparing(result)
     chosen += surest[overrun[surest] <= 1].tolist()
     return sorted(dict.fromkeys(chosen), key=score.__getitem__)

@@ -40,7 +40,7 @@ def explain(
     to_target: bool,
     equal_progress: bool,
 ) -> tuple[str, ...]:
-    """The sentences of a plan, most important first.
+    """Return the sentences that explain a plan, most important first.
 
     Args:
         model: what the profile says.
@@ -72,8 +72,8 @@ def _begins_again(profile: Profile) -> Iterator[str]:
         )
 
 
-def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
-    told = chosen.prediction
+def _why(result: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
+    prediction = chosen.prediction
     within = limits_in_words("the", limits.budget_usd, limits.deadline_s)
     machines = chosen.in_words
     what = {
@@ -82,51 +82,52 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
         1 - FASTEST: "cheapest plan",
     }.get(limits.time_weight, f"best plan (time counts {100 * limits.time_weight:.0f} %, cost the rest)")
     if not within:
-        return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
+        return f"{machines} is the cheapest plan found, at about {usd(prediction.cost_usd.value)}."
     kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
-    if found.safe:
+    if result.safe:
         return (
             f"{machines} is the {what} of those found that stay within {within} with a probability of at least "
             f"{wanted}; its own is {kept}."
         )
     return (
         f"No plan found stays within {within} with a probability of {wanted}: {machines} is the best of the likeliest, "
-        f"with {kept}. It should cost {usd(told.cost_usd.value)} and take {duration(told.total_s.value)}, but may come "
-        f"to {usd(told.cost_usd.high)} and {duration(told.total_s.high)}, and would then be stopped unfinished."
+        f"with {kept}. It should cost {usd(prediction.cost_usd.value)} and take {duration(prediction.total_s.value)}, "
+        f"but may come to {usd(prediction.cost_usd.high)} and {duration(prediction.total_s.high)}, and would then be "
+        "stopped unfinished."
     )
 
 
 def _time(chosen: Candidate) -> str:
-    told = chosen.prediction
-    step = told.step_time_s.value
+    prediction = chosen.prediction
+    step = prediction.step_time_s.value
     compression = formatting.exchange(chosen.compression, chosen.sync)
     parts = (
-        f"Of a step of {duration(step)}, {100 * (told.compute_s / step):.0f} % is computing (workers wait "
-        f"{100 * (told.waiting_s / step):.0f} % on average for the slowest) and "
-        f"{100 * (told.communication_s / step):.0f} % communication "
+        f"Of a step of {duration(step)}, {100 * (prediction.compute_s / step):.0f} % is computing (workers wait "
+        f"{100 * (prediction.waiting_s / step):.0f} % on average for the slowest) and "
+        f"{100 * (prediction.communication_s / step):.0f} % communication "
         f"that computing does not hide ({compression}, {chosen.collective.replace('_', '-')})"
     )
     if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
         parts = f"One worker trains alone, with steps of {duration(step)}"
-    return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
+    return f"{parts}; {prediction.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
 
 
 def _batch(model: FittedModel, chosen: Candidate, *, priced: bool) -> Iterator[str]:
-    own, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
-    if size == own:
+    usual, size, steps = model.profile.job.batch_size, chosen.global_batch_size, chosen.prediction.steps.value
+    if size == usual:
         return
     counted = "what that costs in steps is in their number"
     if not priced:
-        equal = equal_steps(model.convergence, GivenSteps(amount=round(steps * size / own)), own)
+        equal = equal_steps(model.convergence, GivenSteps(amount=round(steps * size / usual)), usual)
         needed = float(equal.steps(size, 1.0))
-        counted = f"for the progress of as many samples at {own} it would take {needed:.0f} steps, not {steps:.0f}"
-    yield f"The batch size is {size}, not the job's own {own}: {counted}."
+        counted = f"for the progress of as many samples at {usual} it would take {needed:.0f} steps, not {steps:.0f}"
+    yield f"The batch size is {size}, not the job's own {usual}: {counted}."
 
 
-def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
-    if found.chosen is None or all(group.market != "spot" for group in chosen.groups):
+def _scarce(result: Found, chosen: Candidate) -> Iterator[str]:
+    if result.chosen is None or all(group.market != "spot" for group in chosen.groups):
         return
-    factor = float(found.forecast.scarce_factor[found.chosen])
+    factor = float(result.forecast.scarce_factor[result.chosen])
     basis = "the interruption band suggests"
     seen = [
         f"{group.watched.in_words} of {group.instance_type} until {group.watched.until[:10]}"
@@ -143,20 +144,20 @@ def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
 
 
 def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
-    told = chosen.prediction
+    prediction = chosen.prediction
     for tier, meaning in EVIDENCE_IN_WORDS.items():
         names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
         if names:
-            reach = told.step_time_s.high / told.step_time_s.value
+            reach = prediction.step_time_s.high / prediction.step_time_s.value
             yield (
                 f"Step time on {' and '.join(names)} is {meaning} (× or ÷ {reach:.2f} with 90 % probability)"
                 + ("; profile there to know better." if tier != "measured" else ".")
             )
     if model.reference.device.kind == "cpu" and any(group.evidence != "measured" for group in chosen.groups):
         yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
-    wide = told.steps.high / told.steps.value
+    wide = prediction.steps.high / prediction.steps.value
     doubt = f" (× or ÷ {wide:.2f})" if wide > 1.001 else ""
-    yield f"The number of steps comes from {told.steps_source}{doubt}."
+    yield f"The number of steps comes from {prediction.steps_source}{doubt}."
     if len(chosen.groups) > 1 or chosen.groups[0].machines > 1:
         unmeasured = {group.instance_type: None for group in chosen.groups if group.network == "catalogue"}
         if unmeasured:
@@ -168,7 +169,7 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
 
 
 def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """What the planned compression keeps of the gradient, and what a target should cost more for it."""
+    """Yield how much of the gradient the planned compression keeps, and how many more steps a target should take."""
     way = chosen.compression
     if way.name == IDENTITY:
         return
@@ -185,14 +186,14 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
-    """What averaging parameters now and then does here, or that it might be worth measuring."""
-    told, job = chosen.prediction, model.profile.job
+    """Yield how averaging parameters changes communication and steps here, or that it might be worth measuring."""
+    prediction, job = chosen.prediction, model.profile.job
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     gate = model.convergence.local
     if workers == 1:
         return
     if not chosen.sync.is_local:
-        exposed = told.communication_s / told.step_time_s.value
+        exposed = prediction.communication_s / prediction.step_time_s.value
         if exposed > WORTH_AVERAGING and not gate.pilots:
             yield (
                 f"Averaging parameters now and then instead would save most of the {100 * exposed:.0f} % that steps "

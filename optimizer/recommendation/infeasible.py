@@ -30,7 +30,7 @@ def nothing_usable(
     *,
     by_gpus: bool = False,
 ) -> BadInput:
-    """The error where machines are offered and none of them can be planned with: says why, and what can change that.
+    """Return the error where machines are offered and none can be planned with: says why, and what can change that.
 
     Args:
         region: where they are offered.
@@ -55,8 +55,11 @@ def nothing_usable(
 
 
 def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
-    """The error where no cluster of the machines is allowed, whatever it costs: names the limit that leaves none."""
-    beyond = (space.quotas.get(bucket_of(one.offer), math.inf) < one.offer.instance_type.vcpus for one in space.options)
+    """Return the error where no cluster of the machines is allowed, at any cost: names the limit that leaves none."""
+    beyond = (
+        space.quotas.get(bucket_of(option.offer), math.inf) < option.offer.instance_type.vcpus
+        for option in space.options
+    )
     if all(beyond):
         return NoFeasiblePlan(
             "The quotas hold none of the machines that this job can be planned on.",
@@ -73,7 +76,7 @@ def _no_cluster(space: SearchSpace, otherwise: Sequence[str]) -> NoFeasiblePlan:
 
 
 def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limits) -> str | None:
-    """The smallest increase of quotas with which a cluster keeps the limits, as a phrase; absent: none would help.
+    """Return the least increase of quotas with which a cluster keeps the limits, as a phrase; absent: none helps.
 
     Args:
         space: without quotas.
@@ -81,27 +84,27 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
         quotas: that nothing fits in.
         limits: that are to be kept.
     """
-    told = found.forecast
-    rows = np.flatnonzero(limits.risk(told) <= 1)
+    forecast = found.forecast
+    rows = np.flatnonzero(limits.risk(forecast) <= 1)
     if not rows.size:
-        rows = np.flatnonzero(limits.overrun(told) <= 1)
+        rows = np.flatnonzero(limits.overrun(forecast) <= 1)
     if not rows.size:
         return None
     option, count = found.rows.option[rows], found.rows.count[rows]
-    offers = [one.offer for one in space.options]
+    offers = [machine.offer for machine in space.options]
     vcpus = np.array([offer.instance_type.vcpus for offer in offers])
     taken = {
         bucket: (count * vcpus[option] * np.array([bucket_of(offer) == bucket for offer in offers])[option]).sum(axis=1)
         for bucket in quotas
     }
     over = sum(np.maximum(0, used - quotas[bucket]) for bucket, used in taken.items())
-    best = int(np.lexsort((limits.expected_score(told)[rows], over))[0])
+    best = int(np.lexsort((limits.expected_score(forecast)[rows], over))[0])
     asked = [raised(bucket, int(used[best])) for bucket, used in taken.items() if used[best] > quotas[bucket]]
     return f"ask AWS to raise {' and '.join(asked)}" if asked else None
 
 
 def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Sequence[str] = ()) -> NoFeasiblePlan:
-    """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid.
+    """Return the error that names the nearest plans: the cheapest that is in time, the quickest that can be paid.
 
     Args:
         question: that no plan answers.
@@ -113,15 +116,15 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
     if len(forecast) == 0:
         return _no_cluster(space, otherwise)
 
-    def described(found: Found, row: int) -> str:
-        candidate = make_candidate(space, job, found.cluster(row), found.forecast, row)
-        told = candidate.prediction
-        least = float(found.forecast.least_budget_usd[row])
+    def described(result: Found, row: int) -> str:
+        candidate = make_candidate(space, job, result.cluster(row), result.forecast, row)
+        prediction = candidate.prediction
+        least = float(result.forecast.least_budget_usd[row])
         rent = ""
-        if least > max(told.cost_usd.value, limits.budget_usd or math.inf):
+        if least > max(prediction.cost_usd.value, limits.budget_usd or math.inf):
             rent = f" (rented for {usd(round_up_usd(least))} or more: ten minutes at on-demand prices)"
         machines = candidate.in_words
-        return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
+        return f"{machines}, about {usd(prediction.cost_usd.value)} and {duration(prediction.total_s.value)}{rent}"
 
     took_s, cost_usd = forecast.total_s, forecast.cost_usd
     needed_usd = np.maximum(cost_usd, forecast.least_budget_usd)

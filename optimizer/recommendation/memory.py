@@ -24,7 +24,7 @@ NOT_COUNTED = (
 def memory_table(
     model: FittedModel, candidates: Iterable[Candidate], options: Sequence[MachineOption]
 ) -> tuple[MachineMemory, ...]:
-    """Of each machine type, in the candidate that it is first in; nothing where the profile did not count memory.
+    """Return the memory use of each machine type, in its first candidate; empty where the profile counted none.
 
     Args:
         model: what the profile says.
@@ -34,7 +34,7 @@ def memory_table(
     if counted(model) is None:
         return ()
     known = {(option.name, option.precision): option for option in reversed(options)}
-    found: dict[str, MachineMemory] = {}
+    by_type: dict[str, MachineMemory] = {}
     for candidate in candidates:
         memory = counted(model.computing_in(candidate.precision)) or counted(model)
         assert memory is not None
@@ -45,7 +45,7 @@ def memory_table(
         for group in candidate.groups:
             option, share = known[group.instance_type, candidate.precision], max(group.local_batch_sizes)
             has = option.worker.room
-            if group.instance_type in found or has is None:
+            if group.instance_type in by_type or has is None:
                 continue
             described = model.reference.device.counted
             held = memory if described is None else has.scheme.held(memory, described)
@@ -53,7 +53,7 @@ def memory_table(
             part = min(share, has.micro_batch or share)
             peak, kept = held.peak_bytes(part, exchange), held.kept_bytes + exchange.kept_bytes
             line = model.reference.memory if option.worker.kind == "cpu" else None
-            found[group.instance_type] = MachineMemory(
+            by_type[group.instance_type] = MachineMemory(
                 instance_type=group.instance_type,
                 device=_device(instance),
                 device_bytes=has.device_bytes,
@@ -68,7 +68,7 @@ def memory_table(
                 activation_bytes=round(peak - kept),
                 peak_bytes=round(peak if line is None else max(peak, line.peak_bytes(part))),
             )
-    return tuple(found.values())
+    return tuple(by_type.values())
 
 
 def _device(instance: InstanceType) -> str:
@@ -85,11 +85,11 @@ def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer])
         offered: of it, what was asked for.
     """
     instances = {offer.instance_type.name: offer.instance_type for offer in offered}
-    possible = [one for one in instances.values() if unusable(one) is None]
+    possible = [instance for instance in instances.values() if unusable(instance) is None]
     described = model.reference.device.counted
 
     def size(instance: InstanceType) -> tuple[bool, int]:
-        """Of one device, or of all that share a replica."""
+        """Return whether a machine has GPUs, and the usable bytes of one device, or of all that share a replica."""
         shared = 1 if described is None else max(1, instance.cuda_devices)
         return instance.cuda_devices > 0, shared * usable_bytes(instance)[1]
 

@@ -37,7 +37,7 @@ TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Wishes):
-    """What may be rented, and what else narrows the search.
+    """Requirements on machines, and the other settings that narrow a search.
 
     Attributes:
         max_machines: machines in a cluster; absent: as many as workers.
@@ -88,7 +88,7 @@ class Options(Wishes):
     ratios: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be searched."""
+        """Refuse options that exclude each other."""
         if self.ratios and self.compression and not any(METHODS[name].by_ratio for name in self.compression):
             asked = setting("compression", self.compression_in_words)
             raise BadInput(
@@ -101,11 +101,11 @@ class Options(Wishes):
 
     @property
     def compression_in_words(self) -> str:
-        """The methods as people write them."""
+        """The compression methods as people write them, with commas between."""
         return ",".join(NONE if name == IDENTITY else name for name in self.compression)
 
     def limits(self, goal: Goal) -> Limits:
-        """What the plan must keep, and what is wanted of it."""
+        """Return the limits that a plan must keep, and the weight of time in its score."""
         return Limits(
             budget_usd=goal.budget_usd,
             deadline_s=goal.deadline_s,
@@ -115,7 +115,7 @@ class Options(Wishes):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan, and from what.
+    """The profile, catalogue, goal and options of one plan.
 
     Attributes:
         profile: what was measured of the job.
@@ -134,5 +134,5 @@ class PlanRequest:
 
     @property
     def limits(self) -> Limits:
-        """What the plan must keep, and what is wanted of it."""
+        """The limits that the plan must keep, and the weight of time in its score."""
         return self.options.limits(self.goal)

@@ -22,7 +22,7 @@ STARTUP_S = 20.0
 
 
 def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:
-    """The best plan for some of one's own machines, up to three unlike ones together.
+    """Return the best plan for some of one's own machines, up to three unlike ones together.
 
     Args:
         request: what to plan; its options that narrow what is rented do not narrow what one has.
@@ -56,7 +56,7 @@ def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, n
 def better_of(
     request: PlanRequest, hosts: Sequence[Host], rented: Callable[[], Plan], *, seed: int, now: datetime
 ) -> Plan:
-    """The better of a plan for one's own machines and one that rents.
+    """Return the better of a plan for one's own machines and one that rents.
 
     Args:
         request: what to plan.
@@ -68,7 +68,7 @@ def better_of(
     Raises:
         NoFeasiblePlan: neither keeps the limits; what the cloud would need is said.
     """
-    made: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     refused: dict[str, NoFeasiblePlan] = {}
     makers: dict[str, Callable[[], Plan]] = {
         "own": partial(on_own_machines, request, hosts, seed=seed, now=now),
@@ -76,25 +76,27 @@ def better_of(
     }
     for name, make in makers.items():
         try:
-            made[name] = make()
+            plans[name] = make()
         except NoFeasiblePlan as none:
             refused[name] = none
-    if not made:
+    if not plans:
         raise refused["rented"]
-    best = min(made, key=lambda name: (made[name].risk is not None, expected_score(made[name].chosen, request.limits)))
-    other = next((name for name in made if name != best), None)
-    beside = _beside(best, made, other)
-    return made[best].model_copy(update={"reasons": (beside, *made[best].reasons[:2])})
+    best = min(
+        plans, key=lambda name: (plans[name].risk is not None, expected_score(plans[name].chosen, request.limits))
+    )
+    other = next((name for name in plans if name != best), None)
+    beside = _beside(best, plans, other)
+    return plans[best].model_copy(update={"reasons": (beside, *plans[best].reasons[:2])})
 
 
-def _beside(best: str, made: dict[str, Plan], other: str | None) -> str:
-    """'Your own machines: 6 h for $0.90. Rented: 2 × g6.xlarge, 2 h for $1.40.'"""
+def _beside(best: str, plans: dict[str, Plan], other: str | None) -> str:
+    """Return the plan not taken, in a sentence: 'Rented machines (2 × g6.xlarge) would do it in 2 h for $1.40.'"""
     if other is None:
         missing = "Rented machines" if best == "own" else "Your own machines"
         return f"{missing} do not keep these limits."
-    found = made[other]
-    took, cost = found.chosen.prediction.total_s.value, found.chosen.prediction.cost_usd.value
+    plan = plans[other]
+    took, cost = plan.chosen.prediction.total_s.value, plan.chosen.prediction.cost_usd.value
     who = "Your own machines" if other == "own" else "Rented machines"
-    machines = ", ".join(f"{group.machines} × {group.instance_type}" for group in found.chosen.groups)
+    machines = ", ".join(f"{group.machines} × {group.instance_type}" for group in plan.chosen.groups)
     planned = ': `market="own"` plans for them' if other == "own" else ""
     return f"{who} ({machines}) would do it in {duration(took)} for {usd(cost)}{planned}."

@@ -26,7 +26,7 @@ def run_spec(
     learning_rate_rule: ScalingRule | None = None,
     equal_progress: bool = False,
 ) -> RunSpec:
-    """Return what the machines of a candidate are told to do.
+    """Return the run of a candidate: the record by which its machines train.
 
     Args:
         model: what the profile says.

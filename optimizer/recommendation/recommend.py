@@ -98,7 +98,7 @@ EVALUATION_SHARE = 0.1
 def recommend(
     request: PlanRequest, *, seed: int, now: datetime, tell: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """The best plan for the goal within its budget and deadline. The same arguments give the same plan.
+    """Return the best plan for the goal within budget and deadline. The same arguments give the same plan.
 
     Ctrl-C ends the search early, with the best plan so far.
 
@@ -119,27 +119,27 @@ def recommend(
         raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     problem = search_problem(request)
     goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
-    found = search(space, job, limits, effort=Effort(types=options.mixed_types), tell=tell)
+    result = search(space, job, limits, effort=Effort(types=options.mixed_types), tell=tell)
     if options.trials is not None:
         tell("trials of a study")
         types, trials, kept = options.mixed_types, options.trials, options.study
-        found = search_study(space, job, limits, found, seed=seed, types=types, trials=trials, kept=kept)
+        result = search_study(space, job, limits, result, seed=seed, types=types, trials=trials, kept=kept)
     # What is asked again is searched with no more boxes than it took: a cluster of one type is one, too.
-    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
+    most = result.uniform * len(space.exchanges) + (0 if result.proof is None else result.proof.boxes)
     again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
     question = Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again, gpus=options.gpus)
-    if found.chosen is None:
+    if result.chosen is None:
         tell("what would have to be allowed")
-        raise nothing_fits(question, found, limits, list(_otherwise(request, quotas=True)))
+        raise nothing_fits(question, result, limits, list(_otherwise(request, quotas=True)))
     tell("what the choice depends on")
-    found, seen = _sure(request, question, found)
+    result, seen = _sure(request, question, result)
 
     def candidate(row: int) -> Candidate:
-        return make_candidate(space, job, found.cluster(row), found.forecast, row)
+        return make_candidate(space, job, result.cluster(row), result.forecast, row)
 
-    assert found.chosen is not None
-    chosen, front = candidate(found.chosen), tuple(candidate(row) for row in found.front.tolist())
-    ways = choices(model, question, found, limits)
+    assert result.chosen is not None
+    chosen, front = candidate(result.chosen), tuple(candidate(row) for row in result.front.tolist())
+    ways = choices(model, question, result, limits)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
     unpriced = _unpriced(catalog, options)
@@ -153,7 +153,7 @@ def recommend(
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(
-            *_other_batch(request, problem, found),
+            *_other_batch(request, problem, result),
             *reasons(chosen, request.profile.job),
         )[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
@@ -161,7 +161,7 @@ def recommend(
             *explain(
                 model,
                 problem.host,
-                found,
+                result,
                 chosen,
                 limits,
                 seen,
@@ -171,7 +171,7 @@ def recommend(
             *([unpriced.in_words] if unpriced.missing and not unpriced.is_most else []),
             *(() if memory else (NOT_COUNTED,)),
         ),
-        searched=_searched(space, found),
+        searched=_searched(space, result),
         insight=seen,
         run=run_spec(
             model,
@@ -179,7 +179,7 @@ def recommend(
             chosen,
             seed=seed,
             evaluate_every_epochs=problem.evaluate_every_epochs,
-            interval_s=float(found.forecast.interval_s[found.chosen]),
+            interval_s=float(result.forecast.interval_s[result.chosen]),
             learning_rate_rule=options.learning_rate_rule,
             equal_progress=options.batch_size == AUTO_BATCH,
         ),
@@ -191,24 +191,24 @@ WORTH_ANOTHER_BATCH = 0.1
 """Part of the expected score that another batch size must save at equal progress to be told of."""
 
 
-def _other_batch(request: PlanRequest, problem: SearchProblem, found: Found) -> Iterator[str]:
-    """Yield what the best batch size at equal progress would save, where the job's own is kept unasked."""
+def _other_batch(request: PlanRequest, problem: SearchProblem, result: Found) -> Iterator[str]:
+    """Yield the saving of the best batch size at equal progress, where the job's own is kept unasked."""
     if request.options.batch_size is not None or problem.goal.ends == "target" or request.profile.job.script:
         return
     job, length = request.profile.job, problem.job.steps
-    if found.chosen is None or not isinstance(length, GivenSteps):
+    if result.chosen is None or not isinstance(length, GivenSteps):
         return
     steps = equal_steps(problem.model.convergence, length, job.batch_size)
     space = replace(problem.space, batch_sizes=_batch_sizes(problem.model, steps, to_target=False))
     best = search(space, replace(problem.job, steps=steps), request.limits, effort=Effort(types=1))
     if best.chosen is None:
         return
-    own, new = (one.forecast.take(np.array([one.chosen])) for one in (found, best))
-    saved = 1 - float(request.limits.expected_score(new)[0] / request.limits.expected_score(own)[0])
+    usual, new = (outcome.forecast.take(np.array([outcome.chosen])) for outcome in (result, best))
+    saved = 1 - float(request.limits.expected_score(new)[0] / request.limits.expected_score(usual)[0])
     if saved < WORTH_ANOTHER_BATCH:
         return
     size = space.batch_sizes[best.cluster(best.chosen).batch]
-    time, sd = float(new.total_s[0] / own.total_s[0]), float(steps.log_sd(size, 1.0))
+    time, sd = float(new.total_s[0] / usual.total_s[0]), float(steps.log_sd(size, 1.0))
     shorter, least, most = (f"{100 * (1 - time * math.exp(sign * Z90 * sd)):.0f} %" for sign in (0, 1, -1))
     if time < 1 and size != job.batch_size:
         yield (
@@ -222,25 +222,25 @@ def _unpriced(catalog: Catalog, options: Options) -> Unpriced:
     return Unpriced.of([catalog] if catalog.cloud == AWS else [], options)
 
 
-def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found, Sensitivity]:
+def _sure(request: PlanRequest, question: Question, result: Found) -> tuple[Found, Sensitivity]:
     """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
     options, limits = request.options, request.limits
     confidence, most, is_limited = None, None, limits.budget_usd is not None or limits.deadline_s is not None
     if is_limited:
-        found, most, by_chance = confident(
-            question.space, question.job, found, limits, options.confidence, seed=question.seed
+        result, most, by_chance = confident(
+            question.space, question.job, result, limits, options.confidence, seed=question.seed
         )
         confidence = question.asked if by_chance else None
     if request.profile.devices[0].counted is not None and limits.time_weight == BALANCED:
-        found = on_one_machine(question, found, limits)
-    found = listed(question, found, limits)
-    assert found.chosen is not None
-    runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
+        result = on_one_machine(question, result, limits)
+    result = listed(question, result, limits)
+    assert result.chosen is not None
+    runs = simulate(question.space, question.job, result, [result.chosen], seed=question.seed)
     kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
     gap = None
-    if found.safe and found.proof is not None and found.proof.complete:
+    if result.safe and result.proof is not None and result.proof.complete:
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
-        gap = max(0.0, 1 - found.proof.bound / float(limits.expected_score(found.forecast)[found.chosen]))
+        gap = max(0.0, 1 - result.proof.bound / float(limits.expected_score(result.forecast)[result.chosen]))
     seen = Sensitivity(
         gap=gap,
         chance=kept if is_limited else None,
@@ -250,20 +250,20 @@ def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found
         total_90_s=float(np.quantile(runs.total_s[0], 0.9)),
     )
     if not seen.is_risk:
-        return found, seen
+        return result, seen
     hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=most)]
-    return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
+    return result, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
 
 
 def _larger_quotas(request: PlanRequest) -> str | None:
-    """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
+    """Return the least increase of quotas with which clusters of one type keep the limits; absent: none does."""
     wide = search_problem(replace(request, options=replace(request.options, quotas={})))
-    found = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
-    return larger_quotas(wide.space, found, request.options.quotas, request.limits)
+    result = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
+    return larger_quotas(wide.space, result, request.options.quotas, request.limits)
 
 
 def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
-    """Yield what else than a limit could change so that a cluster of one type keeps them, with its price."""
+    """Yield changes other than to limits with which a cluster of one type keeps them, with their price."""
     profile, options = request.profile, request.options
     if quotas and options.quotas and (more := _larger_quotas(request)):
         yield more
@@ -278,16 +278,19 @@ def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
 
 def _priced(change: str, request: PlanRequest) -> Iterator[str]:
     problem = search_problem(request)
-    found = search(problem.space, problem.job, request.limits, effort=Effort(types=1))
-    if found.chosen is not None and found.safe:
-        best = make_candidate(problem.space, problem.job, found.cluster(found.chosen), found.forecast, found.chosen)
-        told = best.prediction
-        yield f"{change}: {best.in_words} would take {duration(told.total_s.value)} and {usd(told.cost_usd.value)}"
+    result = search(problem.space, problem.job, request.limits, effort=Effort(types=1))
+    if result.chosen is not None and result.safe:
+        best = make_candidate(problem.space, problem.job, result.cluster(result.chosen), result.forecast, result.chosen)
+        prediction = best.prediction
+        yield (
+            f"{change}: {best.in_words} would take {duration(prediction.total_s.value)} and "
+            f"{usd(prediction.cost_usd.value)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
-    """What is searched for a plan: the clusters of a region, and what does not depend on them.
+    """The clusters that a search chooses from for a plan, and what does not depend on them.
 
     Attributes:
         goal: with the task's own target written in.
@@ -303,7 +306,7 @@ class SearchProblem:
 
 
 def search_problem(request: PlanRequest) -> SearchProblem:
-    """What `recommend` searches; errors as there."""
+    """Return the space and job that `recommend` searches; errors as there."""
     profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
@@ -368,7 +371,7 @@ def steps_model(
 
 
 def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
-    """Epochs between evaluations: one, or less where a run to a target would overshoot by much of its own length."""
+    """Return the epochs between evaluations: 1, or less where a run to a target would overshoot by much."""
     if goal.ends != "target":
         return 1.0
     job = model.profile.job
@@ -380,7 +383,7 @@ def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
 
 
 def _completed(goal: Goal, profile: Profile) -> Goal:
-    """The goal with the task's own target written in. Pilots tell nothing about another one."""
+    """Return the goal with the task's own target written in. Pilots tell nothing about another one."""
     job = profile.job
     if goal.ends != "target":
         return goal
@@ -403,7 +406,7 @@ def job_of(
     every: float,
     billing: Billing,
 ) -> JobModel:
-    """What does not depend on the cluster, for a run that evaluates ``every`` so many epochs."""
+    """Return the part of a forecast that does not depend on the cluster, with evaluations ``every`` so many epochs."""
     profile = model.profile
     return JobModel(
         steps=steps_model(model, goal, every, equal_progress=options.batch_size == AUTO_BATCH),
@@ -418,7 +421,7 @@ def job_of(
 
 
 def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceType]) -> Payload:
-    """What the run brings to each of its machines, and how long launches of it took to bring that."""
+    """Return the bytes that a run brings to each of its machines, and how long its launches took."""
     payload = Payload(
         data_bytes=options.data_bytes,
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes),
@@ -433,7 +436,7 @@ def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceT
 
 
 def _started_s(launches: Iterable[Provisioned]) -> dict[str, float]:
-    """By machine of one's own: the mean over the launches on the fewest machines, as a launch waits for its slowest."""
+    """Return seconds to start by own machine: the mean over launches on the fewest, as they wait for the slowest."""
     took_s: dict[str, dict[int, list[float]]] = {}
     for seen in launches:
         for name in seen.types:
@@ -450,7 +453,7 @@ def space_of(
     options: Options,
     host: ReferenceHost,
 ) -> SearchSpace:
-    """What a search may choose from.
+    """Return the machines, batch sizes and exchanges that a search may choose from.
 
     Raises:
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
@@ -461,11 +464,11 @@ def space_of(
     taken = [option.memory.kept_bytes for option in menu if option.memory is not None]
     kept = ExchangeMemory(kept_bytes=int(max(taken, default=0)))
     payload = payload_of(model.profile, options, catalog.instance_types)
-    found: list[MachineOption] = []
+    candidates: list[MachineOption] = []
     left_out: list[Mapping[str, int]] = []
     for precision, loss in computings(model, sampled, options, to_target=to_target).items():
         view = model.computing_in(precision)
-        own, refused = machine_options(
+        predicted, refused = machine_options(
             view,
             offered,
             host if view is model else reference_host(view, catalog.instance_types.values()),
@@ -478,9 +481,9 @@ def space_of(
             precision,
             loss,
         )
-        found += own
+        candidates += predicted
         left_out.append(refused)
-    usable, excluded = drop_slower_precisions(found), left_out[0]
+    usable, excluded = drop_slower_precisions(candidates), left_out[0]
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
@@ -513,7 +516,7 @@ def space_of(
 def computings(
     model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
 ) -> dict[Precision, PrecisionLoss]:
-    """Return what workers may compute in, and what that costs in steps: what was asked for, or all that was measured.
+    """Return the precisions that workers may compute in, and their cost in steps: the one asked for, or all measured.
 
     The profile's first comes first.
 
@@ -533,18 +536,18 @@ def computings(
             "fp16 needs gradients to be summed in every step, as workers agree on its loss scale there.",
             hint=f"choose {setting('precision', 'bf16')}, or leave `sync` out",
         )
-    found: dict[Precision, PrecisionLoss] = {}
+    by_precision: dict[Precision, PrecisionLoss] = {}
     for precision in known if wanted is None else (wanted,):
         loss = precision_loss(model.whole, precision)
         loses = not to_target and loss.stretch > 1 + MOST_LOST  # nothing makes up for it in a run of fixed length
         if wanted is None and (loses or (precision == "fp16" and averages)):
             continue
-        found[precision] = loss if to_target else PrecisionLoss()
-    return found
+        by_precision[precision] = loss if to_target else PrecisionLoss()
+    return by_precision
 
 
 def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[ExchangeOption, ...]:
-    """What gradients may travel as, and what pilots say of workers that train for themselves; or what was asked for."""
+    """Return the gradient exchanges and parameter averages to choose from, by pilots or as asked for."""
     gate, asked, most = model.convergence.local, options.sync, options.max_workers
     size, batch = model.profile.job.dataset_size, model.profile.job.batch_size
     batch = options.batch_size if isinstance(options.batch_size, int) else batch
@@ -576,13 +579,13 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> tuple[Exc
     return averages
 
 
-def _searched(space: SearchSpace, found: Found) -> str:
+def _searched(space: SearchSpace, result: Found) -> str:
     counted = (f"{reason}: {count}" for reason, count in sorted(space.excluded.items(), key=lambda item: -item[1]))
     left_out = f" (left out: {'; '.join(counted)})" if space.excluded else ""
-    stopped = "; stopped early" if found.stopped else ""
+    stopped = "; stopped early" if result.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
         f"respect; up to {space.max_workers} workers, {len(space.batch_sizes)} batch sizes and {len(space.exchanges)} "
-        f"exchanges: {proved(found)}; {found.mixes:,} mixes priced one by one; {found.trials:,} trials of an Optuna "
+        f"exchanges: {proved(result)}; {result.mixes:,} mixes priced one by one; {result.trials:,} trials of an Optuna "
         f"study{stopped}"
     )

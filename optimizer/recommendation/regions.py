@@ -55,46 +55,51 @@ def plan_in_regions(requests: Sequence[PlanRequest], find: Callable[[PlanRequest
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
     """
-    found = sorted(filter(None, map(_offer, requests)), key=lambda one: (not one.safe, one.score))
-    if not found:
-        names = ", ".join(one.catalog.region for one in requests[:SHOWN])
+    offers = sorted(filter(None, map(_offer, requests)), key=lambda offer: (not offer.safe, offer.score))
+    if not offers:
+        names = ", ".join(request.catalog.region for request in requests[:SHOWN])
         raise NoFeasiblePlan(
             f"Nothing fits in any of {len(requests)} regions with prices ({names}, ...).",
             hint="ask for one `region`, which says what would have to be allowed",
         )
-    alike = [one for one in found if one.safe == found[0].safe]
-    winners = [found[0], *(min(alike, key=lambda one: one.by_wish[wish]) for wish in range(len(found[0].by_wish)))]
-    plans = [find(request) for request in {one.request.catalog.region: one.request for one in winners}.values()]
-    unpriced = Unpriced.of([one.catalog for one in requests if one.catalog.cloud == AWS], requests[0].options)
-    return together(plans, found[0].request).model_copy(
+    alike = [offer for offer in offers if offer.safe == offers[0].safe]
+    winners = [
+        offers[0],
+        *(min(alike, key=lambda offer: offer.by_wish[wish]) for wish in range(len(offers[0].by_wish))),
+    ]
+    plans = [find(request) for request in {offer.request.catalog.region: offer.request for offer in winners}.values()]
+    unpriced = Unpriced.of(
+        [request.catalog for request in requests if request.catalog.cloud == AWS], requests[0].options
+    )
+    return together(plans, offers[0].request).model_copy(
         update={
-            "regions": tuple(one.offer for one in found[:SHOWN]),
+            "regions": tuple(offer.offer for offer in offers[:SHOWN]),
             "not_compared": unpriced.in_words if unpriced.is_most else None,
         }
     )
 
 
 def _offer(request: PlanRequest) -> _Offer | None:
-    """Return what a region has for the request; None where nothing of it is sold there, or fits."""
+    """Return a region's best cluster for the request; None where nothing of it is sold there, or fits."""
     limits = request.limits
     try:
         problem = search_problem(request)
     except (BadInput, NoFeasiblePlan):
         return None
-    found = search(problem.space, problem.job, limits, effort=Effort(types=1))
-    if found.chosen is None:
+    result = search(problem.space, problem.job, limits, effort=Effort(types=1))
+    if result.chosen is None:
         return None
-    told, row = found.forecast, found.chosen
+    forecast, row = result.forecast, result.chosen
     machines = (
         (count, f"{problem.space.options[option].name} {problem.space.options[option].offer.price.market}")
-        for option, count in found.cluster(row).machines
+        for option, count in result.cluster(row).machines
     )
-    front, steady = told.take(found.front), told.take(on_demand_rows(problem.space, found))
+    front, steady = forecast.take(result.front), forecast.take(on_demand_rows(problem.space, result))
     steady = steady.take(np.flatnonzero(limits.risk(steady) <= 1))
     return _Offer(
         request=request,
-        safe=found.safe,
-        score=float(limits.expected_score(told)[row]),
+        safe=result.safe,
+        score=float(limits.expected_score(forecast)[row]),
         by_wish=(
             *(
                 float(replace(limits, time_weight=weight).expected_score(front).min())
@@ -102,15 +107,15 @@ def _offer(request: PlanRequest) -> _Offer | None:
             ),
             float(limits.expected_score(steady).min(initial=math.inf)),
             *(
-                float(limits.expected_score(told.take(rows)).min(initial=math.inf))
-                for rows in rows_of_gpus(problem.space, found, request.options.gpus)
+                float(limits.expected_score(forecast.take(rows)).min(initial=math.inf))
+                for rows in rows_of_gpus(problem.space, result, request.options.gpus)
             ),
         ),
         offer=RegionOffer(
             region=request.catalog.region,
             machines=cluster_words(machines),
-            total_s=float(told.total_s[row]),
-            cost_usd=float(told.cost_usd[row]),
+            total_s=float(forecast.total_s[row]),
+            cost_usd=float(forecast.cost_usd[row]),
             data_transfer_usd=problem.job.before_usd,
         ),
     )
@@ -135,10 +140,10 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
         wish = replace(limits, time_weight=TIME_WEIGHTS.get(name, limits.time_weight))
         named = [way.candidate for way in ways if name in way.names and way.candidate is not None]
         if named and name != "other GPU":
-            own = wish == limits and name != "safest"
-            names.setdefault(best.chosen if own else min(named, key=lambda one: expected_score(one, wish)), []).append(
-                name
-            )
+            is_choice = wish == limits and name != "safest"
+            names.setdefault(
+                best.chosen if is_choice else min(named, key=lambda candidate: expected_score(candidate, wish)), []
+            ).append(name)
     for gpu in gpus_named(request.options.gpus):
         having = [
             way.candidate
@@ -147,9 +152,9 @@ def together(plans: Sequence[Plan], request: PlanRequest) -> Plan:
             and all(has_accelerator(types[group.instance_type], gpu) for group in way.candidate.groups)
         ]
         if having and not names.keys() & set(having):
-            names[min(having, key=lambda one: expected_score(one, limits))] = ["other GPU"]
+            names[min(having, key=lambda candidate: expected_score(candidate, limits))] = ["other GPU"]
     records = {way.candidate: way for way in reversed(ways)}
-    rented = [records[candidate].model_copy(update={"names": tuple(told)}) for candidate, told in names.items()]
+    rented = [records[candidate].model_copy(update={"names": tuple(labels)}) for candidate, labels in names.items()]
     here = tuple(way for way in best.choices if way.candidate is None)
     return best.model_copy(
         update={

@@ -33,7 +33,7 @@ NEVER = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What was asked, to be asked again with other limits.
+    """A plan request's search and confidence, to be asked again with other limits.
 
     Attributes:
         space, job: what was searched.
@@ -51,7 +51,7 @@ class Question:
     gpus: tuple[str, ...] = ()
 
     def search(self, limits: Limits) -> Found:
-        """Return what is found within other limits."""
+        """Return the search result within other limits."""
         return search(self.space, self.job, limits, effort=self.effort)
 
     @property
@@ -67,25 +67,25 @@ class Question:
         rows = rows[wide.overrun(found.forecast)[rows] <= 1]
         if not rows.size:
             return math.inf
-        runs, told = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
-        mine, others, fits = runs.total_s, runs.cost_usd, told.total_s
+        runs, forecast = simulate(self.space, self.job, found, rows.tolist(), seed=self.seed), found.forecast
+        mine, others, fits = runs.total_s, runs.cost_usd, forecast.total_s
         if limit == "budget_usd":
-            mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(told.cost_usd, told.least_budget_usd)
+            mine, others, fits = runs.cost_usd, runs.total_s, np.maximum(forecast.cost_usd, forecast.least_budget_usd)
         most = getattr(limits, other)
         within = np.sort(np.where(others <= (math.inf if most is None else most), mine, np.inf), axis=1)
         enough = max(1, math.ceil(self.asked * mine.shape[1] - 1e-9))
         return float(np.maximum(within[:, enough - 1], fits[rows]).min())
 
     def is_kept(self, limits: Limits) -> bool:
-        """Whether a plan within these limits keeps them."""
-        found = self.search(limits)
-        if found.chosen is None:
+        """Return whether a plan within these limits keeps them."""
+        result = self.search(limits)
+        if result.chosen is None:
             return False
-        best, _, _ = confident(self.space, self.job, found, limits, self.confidence, seed=self.seed)
+        best, _, _ = confident(self.space, self.job, result, limits, self.confidence, seed=self.seed)
         return best.safe
 
     def enough(self, limits: Limits, limit: Limit) -> float | None:
-        """Return how much of a limit answers this question; None: no amount was found."""
+        """Return the amount of a limit with which a plan keeps all limits; None: no amount was found."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(limits, **{limit: None}, time_weight=0.0 if limit == "budget_usd" else 1.0)
         least = self.least(self.search(wide), limits, limit)
@@ -98,25 +98,25 @@ class Question:
 
 
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
-    """Return what would let a plan keep the limits, each by itself or else both: 'raise the budget to $12.40'.
+    """Return changes that would let a plan keep the limits, each alone or else both: 'raise the budget to $12.40'.
 
     Args:
         question: to be asked again.
         limits: that nothing keeps.
         most: the probability that the choice has; absent where there is none.
     """
-    found = []
+    changes = []
     budget = None if limits.budget_usd is None else question.enough(limits, "budget_usd")
     later_s = None if limits.deadline_s is None else question.enough(limits, "deadline_s")
     if budget is not None:
-        found.append(f"raise the budget to {usd(budget)}")
+        changes.append(f"raise the budget to {usd(budget)}")
     if later_s is not None:
-        found.append(f"allow {duration(later_s)}")
-    if not found and limits.budget_usd is not None and limits.deadline_s is not None:
+        changes.append(f"allow {duration(later_s)}")
+    if not changes and limits.budget_usd is not None and limits.deadline_s is not None:
         budget = question.enough(replace(limits, deadline_s=None), "budget_usd")
         later_s = None if budget is None else question.enough(replace(limits, budget_usd=budget), "deadline_s")
         if budget is not None and later_s is not None:
-            found.append(f"raise the budget to {usd(budget)} and allow {duration(later_s)}")
+            changes.append(f"raise the budget to {usd(budget)} and allow {duration(later_s)}")
     if most is not None and (reached := math.floor(most * 1000) / 1000):
-        found.append(f"ask for no more than `confidence={reached:g}`")
-    return found
+        changes.append(f"ask for no more than `confidence={reached:g}`")
+    return changes

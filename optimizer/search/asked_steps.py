@@ -41,7 +41,7 @@ NO_MATTER = Price(usd_per_hour=1.0, market="on-demand", region="any", date=datet
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSteps:
-    """What plans know of a profile's steps.
+    """Step-time predictions of given configurations, by the models that plans are made with.
 
     Attributes:
         catalog: with the machines.
@@ -57,7 +57,7 @@ class AskedSteps:
 
     @classmethod
     def of(cls, profile: Profile, catalog: Catalog) -> AskedSteps:
-        """As `recommend` reads a profile and a catalogue."""
+        """Return the step predictions of a profile on a catalogue's machines."""
         model = fit(profile)
         sampled = sampled_machines(profile, catalog.instance_types)
         return cls(
@@ -69,7 +69,7 @@ class AskedSteps:
         )
 
     def answers(self, asked: Configuration) -> bool:
-        """Whether a plan could have it: types of the catalogue with a worker a GPU, no precision but the profile's.
+        """Return whether a plan could have a configuration: catalogue types, a worker a GPU, the profile's precision.
 
         Of a job that was described, machines some of whose GPUs are idle are as those without them.
         """
@@ -89,7 +89,7 @@ class AskedSteps:
         )
 
     def step(self, asked: Configuration) -> StepTime:
-        """The step of one configuration.
+        """Return the predicted step time of one configuration, with its interval.
 
         Raises:
             BadInput: a type whose speed cannot be predicted; says why.
@@ -118,8 +118,8 @@ class AskedSteps:
         slowest = max(
             option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
         )
-        found = steps_of(given_table(Columns(space), rows, np.array([slowest])), self.shape)
-        step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
+        columns = steps_of(given_table(Columns(space), rows, np.array([slowest])), self.shape)
+        step_s, reach = float(columns.time_s[0]), float(np.exp(Z90 * columns.log_sd[0]))
         worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
         return StepTime(
             step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst

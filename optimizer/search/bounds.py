@@ -25,7 +25,7 @@ FEWEST_MACHINES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What a mix has to beat: a score, within the limits; and what has to be rented at least for that.
+    """The score and limits that a mix has to beat, and the least rent of a mix that does.
 
     Bounds on the counts cannot see that a mix has to end in time.
 
@@ -55,7 +55,7 @@ class Bar:
 
     @classmethod
     def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
-        """For plans with a score below ``score``; infinite where there are limits that count alone."""
+        """Return the bar of plans with a score below ``score``; infinite where only the limits count."""
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
         steps = job.steps.steps(batch, gain)
@@ -100,7 +100,7 @@ class Bar:
         )
 
     def alone_usd(self) -> tuple[Array, Array]:
-        """What a run costs at least where this is the cheapest option of its cluster; (options, batches, exchanges).
+        """Return the least cost of a run whose cluster has no cheaper option, USD; (options, batches, exchanges).
 
         Expected, and at the upper end of the interval.
         """
@@ -108,7 +108,7 @@ class Bar:
         return alone, alone * self.late_factor
 
     def more_usd(self, boxes: Boxes) -> tuple[Array, Array]:
-        """What the machines beside the fewest of each box cost at least: expected, and at the upper end.
+        """Return the least cost of each box's machines beyond its fewest, USD: expected, and at the upper end.
 
         `NEVER_USD` where a group of the box is too slow to be in any such cluster.
         """
@@ -127,7 +127,7 @@ class Bar:
 
 
 def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
-    """Which boxes may hold a cluster that surely keeps the limits, with a lower score; and their bound.
+    """Return a mask of the boxes that may hold a better cluster within the limits, and the bound of each.
 
     Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
@@ -165,7 +165,7 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
 
 
 def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job: JobModel) -> Array:
-    """The least spread of a step: of device and network in the mixture, inside the box, where they cancel most.
+    """Return the least log standard deviation of a step in each box, over its mixtures of device and network.
 
     With the share s of what depends on the device, the spread is at least ``hypot(s c, (1 - s) m)``: convex in s, least
     at ``m^2 / (c^2 + m^2)``.
@@ -196,7 +196,7 @@ def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job:
 
 
 def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> Array:
-    """When a mix with each option ends at the latest, if it is to be better: limits and score, at its least rent."""
+    """Return the latest end of a mix with each option that could beat limits and score, at its least rent, seconds."""
     per_machine = columns.usd_per_hour + beside_usd_per_hour(job.billing, columns.disk_gb)
     usd_per_s = (per_machine + (FEWEST_MACHINES - 1) * per_machine.min(initial=np.inf)) / SECONDS_PER_HOUR
     # score = time^w cost^(1 - w), and cost is at least the rent of that time.
@@ -209,7 +209,7 @@ def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> 
 
 
 def _evaluation_s(columns: Columns) -> Array:
-    """One evaluation of a cluster with each option at least, (options, batches).
+    """Return the least seconds of one evaluation on a cluster with each option, (options, batches).
 
     Each of its workers has a sample of the batch, and the parts of all workers add up to one.
     """
@@ -218,7 +218,7 @@ def _evaluation_s(columns: Columns) -> Array:
 
 
 def _exchange_s(columns: Columns) -> tuple[Array, Array]:
-    """Exchange and compression of the fewest machines of a mix, with the option's own links; (options, exchanges)."""
+    """Return seconds of exchange and compression of the fewest machines on an option's links; (options, exchanges)."""
     messages, traffic_bytes, compress_s = (values[:, FEWEST_MACHINES] for values in columns.fewest)
     latency_s = columns.link_latency_s[columns.collective].T
     s_per_byte = columns.link_s_per_byte[columns.collective].T / np.maximum(columns.relief, 1.0)[:, None]

@@ -39,7 +39,7 @@ NEVER_S = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRows(Table):
-    """Clusters as arrays.
+    """Clusters as arrays, one a row: options and machine counts of their groups, batch and exchange.
 
     Attributes:
         option, count: of each group, (rows, groups); a group without machines has count 0.
@@ -53,7 +53,7 @@ class ClusterRows(Table):
 
     @classmethod
     def of(cls, clusters: Sequence[Cluster]) -> Self:
-        """Clusters as rows of arrays, one a cluster."""
+        """Return clusters as rows of arrays, one a cluster."""
         option = np.zeros((len(clusters), MAX_TYPES), dtype=np.intp)
         count = np.zeros_like(option)
         for row, cluster in enumerate(clusters):
@@ -67,12 +67,12 @@ class ClusterRows(Table):
         )
 
     def cluster(self, row: int) -> Cluster:
-        """One of them as a record."""
+        """Return one row as a `Cluster`."""
         counts = zip(self.option[row].tolist(), self.count[row].tolist(), strict=True)
         return Cluster.of(counts, int(self.batch[row]), int(self.exchange[row]))
 
     def widened(self) -> Self:
-        """The same rows with as many groups as a cluster may have."""
+        """Return the same rows with as many groups as a cluster may have."""
         missing = MAX_TYPES - self.option.shape[1]
         if not missing:
             return self
@@ -129,10 +129,12 @@ class Columns:
         self.scarce_per_hour = column([option.losses.scarce.mean_per_hour for option in options])
         self.bus_latency_s = column([option.bus.latency_s for option in options])
         self.bus_s_per_byte = column([1 / option.bus.bytes_per_s for option in options])
-        self.link_latency_s = np.array([[one.links[name].latency_s for one in networks] for name in names])
-        self.link_s_per_byte = np.array([[1 / one.links[name].bytes_per_s for one in networks] for name in names])
-        self.relief = column([one.relief for one in networks])
-        self.network_log_sd = column([one.log_sd for one in networks])
+        self.link_latency_s = np.array([[network.links[name].latency_s for network in networks] for name in names])
+        self.link_s_per_byte = np.array(
+            [[1 / network.links[name].bytes_per_s for network in networks] for name in names]
+        )
+        self.relief = column([network.relief for network in networks])
+        self.network_log_sd = column([network.log_sd for network in networks])
         self.precision = np.array([precisions.index(option.precision) for option in options], dtype=np.intp)
         self.precision_stretch = column([option.stretch for option in options])
         self.precision_stretch_log_sd = column([option.stretch_log_sd for option in options])
@@ -158,14 +160,14 @@ class Columns:
         self.free_bytes = column([np.inf if r is None or r.free_bytes is None else r.free_bytes for r in rooms])
         self.step_bytes = column([0.0 if r is None else r.step_bytes for r in rooms])
         self.fresh_bytes = column([0.0 if r is None else r.fresh_bytes for r in rooms])
-        self.exchange_bytes = np.array([[one.kept_bytes, one.fixed_bytes, one.each_bytes] for one in taken])
+        self.exchange_bytes = np.array([[memory.kept_bytes, memory.fixed_bytes, memory.each_bytes] for memory in taken])
         self.open = np.array(
-            [(1.0,) if space.open_hours is None else space.open_hours.of_host(one.name) for one in options],
+            [(1.0,) if space.open_hours is None else space.open_hours.of_host(option.name) for option in options],
             dtype=np.float64,
         )
 
     def most_machines(self) -> Integers:
-        """Of each option alone: what the number of machines, of workers, its quota and the hourly limit allow."""
+        """Return the most machines of each option alone that machines, workers, quota and hourly limit allow."""
         space = self.space
         most = np.minimum(space.max_machines, space.max_workers // self.workers)
         if space.max_hourly_usd is not None:
@@ -175,7 +177,7 @@ class Columns:
         return np.asarray(np.maximum(most, 0), dtype=np.intp)
 
     def allowed(self, option: Integers, count: Integers) -> Mask:
-        """Rows that keep what the space allows a cluster to have."""
+        """Return a mask of the rows that keep the space's limits of a cluster."""
         space = self.space
         kept = (count.sum(axis=1) >= 1) & (count.sum(axis=1) <= space.max_machines)
         kept &= (count * self.workers[option]).sum(axis=1) <= space.max_workers
@@ -189,13 +191,13 @@ class Columns:
         return np.asarray(kept)
 
     def computes_alike(self, option: Integers, count: Integers) -> Mask:
-        """Rows whose machines compute in one precision."""
-        own = self.precision[option]
-        highest = np.where(count > 0, own, -1).max(axis=1, initial=-1)
-        return np.asarray(((count == 0) | (own == highest[:, None])).all(axis=1))
+        """Return a mask of the rows whose machines compute in one precision."""
+        precision = self.precision[option]
+        highest = np.where(count > 0, precision, -1).max(axis=1, initial=-1)
+        return np.asarray(((count == 0) | (precision == highest[:, None])).all(axis=1))
 
     def hold(self, rows: ClusterRows, workers: Integers) -> Mask:
-        """Rows whose machines hold their exchange beside a micro-batch: ``kept + max(step, taken + fresh) <= free``."""
+        """Return a mask of rows with room for exchange and micro-batch: ``kept + max(step, taken + fresh) <= free``."""
         kept, fixed, each = self.exchange_bytes[rows.exchange].T
         together = workers.sum(axis=1)
         several = together > 1
@@ -206,7 +208,7 @@ class Columns:
 
 
 def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = None) -> tuple[ClusterRows, ClusterTable]:
-    """The rows that are possible at all, and their table. Given a ``job``, each row gets its best exchange."""
+    """Return the possible rows and their table. Given a ``job``, each row gets its best exchange."""
     workers = rows.count * columns.workers[rows.option]
     batch = columns.batches[rows.batch]
     lines = columns.lines.take(rows.option)
@@ -233,7 +235,7 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
 
 
 def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
-    """The table of clusters whose local batches are given, by when their slowest workers have computed.
+    """Return the table of clusters with given local batches, from when their slowest workers have computed.
 
     Evaluations are left out.
     """
@@ -249,7 +251,7 @@ class Boxes(ClusterRows):
 
 
 def least_table(columns: Columns, boxes: Boxes) -> ClusterTable:
-    """Columns that no cluster of each box undercuts. A group has at least one machine in all of its box, or in none."""
+    """Return columns that no cluster of each box undercuts. A group has machines in all of its box, or in none."""
     workers = boxes.count * columns.workers[boxes.option]
     most_workers = boxes.most * columns.workers[boxes.option]
     batch = columns.batches[boxes.batch]
@@ -264,7 +266,7 @@ def least_table(columns: Columns, boxes: Boxes) -> ClusterTable:
 
 
 def most_compute_s(columns: Columns, boxes: Boxes) -> Array:
-    """When every cluster of each box has computed; `NEVER_S` where the fewest machines cannot hold the batch."""
+    """Return when every cluster of each box has computed; `NEVER_S` where the fewest machines lack room."""
     workers = boxes.count * columns.workers[boxes.option]
     batch = columns.batches[boxes.batch]
     lines = columns.lines.take(boxes.option)
@@ -286,7 +288,7 @@ def _table(
     *,
     most: Integers | None = None,
 ) -> ClusterTable:
-    """What follows from the counts, given when the slowest worker has computed."""
+    """Return the forecast columns of rows, given when the slowest worker of each has computed."""
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
     messages, traffic, compress = (values[exchange, workers] for values in wire)
@@ -338,7 +340,7 @@ def _table(
 
 
 def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
-    """The part of each row's speed that may be used in each slot of `OpenHours`."""
+    """Return the part of each row's speed that may be used in each slot of `OpenHours`, (rows, slots)."""
     if columns.open.shape[1] == 1:
         return np.ones((len(rows), 1))
     adds = rows.count * columns.workers[rows.option] / columns.lines.per_sample_s[rows.option]
@@ -349,7 +351,7 @@ def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
 def _link(
     columns: Columns, rows: ClusterRows, collective: Integers | int, *, most: Integers | None = None
 ) -> tuple[Array, Array]:
-    """Seconds of a message and of a byte over the slowest hop of each row, inside its machines or between them.
+    """Return seconds of a message and of a byte over the slowest hop of each row, inside its machines or between them.
 
     A ring over machines in order: one flow leaves each machine, whatever its number of workers.
     """
@@ -375,13 +377,13 @@ def _link(
 
 
 def _beside(columns: Columns, rows: ClusterRows, exchange: Integers | int) -> Array:
-    """1 where an exchange runs beside the backward pass: buckets are rounded in a thread of the CPU, not on a GPU."""
+    """Return 1 where an exchange runs beside the backward pass, else 0: CPU threads round buckets, GPUs do not."""
     on_cpu = (columns.on_cpu[rows.option] | (rows.count == 0)).all(axis=1)
     return np.asarray(columns.under_backward[exchange] * (columns.is_plain[exchange] | on_cpu))
 
 
 def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s: Array) -> Integers:
-    """The exchange with which each row ends soonest, given when its slowest worker has computed; -1: none fits.
+    """Return the exchange with which each row ends soonest, given when its slowest worker computed; -1: none fits.
 
     What is sent in the place of whole gradients counts with the upper ends of what is not known of it: its own work,
     its steps over theirs (in a run of fixed length, the progress that may be lost), and how often workers average. And
@@ -391,9 +393,9 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
     workers_of = rows.count * columns.workers[rows.option]
     workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
     batches, which = columns.batches.astype(np.float64)[:, None], rows.batch
-    one, gain = np.ones(1), columns.gain[None, :]
+    whole, gain = np.ones(1), columns.gain[None, :]
     steps = job.steps.steps(batches, gain)
-    more_sd = np.sqrt(np.maximum(job.steps.log_sd(batches, gain) ** 2 - job.steps.log_sd(batches, one) ** 2, 0.0))
+    more_sd = np.sqrt(np.maximum(job.steps.log_sd(batches, gain) ** 2 - job.steps.log_sd(batches, whole) ** 2, 0.0))
     links = [_link(columns, rows, collective) for collective in range(len(columns.link_latency_s))]
     factor, startup_s = (
         np.where(rows.count > 0, values[rows.option], 0.0).max(axis=1)
@@ -431,7 +433,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
 
 
 def uniform_rows(columns: Columns) -> ClusterRows:
-    """Every cluster of one option that the space allows, in steps where clusters are large (`machine_counts`).
+    """Return all clusters of one option that the space allows, in steps where they are large (`machine_counts`).
 
     With the first exchange: which one suits a cluster is told when it is priced.
     """

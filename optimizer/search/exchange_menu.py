@@ -93,12 +93,12 @@ class ExchangeOption:
 
     @property
     def under_backward(self) -> bool:
-        """Whether it runs beside the backward pass; averages of parameters are made after the step."""
+        """True where the exchange runs beside the backward pass; averages of parameters are made after the step."""
         return self.compression.name in UNDER_BACKWARD and not self.sync.is_local
 
     @property
     def is_plain(self) -> bool:
-        """Whether whole gradients are summed in every step."""
+        """True where whole gradients are summed in every step."""
         return self.compression.name == IDENTITY and not self.sync.is_local
 
 
@@ -112,7 +112,7 @@ def exchange_menu(
     names: Sequence[str] = (),
     ratios: Sequence[float] = (),
 ) -> tuple[ExchangeOption, ...]:
-    """Whole sums, each way to send less whose price is known, and given ways to average parameters now and then.
+    """Return the exchanges to choose from: whole sums, compressed ones with a known price, and given averages.
 
     Who names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
 
@@ -128,9 +128,9 @@ def exchange_menu(
     Raises:
         BadInput: of what was named, nothing can be priced.
     """
-    found, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
+    options, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
     if names and IDENTITY not in names:
-        found, minimum_gain = [], 0.0
+        options, minimum_gain = [], 0.0
     for way in _ways(model, ratios):
         if names and way.name not in names:
             continue
@@ -140,19 +140,19 @@ def exchange_menu(
             left_out[way.name] = str(refused)
             continue
         option = replace(exchange_of(model, way, max_workers), gain=gain)
-        found.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
-    if not found:
+        options.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
+    if not options:
         why = "; ".join(f"of {name}, {reason}" for name, reason in left_out.items())
         raise BadInput(
             f"{setting('compression', ','.join(names))} cannot be planned: {why}.",
             hint="profile the job again, or leave `compression` out: what it costs must be known",
         )
-    averages = (local_exchange(model, option, one) for one in local for option in found)
-    return (*drop_beaten(found), *(option for option in averages if option.compression.name in AVERAGED))
+    averages = (local_exchange(model, option, average) for average in local for option in options)
+    return (*drop_beaten(options), *(option for option in averages if option.compression.name in AVERAGED))
 
 
 def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption:
-    """The same where steps are given: those that it would take more, at the upper end, are progress that is lost.
+    """Return the option for a run of given steps, where the steps it would take more are lost progress.
 
     Not more than `MOST_LOST`, as `minimum_gain` has it of what is held back.
     """
@@ -165,7 +165,7 @@ def _of_fixed_length(option: ExchangeOption, penalty: Penalty) -> ExchangeOption
 
 
 def exchange_of(model: FittedModel, compression: Compression, max_workers: int) -> ExchangeOption:
-    """One way to exchange gradients, whatever it does to convergence.
+    """Return one priced exchange of gradients, whatever it does to convergence.
 
     Raises:
         BadInput: what it takes a worker is not known.
@@ -197,7 +197,7 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
 
 
 def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOption) -> ExchangeOption:
-    """What averaging all parameters comes to in the mean over steps; nothing for which no pilot speaks.
+    """Return the averaging of all parameters, priced in the mean over steps; unaffordable where no pilot speaks.
 
     Args:
         model: what the profile says.
@@ -222,7 +222,7 @@ def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOpti
 
 
 def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]:
-    """Without those that another over the same links beats or equals in everything, for every number of workers.
+    """Leave out options that another over the same links beats or equals in everything, for any worker count.
 
     Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays.
     """
@@ -238,7 +238,7 @@ def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]
 
 
 def _figures(option: ExchangeOption) -> Array:
-    """Everything that the price of a step, or the number of steps, grows with."""
+    """Return all figures that the price of a step, or the number of steps, grows with."""
     by_workers = (
         option.messages,
         option.traffic_bytes,
@@ -258,7 +258,7 @@ def _figures(option: ExchangeOption) -> Array:
 
 
 def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
-    """Every method of the registry as a run would be told of it, with these ratios, or those that pilots looked at."""
+    """Yield every compression method of the registry, at these ratios or those that pilots looked at."""
     yield from whole_ways()
     looked_at = list(ratios) or sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
     for name, method in METHODS.items():
@@ -276,7 +276,7 @@ def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
 
 
 def _gain(model: FittedModel, way: Compression) -> float | str:
-    """Gradient energy that it keeps, or a few words on why nobody knows."""
+    """Return the gradient energy that a method keeps, or a few words on why nobody knows."""
     if not METHODS[way.name].by_ratio and (known := model.losses.gain(way)) is not None:
         return known
     if way.name in LIKE_TOPK and model.gain.log_ratios:
@@ -285,13 +285,13 @@ def _gain(model: FittedModel, way: Compression) -> float | str:
 
 
 def _work(model: FittedModel, way: Compression) -> OwnWork | None:
-    """What it takes a worker of the profiled machine beside the network; None: not known."""
+    """Return the time that a method takes a worker of the profiled machine beside the network; None: not known."""
     device, numel = model.reference, model.profile.job.parameters
     return own_work(way, device.compressors, numel=numel, copy_bytes_per_s=device.device.copy_bytes_per_s)
 
 
 def _why_not(model: FittedModel, way: Compression, gain: float, minimum_gain: float) -> str | None:
-    """A few words on why a way of this gain is left out; None: it is not."""
+    """Return a few words on why a method of this gain is left out; None: it is not."""
     if _work(model, way) is None:
         return "how long it takes a worker was not measured"
     if METHODS[way.name].by_shape and not model.profile.job.parameter_shapes:
@@ -303,7 +303,7 @@ def _why_not(model: FittedModel, way: Compression, gain: float, minimum_gain: fl
 
 
 def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None) -> tuple[Array, Array]:
-    """Messages in a row and bytes over the slowest link of one exchange, by the number of workers.
+    """Return messages in a row, and bytes over the slowest link of one exchange, by the number of workers.
 
     Which operations there are changes where AR-Topk begins to elect. Up to there and from there on, a payload is the
     same for any number of workers, or a slice for each; a quantiser's codes grow wider with them, and are looked at one
@@ -315,17 +315,17 @@ def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None
             continue
         workers = np.arange(first, last + 1)
         few, many = (operations_of(way, numel, workers=count, shapes=shapes) for count in (first, last))
-        for place, (one, other) in enumerate(zip(few, many, strict=True)):
-            payload: Array | float = one.payload_bytes
-            if one.sliced:
+        for place, (operation, other) in enumerate(zip(few, many, strict=True)):
+            payload: Array | float = operation.payload_bytes
+            if operation.sliced:
                 payload = _sliced_bytes(way, numel, workers).astype(np.float64)
-            elif one.payload_bytes != other.payload_bytes:
+            elif operation.payload_bytes != other.payload_bytes:
                 each = (
                     operations_of(way, numel, workers=count, shapes=shapes)[place].payload_bytes
                     for count in workers.tolist()
                 )
                 payload = np.fromiter(each, dtype=np.float64, count=len(workers))
-            of_messages, of_traffic = _factors(one.primitive, max_workers)
+            of_messages, of_traffic = _factors(operation.primitive, max_workers)
             messages[first : last + 1] += of_messages[first : last + 1]
             traffic_bytes[first : last + 1] += of_traffic[first : last + 1] * payload
     return messages, traffic_bytes
@@ -339,9 +339,11 @@ def _sliced_bytes(way: Compression, numel: int, workers: NDArray[np.int64]) -> N
 
 @cache
 def _factors(primitive: Primitive, most: int) -> tuple[Array, Array]:
-    """Messages of a collective, and what it carries of each byte of payload, by the number of workers."""
-    found = [
+    """Return messages of a collective, and bytes that it carries for each of the payload, by the number of workers."""
+    by_workers = [
         Operation(primitive=primitive, payload_bytes=1.0, members=workers).terms() for workers in range(1, most + 1)
     ]
-    messages, traffic = ([0.0, *(getattr(terms, name) for terms in found)] for name in ("messages", "traffic_bytes"))
+    messages, traffic = (
+        [0.0, *(getattr(terms, name) for terms in by_workers)] for name in ("messages", "traffic_bytes")
+    )
     return np.array(messages), np.array(traffic)

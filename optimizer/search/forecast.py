@@ -22,7 +22,7 @@ from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, g
 
 @dataclass(frozen=True, kw_only=True)
 class JobModel:
-    """What does not depend on the cluster.
+    """The part of a forecast that does not depend on the cluster.
 
     Attributes:
         steps: steps that the goal needs.
@@ -49,7 +49,7 @@ class JobModel:
 
     @property
     def before_usd(self) -> float:
-        """What is paid whatever the cluster, before it is rented."""
+        """The cost that falls due before any cluster is rented, USD."""
         return 0.0 if self.transfer is None else self.transfer.usd
 
 
@@ -209,7 +209,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StepColumns:
-    """Steps of the clusters of a table: the slowest worker's computation, all of it, and how well it is known.
+    """Step times of clusters, as columns: the slowest worker's computation, the whole step, and its uncertainty.
 
     ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
     """
@@ -221,7 +221,7 @@ class StepColumns:
 
 
 def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
-    """The equations of `step_time`, and what is not known of each of their parameters.
+    """Return the step-time columns of clusters, with the log standard deviation from all uncertain parameters.
 
     Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
     """
@@ -261,28 +261,28 @@ def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     return StepColumns(
         compute_s=compute,
         time_s=step,
-        log_sd=np.sqrt(sum(np.square(one) for one in log_sds.values())),
+        log_sd=np.sqrt(sum(np.square(log_sd) for log_sd in log_sds.values())),
         device_share=device_share,
     )
 
 
 def late(workers: ArrayLike, shape: Shape) -> Array:
-    """How much longer the slowest of so many workers computes than each of them does in the mean."""
+    """Return the factor by which the slowest of so many workers computes longer than their mean."""
     counts, which = np.unique(np.asarray(workers, dtype=np.intp), return_inverse=True)
     return 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
 
 
 def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
-    """How much longer each byte of an exchange between machines takes so many workers than two."""
+    """Return the factor by which an exchanged byte between machines takes longer among so many workers than two."""
     return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
 
 
 def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:
-    """How often a run evaluates: whenever a step passes a multiple of the period, and after the last step."""
+    """Return how many evaluations a run makes: one whenever a step passes a multiple of the period, and a last one."""
     before_the_last = (np.asarray(steps) - 1) * np.asarray(global_batch_size)
     return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
 
 
 def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
-    """Distance from a figure to the end of its 90 % interval."""
+    """Return the distance from a figure to the end of its 90 % interval."""
     return np.asarray(np.abs(value * np.expm1(sign * Z90 * np.asarray(log_sd))), dtype=np.float64)

@@ -26,18 +26,18 @@ class Table:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Integers | NDArray[np.bool_] | slice) -> Self:
-        """The rows at these indices, or where the mask is true."""
+        """Return the rows at these indices, or where the mask is true."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, in order."""
+        """Return the rows of all parts, in order."""
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Table):
-    """What a worker of each group needs for ``b`` samples: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
+    """Step-time lines of a worker of each group: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
 
     Attributes:
         most: samples that it can hold, infinite where nothing limits them. The least is one.
@@ -53,20 +53,20 @@ class Lines(Table):
     once_s: Array
 
     def time_s(self, samples: Array) -> Array:
-        """Time of ``samples`` (rows, groups)."""
+        """Return the seconds of ``samples`` on each group, (rows, groups)."""
         parts = np.maximum(np.ceil(samples / self.together), 1.0)
         whole = np.maximum(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples)
         return np.asarray(whole - (parts - 1) * self.once_s)
 
     def most_over_line_s(self, samples: Array) -> Array:
-        """What so many samples or fewer take beyond ``max(floor_s, fixed_s + per_sample_s * samples)``, at most."""
+        """Return the most that up to so many samples take beyond ``max(floor_s, fixed_s + per_sample_s * samples)``."""
         parts = np.maximum(np.ceil(samples / self.together), 1.0)
         return np.asarray((parts - 1) * (np.maximum(self.floor_s, self.fixed_s) - self.once_s))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRows:
-    """Of group j, ``raised[:, j]`` workers take ``base[:, j] + 1`` samples and the others ``base[:, j]``."""
+    """Local batches of group j: ``raised[:, j]`` workers take ``base[:, j] + 1`` samples, the others ``base[:, j]``."""
 
     base: Integers
     raised: Integers
@@ -74,13 +74,13 @@ class SharedRows:
 
 
 def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.bool_]:
-    """Rows whose batch has a sample for each worker and room in their memory."""
+    """Return a mask of the rows whose batch has a sample for each worker and room in their memory."""
     most = np.where(workers > 0, workers * np.minimum(lines.most, batch[:, None]), 0.0).sum(axis=1)
     return np.asarray((workers.sum(axis=1) <= batch) & (most >= batch))
 
 
 def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
-    """The integer shares with the earliest finish, row by row, for `feasible` rows.
+    """Return the integer local batches with the earliest finish, row by row, for `feasible` rows.
 
     Round the water level down, then hand the rest to whoever would finish one more sample first (see
     `hetopt.core.batch_partition` for why that is exact). A round gives one sample to every worker of one group, so few
@@ -112,7 +112,7 @@ def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
 
 
 def water_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
-    """The smallest level at which the clipped lines hold the batch: the finish if samples could be divided."""
+    """Return the least level at which the clipped lines hold the batch: the finish if samples could be divided."""
     rate = np.where(workers > 0, workers / lines.per_sample_s, 0.0)
     level = (batch + (rate * lines.fixed_s).sum(axis=1)) / rate.sum(axis=1)
     share_of = (level[:, None] - lines.fixed_s) / lines.per_sample_s
@@ -125,7 +125,7 @@ def water_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
 
 
 def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
-    """The level where some group is at its least or most: linear between two neighbouring breakpoints."""
+    """Return the level where some group is at its least or most: linear between neighbouring breakpoints."""
     high = np.minimum(lines.most, batch[:, None])
     present = workers > 0
     ends = np.concatenate([lines.fixed_s + lines.per_sample_s, lines.fixed_s + lines.per_sample_s * high], axis=1)
@@ -156,7 +156,7 @@ def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
 
 
 def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Array:
-    """A time that no cluster with at most so many workers of each group undercuts, each group having at least one.
+    """Return a lower bound of the compute time of clusters with one to so many workers of each group, seconds.
 
     The finish is the time of a whole number of samples on one of the groups, and not before the water level.
     """

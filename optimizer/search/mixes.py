@@ -34,7 +34,7 @@ BOXES_OF_THREE = 300_000
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What branch and bound has shown.
+    """The optimality gap that branch and bound has shown.
 
     Attributes:
         types: that a mix of those that were looked at has at most.
@@ -100,7 +100,7 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
 
 
 def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
-    """One box for each so many options, batch size and exchange that could be good together, in chunks.
+    """Return a box for each set of so many options, batch size and exchange that could be good together, in chunks.
 
     Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
     Absent where those of three options are too many for ``most_boxes``.
@@ -115,8 +115,8 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     if types > 2:
         threes = 0
         for precision in range(len(columns.space.precisions)):
-            own = columns.precision == precision
-            all_usable, all_cheap = usable[own].sum(axis=0), cheap[own].sum(axis=0)
+            alike = columns.precision == precision
+            all_usable, all_cheap = usable[alike].sum(axis=0), cheap[alike].sum(axis=0)
             threes += int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum())
         if threes > most_boxes * 2 // 3:
             return None
@@ -137,27 +137,27 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
 
 
 def _together(cheap: Mask, usable: Mask, types: int) -> Integers:
-    """Every so many usable options of which one is cheap, (rows, types)."""
-    one, other = np.flatnonzero(cheap), np.flatnonzero(usable)
-    first, second = (side.reshape(-1) for side in np.meshgrid(one, other, indexing="ij"))
+    """Return each set of so many usable options of which one is cheap, (rows, types)."""
+    cheap_index, usable_index = np.flatnonzero(cheap), np.flatnonzero(usable)
+    first, second = (side.reshape(-1) for side in np.meshgrid(cheap_index, usable_index, indexing="ij"))
     # Two cheap ones meet twice.
     kept = (first < second) | ((first > second) & ~cheap[second])
     pairs = np.stack([first[kept], second[kept]], axis=1)
     if types == 2:
         return pairs
-    row, third = (side.reshape(-1) for side in np.meshgrid(np.arange(len(pairs)), other, indexing="ij"))
+    row, third = (side.reshape(-1) for side in np.meshgrid(np.arange(len(pairs)), usable_index, indexing="ij"))
     threes = np.sort(np.column_stack([pairs[row], third]), axis=1)
     threes = threes[(threes[:, 0] < threes[:, 1]) & (threes[:, 1] < threes[:, 2])]
     return np.asarray(np.unique(threes, axis=0), dtype=np.intp)
 
 
 def _threes(options: Integers) -> Integers:
-    """Ways to take three of so many."""
+    """Return the number of ways to take three of so many."""
     return options * (options - 1) * (options - 2) // 6
 
 
 def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
-    """The boxes without counts that leave no room for the fewest machines of the other groups."""
+    """Return the boxes without counts that leave no room for the fewest machines of the other groups."""
     space, most = columns.space, boxes.most
     for size, limit in (
         (np.ones_like(columns.workers), space.max_machines),
@@ -174,7 +174,7 @@ def _chunks(boxes: Boxes) -> list[Boxes]:
 
 
 def _halve(boxes: Boxes) -> Boxes:
-    """Each box in two, across the group whose counts differ by the largest factor, at their geometric mean."""
+    """Return each box in two, across the group whose counts differ by the largest factor, at their geometric mean."""
     if not len(boxes):
         return boxes
     low, high = boxes.count, boxes.most
@@ -188,7 +188,7 @@ def _halve(boxes: Boxes) -> Boxes:
 
 
 def _members(boxes: Boxes) -> ClusterRows:
-    """Every cluster of the boxes."""
+    """Return the clusters of the boxes, one a row."""
     low, high = boxes.count, boxes.most
     widths = high - low + 1
     sizes = widths.prod(axis=1)

@@ -49,7 +49,7 @@ MOST_DOUBT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Totals that must not be exceeded, and what is wanted within them.
+    """Budget and deadline that must be kept, and the weight of time against cost within them.
 
     Attributes:
         budget_usd, deadline_s: the totals; absent: no limit.
@@ -62,32 +62,32 @@ class Limits:
     time_weight: float = BALANCED
 
     def score(self, total_s: Array, cost_usd: Array) -> Array:
-        """What is minimised; never falls when time or cost grows."""
+        """Return the score to minimise, ``time^w cost^(1-w)``; never falls when time or cost grows."""
         weight = self.time_weight
         if weight in (0.0, 1.0):
             return total_s if weight else cost_usd
         return np.asarray(total_s**weight * cost_usd ** (1 - weight))
 
     def expected_score(self, forecast: Forecast) -> Array:
-        """The score of expected time and cost, by which plans are ranked."""
+        """Return the score of expected time and cost, by which plans are ranked."""
         return self.score(*expected_totals(forecast))
 
     def overrun(self, forecast: Forecast) -> Array:
-        """The median total over its limit, the worse of cost and time; at most 1 when it fits and can be rented."""
+        """Return the median total over its limit, worse of cost and time; at most 1 when it fits and can be rented."""
         return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
-        """The same at what runs stay below with the probability `SURE`."""
+        """Return cost or time at the quantile `SURE` over its limit, the worse of both; at most 1 where it is kept."""
         cost = sure_quantile(forecast.cost_usd, forecast.cost_high_usd)
         time = sure_quantile(forecast.total_s, forecast.total_high_s)
         return np.maximum(self.ratio(cost, time), self._rent(forecast))
 
     def _rent(self, forecast: Forecast) -> Array:
-        """The least budget that a cluster is rented with, over the budget."""
+        """Return the least budget that a cluster is rented with, over the budget."""
         return forecast.least_budget_usd / (np.inf if self.budget_usd is None else self.budget_usd)
 
     def ratio(self, cost: Array, time: Array) -> Array:
-        """Cost or time over its limit, the worse of both."""
+        """Return cost or time over its limit, the worse of both."""
         ratio = np.zeros_like(cost)
         if self.budget_usd is not None:
             ratio = np.maximum(ratio, cost / self.budget_usd)
@@ -97,13 +97,13 @@ class Limits:
 
 
 def expected(median: Array, high: Array) -> Array:
-    """Expectation of what is log-normal, given its median and the upper end of its 90 % interval."""
+    """Return the expectation of a log-normal figure from its median and the upper end of its 90 % interval."""
     log_sd = np.log(np.divide(high, median, out=np.ones_like(median), where=median > 0)) / Z90
     return np.asarray(median * np.exp(np.minimum(np.square(log_sd) / 2, MOST_DOUBT)))
 
 
 def sure_quantile(median: Array, high: Array) -> Array:
-    """What is exceeded with the probability ``1 - SURE``, given the median and the upper end of the 90 % interval.
+    """Return the quantile `SURE` of a log-normal figure from its median and the upper end of its 90 % interval.
 
     It grows with both, so that of bounds on them it is a bound.
     """
@@ -112,7 +112,7 @@ def sure_quantile(median: Array, high: Array) -> Array:
 
 
 def least_expected(median: Array, high: Array) -> Array:
-    """The least expectation of whatever has at least this median, and at least this upper end.
+    """Return the least expectation of a figure with at least this median and at least this upper end.
 
     At one upper end ``h`` it falls with the median up to ``h exp(-z^2)``, as the interval narrows by more, and grows
     from there.
@@ -140,7 +140,7 @@ def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
 
 
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
-    """The best row, and whether it is safe.
+    """Return the best row, and whether it is safe.
 
     A limit is a promise, so a plan should keep it with the probability `SURE`. Among those the least expected score
     wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
@@ -154,7 +154,7 @@ def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
 
 
 class Keys(NamedTuple):
-    """What orders rows, most important first: lower is better.
+    """Sort keys of rows, most important first: lower is better.
 
     Attributes:
         level: 0 where a row is safe, 1 where it fits, 2 otherwise.
@@ -168,7 +168,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, found: Forecast, limits: Limits) -> Keys:
-        """Those of a forecast's rows."""
+        """Return the sort keys of a forecast's rows."""
         time, cost = expected_totals(found)
         risk, overrun = limits.risk(found), limits.overrun(found)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
@@ -180,7 +180,7 @@ class Keys(NamedTuple):
         return np.lexsort(self[::-1]).astype(np.intp)[:count]
 
     def rank(self, row: int) -> tuple[float, ...]:
-        """The place of a row in that order."""
+        """Return the sort key of one row."""
         return tuple(float(key[row]) for key in self)
 
 

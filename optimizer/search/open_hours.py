@@ -26,7 +26,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class OpenHours:
-    """The day from a moment on, in slots.
+    """Slots of the day from a moment on, in each of which every host may be used or not.
 
     Attributes:
         slots_s: length of each, seconds; together a day.
@@ -38,7 +38,7 @@ class OpenHours:
 
     @classmethod
     def of(cls, hosts: Sequence[Host], now: datetime.datetime) -> OpenHours | None:
-        """Those of an inventory; None where all may always be used.
+        """Return the open hours of an inventory; None where all hosts may always be used.
 
         Args:
             hosts: of the inventory.
@@ -57,12 +57,12 @@ class OpenHours:
         return cls(slots_s=slots, hosts={name: tuple(map(hours.has, middles)) for name, hours in kept.items()})
 
     def of_host(self, name: str) -> tuple[bool, ...]:
-        """Whether a machine may be used in each slot; a rented one always."""
+        """Return whether a machine may be used in each slot; a rented one always."""
         return self.hosts.get(name, (True,) * len(self.slots_s))
 
 
 def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Array:
-    """``E(W)``: seconds until work is done that takes ``work_s`` at full speed.
+    """Return the seconds until work is done that takes ``work_s`` at full speed, ``E(W)``.
 
     Args:
         work_s: any shape.

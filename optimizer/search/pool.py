@@ -22,7 +22,7 @@ class Pool:
     """Rows with their forecast, in the order in which they came. The first ``uniform`` are of one type each."""
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits) -> None:
-        """A pool that nothing was added to, for clusters of these machine options and limits."""
+        """Make an empty pool, for clusters of these machine options and limits."""
         self.columns, self.job, self.limits = columns, job, limits
         self.uniform = 0
         self.priced = 0
@@ -59,21 +59,21 @@ class Pool:
             some, table = tabulate_rows(self.columns, part, self.job)
             if not len(some):
                 continue
-            found = forecast(table, self.job)
+            forecasts = forecast(table, self.job)
             self.priced += len(some)
-            keys = Keys.of(found, self.limits)
+            keys = Keys.of(forecasts, self.limits)
             ranked = keys.best(keep or 1)
             place = keys.rank(int(ranked[0]))
             if self.best is None or place < self._best_rank:
                 self.best, self._best_rank = some.cluster(int(ranked[0])), place
             self.safe_score = min(self.safe_score, float(keys.main[keys.level == 0].min(initial=np.inf)))
             if keep is not None:
-                kept = self._new(some, np.union1d(ranked, pareto_front(*expected_totals(found))))
-                some, found = some.take(kept), found.take(kept)
-            self._parts.append((some.widened(), found))
+                kept = self._new(some, np.union1d(ranked, pareto_front(*expected_totals(forecasts))))
+                some, forecasts = some.take(kept), forecasts.take(kept)
+            self._parts.append((some.widened(), forecasts))
 
     def _new(self, rows: ClusterRows, some: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Those of some rows whose cluster was not kept before."""
+        """Return the rows whose cluster was not kept before, each cluster once."""
         new: dict[Cluster, int] = {}
         for row in some.tolist():
             new.setdefault(rows.cluster(row), row)

@@ -44,7 +44,7 @@ FIRST_TRIALS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is searched.
+    """Limits on how many types are mixed and how many boxes are bounded.
 
     Attributes:
         types: instance types in one cluster at most.
@@ -59,7 +59,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was priced and kept, and the choice.
+    """Clusters that a search priced and kept, and its choice.
 
     Attributes:
         rows: the clusters, those of one type first.
@@ -86,7 +86,7 @@ class Found:
     stopped: bool = False
 
     def cluster(self, row: int) -> Cluster:
-        """The cluster that a row of the forecast is about."""
+        """Return the cluster of one row of the forecast."""
         return self.rows.cluster(row)
 
 
@@ -148,7 +148,7 @@ def search_study(
     trials: int,
     kept: Path | optuna.Study | None,
 ) -> Found:
-    """Return what exact search found with the clusters that trials of an Optuna study add; its first are that.
+    """Return exact search's result with clusters that trials of an Optuna study add; its best are the first trials.
 
     Args:
         space: what there is to choose from.
@@ -184,7 +184,7 @@ def search_study(
 
 
 def proved(found: Found) -> str:
-    """What exact search has shown: 'no mix of up to three types is better by more than 0.2 %'."""
+    """Return the proof of exact search in words: 'no mix of up to three types is better by more than 0.2 %'."""
     proof = found.proof
     uniform = f"{found.uniform:,} clusters of one type were priced, each one"
     if proof is None or not proof.complete:
@@ -195,7 +195,7 @@ def proved(found: Found) -> str:
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
-    """What is shown of mixes of up to three types, or of two where three are too many."""
+    """Return the proof over mixes of up to three types, or of two where three are too many."""
     if pairs is None or not pairs.complete:
         return pairs
     threes = search_mixes(pool, types=3, most_boxes=effort.boxes_of_three)
@@ -207,7 +207,7 @@ def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | 
 
 
 def _choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
-    """The choice among rows, and the front of those that keep the limits as it does, as fields of `Found`."""
+    """Return the choice among rows, and the front of those that keep the limits as it does, as fields of `Found`."""
     chosen, safe = choose(forecast, limits)
     keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
     front = keeps[plan_front(forecast.take(keeps))]
@@ -215,7 +215,7 @@ def _choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
 
 
 def _between(pool: Pool) -> ClusterRows:
-    """The counts that the enumeration of large clusters skipped, around the best of them."""
+    """Return the clusters whose counts the enumeration of large ones skipped, around the best of them."""
     counts = frozenset(pool.columns.space.machine_counts)
     skipped: dict[Cluster, None] = {}
     for row in best_rows(pool.forecast, pool.limits, NEAR_BEST).tolist():

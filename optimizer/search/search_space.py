@@ -82,7 +82,7 @@ class MachineOption:
 
     @property
     def losses(self) -> PreemptionRatePosterior:
-        """How often its pool loses machines, as believed; machines on demand are not taken back."""
+        """The believed preemption rate of the machine's pool; machines on demand are not taken back."""
         return self.belief or NEVER_LOST
 
 
@@ -96,7 +96,7 @@ class Cluster:
 
     @classmethod
     def of(cls, counts: Iterable[tuple[int, int]], batch: int, exchange: int) -> Cluster:
-        """The cluster with equal options merged, empty ones dropped and a canonical order."""
+        """Return the cluster with equal options merged, empty ones dropped and a canonical order."""
         merged: Counter[int] = Counter()
         for option, count in counts:
             merged[option] += count
@@ -110,7 +110,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """All of it. ``offered`` and ``excluded`` tell how the options came about.
+    """Machine options, batch sizes, exchanges and limits of a search. ``offered`` and ``excluded`` count offers.
 
     Attributes:
         max_machines, max_workers: of one cluster.
@@ -133,7 +133,7 @@ class SearchSpace:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """That clusters may compute in."""
+        """Precisions that clusters may compute in."""
         return tuple(dict.fromkeys(option.precision for option in self.options))
 
     @property
@@ -158,7 +158,7 @@ def machine_options(
     precision: Precision | None = None,
     loss: PrecisionLoss | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
-    """The offers whose speed can be predicted, and how many were left out for which reason.
+    """Return the offers whose speed can be predicted, and how many were left out for which reason.
 
     Args:
         model: what the profile says.
@@ -176,7 +176,7 @@ def machine_options(
     precision, loss = precision or model.precision, loss or PrecisionLoss()
     payload = payload or Payload()
     evaluation_s = model.profile.evaluation_s or 0.0
-    found: list[MachineOption] = []
+    usable: list[MachineOption] = []
     excluded: Counter[str] = Counter()
     only_sampled = precision != model.precision
     like = partial(worker_model, model, host, exchange=exchange)
@@ -193,15 +193,15 @@ def machine_options(
                 known[instance.name] = _as_sampled(alone, seen, shape, samples, only_sampled=only_sampled), seen
             except Unusable as refused:
                 known[instance.name] = refused
-        found_there = known[instance.name]
-        if isinstance(found_there, Unusable):
-            excluded[str(found_there)] += 1
+        outcome = known[instance.name]
+        if isinstance(outcome, Unusable):
+            excluded[str(outcome)] += 1
             continue
-        worker, seen = found_there
+        worker, seen = outcome
         spot, watched = offer.price.market == "spot", None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
-        found.append(
+        usable.append(
             MachineOption(
                 offer=offer,
                 worker=worker,
@@ -219,11 +219,11 @@ def machine_options(
                 watched=watched,
             )
         )
-    return tuple(found), MappingProxyType(dict(excluded))
+    return tuple(usable), MappingProxyType(dict(excluded))
 
 
 def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape) -> WorkerModel:
-    """The worker beside all others of its machine, where only fewer at a time were measured."""
+    """Return the worker beside all others of its machine, where only fewer at a time were measured."""
     if worker.evidence == "measured":
         return worker
     reference = model.reference.device
@@ -237,7 +237,7 @@ def _in_company(worker: WorkerModel, model: FittedModel, shape: Shape) -> Worker
 
 
 def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) -> WorkerModel:
-    """The worker whose micro-batches take at least as long as gathering the replica that its machine's GPUs share."""
+    """Return the worker with micro-batches at least as long as gathering the replica that its machine's GPUs share."""
     described = model.reference.device.counted
     if worker.room is None or described is None or worker.room.scheme.shards == 1:
         return worker
@@ -249,7 +249,7 @@ def _gathering(worker: WorkerModel, model: FittedModel, instance: InstanceType) 
 def _as_sampled(
     worker: WorkerModel, seen: SampledMachine | None, shape: Shape, samples: int, *, only_sampled: bool
 ) -> WorkerModel:
-    """The worker as step samples know it, or their relative, where that is known better than by the profile alone.
+    """Return the worker with the step times of its samples or a relative's, where these are surer than the profile.
 
     What it takes beside steps, it takes as much longer as a step of so many samples. Of a precision that they alone
     know, the profile says nothing.
@@ -287,8 +287,8 @@ def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOpt
     """
     figures: dict[Precision, dict[int, list[float]]] = {}
     for option in options:
-        own = [*_figures(option), option.stretch, option.stretch_log_sd]
-        figures.setdefault(option.precision, {})[id(option.offer)] = own
+        values = [*_figures(option), option.stretch, option.stretch_log_sd]
+        figures.setdefault(option.precision, {})[id(option.offer)] = values
     kept = list(figures)
     for precision in reversed(list(figures)):
         others = [figures[other] for other in kept if other != precision]
@@ -297,12 +297,12 @@ def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOpt
     return tuple(option for option in options if option.precision in kept)
 
 
-def _is_beaten(one: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
-    """Up to what the fit of a line rounds away."""
+def _is_beaten(figures: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
+    """Return whether another precision is as good in every figure, up to what the fit of a line rounds away."""
     return all(
         offer in other
-        and bool(np.all(np.less_equal(other[offer], own) | np.isclose(other[offer], own, rtol=1e-9, atol=0)))
-        for offer, own in one.items()
+        and bool(np.all(np.less_equal(other[offer], values) | np.isclose(other[offer], values, rtol=1e-9, atol=0)))
+        for offer, values in figures.items()
     )
 
 
@@ -327,16 +327,16 @@ def drop_dominated(options: Sequence[MachineOption], quotas: Quotas) -> tuple[Ma
         inorder = np.array(group)[np.lexsort([group, *figures[group].T[::-1]])]
         best = np.empty((len(group), figures.shape[1]))
         count = 0
-        for i, own in zip(inorder.tolist(), figures[inorder], strict=True):
-            if not (best[:count] <= own).all(axis=1).any():
-                best[count] = own
+        for i, values in zip(inorder.tolist(), figures[inorder], strict=True):
+            if not (best[:count] <= values).all(axis=1).any():
+                best[count] = values
                 count += 1
                 kept.append(i)
     return tuple(options[i] for i in sorted(kept))
 
 
 def _figures(option: MachineOption) -> list[float]:
-    """Everything that the forecast of a cluster grows with."""
+    """Return all figures of an option that the forecast of a cluster grows with."""
     time, room = option.worker.time, option.worker.room
     return [
         option.usd_per_hour,
@@ -367,7 +367,7 @@ def _figures(option: MachineOption) -> list[float]:
 
 
 def batch_ladder(smallest: int, largest: int, task_batch_size: int) -> tuple[int, ...]:
-    """Global batch sizes between the limits: the task's own times 1, 1.5, 2, 3, 4, 6 and so on, and 0.75, 0.5, ..."""
+    """Return batch sizes between the limits: the task's own times 1, 1.5, 2, 3, 4, 6 and so on, and 0.75, 0.5, ..."""
     first, last = (math.floor(math.log2(limit / task_batch_size)) for limit in (smallest, largest))
     sizes = {round(task_batch_size * part * 2.0**k) for k in range(first, last + 1) for part in (1, 1.5)}
     inside = sorted(size for size in sizes if smallest <= size <= largest)

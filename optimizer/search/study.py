@@ -85,7 +85,7 @@ class Study:
         return study
 
     def cluster(self, parameters: Mapping[str, Any]) -> Cluster:
-        """The cluster of a trial's parameters, with the first exchange."""
+        """Return the cluster of a trial's parameters, with the first exchange."""
         counts = [
             (self.names.index(parameters[f"type_{k}"]), parameters[f"machines_{k}"])
             for k in self.slots
@@ -96,10 +96,10 @@ class Study:
     def _parameters(self, cluster: Cluster) -> Parameters:
         held = [(self.names[option], count) for option, count in cluster.machines]
         held += [(NOTHING, 0)] * (len(self.slots) - len(held))
-        found: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
+        parameters: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
         for k in self.slots:
-            found[f"type_{k}"], found[f"machines_{k}"] = held[k]
-        return found
+            parameters[f"type_{k}"], parameters[f"machines_{k}"] = held[k]
+        return parameters
 
     def _price(self, trial: optuna.Trial) -> tuple[float, float]:
         """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible."""
@@ -113,14 +113,14 @@ class Study:
             # Empty, too large, or without room for the batch: further from possible the more machines it has.
             trial.set_constraint("possible", 1.0 + cluster.machine_count)
             return math.inf, math.inf
-        found = forecast(table, self.job)
-        trial.set_constraint("limits", float(self.limits.risk(found)[0]) - 1.0)
-        trial.set_user_attr("plan", _described(self.columns.space, rows.cluster(0), float(found.interval_s[0])))
-        time_s, cost_usd = (float(total[0]) for total in expected_totals(found))
+        predicted = forecast(table, self.job)
+        trial.set_constraint("limits", float(self.limits.risk(predicted)[0]) - 1.0)
+        trial.set_user_attr("plan", _described(self.columns.space, rows.cluster(0), float(predicted.interval_s[0])))
+        time_s, cost_usd = (float(total[0]) for total in expected_totals(predicted))
         return time_s, cost_usd
 
     def _study(self, journal: Path | None) -> optuna.Study:
-        """The study of one question: a journal may hold those of several."""
+        """Return the Optuna study of this question: a journal may hold those of several."""
         try:
             study = optuna.create_study(
                 storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
@@ -137,7 +137,7 @@ class Study:
         return study
 
     def _question(self) -> str:
-        """A name that two searches share where the trials of one are those of the other: '$5.00, 1 h, 7bce33ad'."""
+        """Return the name that searches with the same trials share, such as '$5.00, 1 h, 7bce33ad'."""
         space, limits = self.columns.space, self.limits
         offered = [(name, option.usd_per_hour) for name, option in zip(self.names, space.options, strict=True)]
         exchanges = [f"{exchange.compression} {exchange.sync}" for exchange in space.exchanges]
@@ -154,7 +154,7 @@ def _name(option: MachineOption) -> str:
 
 
 def _described(space: SearchSpace, cluster: Cluster, interval_s: float) -> str:
-    """A trial for who looks at the study: its machines, and what was solved inside."""
+    """Return a trial in words, for who looks at the study: its machines, and what was solved inside."""
     machines = formatting.cluster((count, _name(space.options[option])) for option, count in cluster.machines)
     kept = f", a checkpoint every {formatting.duration(interval_s)}" if math.isfinite(interval_s) else ""
     way = space.exchanges[cluster.exchange]
@@ -165,7 +165,7 @@ def _described(space: SearchSpace, cluster: Cluster, interval_s: float) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's log for the duration, and that names of objectives are new in it; both are its own business."""
+    """Silence Optuna's log, and its warning that names of objectives are new, for the duration."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
