@@ -43,7 +43,7 @@ def meet_one_version(store: Store, rank: int, world_size: int, own: str | None =
 
 
 def choose_backend(devices: list[str]) -> str:
-    """The collective backend for workers on these devices, each named ``machine/device``, in rank order.
+    """Return the collective backend for workers on these devices, each named ``machine/device``, in rank order.
 
     NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
     tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
@@ -73,7 +73,7 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
-    """The rows of all workers, in rank order, bit for bit as they were (NaN included); all rows have one length."""
+    """Gather a row of numbers from every worker, in rank order, bit for bit (NaN included); rows have one length."""
     return Gathering(row, world_size).wait()
 
 
@@ -93,7 +93,7 @@ class Gathering:
             self._work = dist.all_gather(self._rows, own, async_op=True)
 
     def wait(self) -> list[list[float]]:
-        """The rows, in rank order."""
+        """Return the rows of all workers, in rank order."""
         if self._work is None:
             return [self._row]
         self._work.wait()
@@ -102,7 +102,7 @@ class Gathering:
 
 
 def gather_texts(text: str, world_size: int) -> list[str]:
-    """A short text of each worker, in rank order; cut to 256 bytes."""
+    """Gather a short text from every worker, in rank order; cut to 256 bytes."""
     if world_size == 1:
         return [text]
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")

@@ -133,7 +133,7 @@ def _must_be(kind: type, made: object, part: Callable[..., object], what: str, h
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:
-    """A scalar, finite, of the model, and one whose parts add up to the whole."""
+    """Check that a task's loss is a finite scalar of the model, and that parts of a batch add up to the whole."""
     where = place(task.loss)
     model.eval()  # without dropout, and BatchNorm by its running statistics
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
@@ -155,7 +155,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
 
 
 def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
-    """One of the model's parameters, that steps by gradients of them."""
+    """Check that a task's optimizer has the model's parameters alone, and that it steps."""
     optimizer = run(task.optimizer, lambda: make_optimizer(task, model), "The task's optimizer")
     known = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):

@@ -55,7 +55,7 @@ class Generators:
 
     @staticmethod
     def at(device: torch.device) -> Generators:
-        """As they are at this moment."""
+        """Return the present states of the random generators of the CPU and of a device."""
         on_gpu = device.type == "cuda"
         return Generators(
             cpu_generator=torch.get_rng_state(),

@@ -113,7 +113,7 @@ class Period:
 
     @classmethod
     def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...]) -> Period:
-        """The period that the workers sent rows of (a `ControlRow`, then a `Traffic`)."""
+        """Return the period of the rows that the workers sent (a `ControlRow`, then a `Traffic`)."""
         first, last = len(fields(ControlRow)), len(fields(ControlRow)) + len(fields(Traffic)) - 1
         return cls(
             rows=tuple(ControlRow(*numbers[:first]) for numbers in gathered),
@@ -140,7 +140,7 @@ class Period:
 
     @property
     def diverged(self) -> bool:
-        """Whether some worker met a loss that is NaN or infinite."""
+        """True where some worker met a loss that is NaN or infinite."""
         return not math.isfinite(self.loss)
 
     @property
@@ -152,7 +152,7 @@ class Period:
 
     @property
     def stop_wished(self) -> bool:
-        """Whether any worker was asked to stop."""
+        """True where any worker was asked to stop."""
         return any(row.stop_wished for row in self.rows)
 
     @property
@@ -161,7 +161,7 @@ class Period:
         return tuple(int(row.memory_bound) for row in self.rows)
 
     def observation(self, epoch: int) -> BatchObservation:
-        """What shares are judged by, when so many epochs are completed."""
+        """Return the compute times by which batch policies judge shares, after ``epoch`` completed epochs."""
         return BatchObservation(
             local_batch_sizes=self.local_batch_sizes,
             compute_s=tuple(row.compute_median_s for row in self.rows),
@@ -186,7 +186,7 @@ class Period:
         }
 
     def event(self, *, step: int, epoch: float, samples_seen: int) -> Event:
-        """The fields of the ``step`` event that the workers measured.
+        """Return the fields of the ``step`` event that the workers measured.
 
         The worker that waits least is the one the others wait for, so the least exchange time of the cluster is that of
         the exchange itself (``sync_s``, the same for all) and what a worker spends beyond it is its wait.
@@ -234,11 +234,11 @@ class PeriodLog:
         return len(self.traces)
 
     def resume(self) -> None:
-        """The next step begins now: what happened since the last one is no part of it."""
+        """Begin the next step now: time since the last one is no part of it."""
         self._resumed = self.stopwatch.mark()
 
     def add(self, trace: StepTrace) -> None:
-        """One more step is over."""
+        """Add the trace of a step that is over."""
         now = self.stopwatch.mark()
         self.traces.append(trace)
         self.spans.append((self._resumed, now))
@@ -256,7 +256,7 @@ class PeriodLog:
         model_mark: int = 0,
         drawn: tuple[int, int] = (0, 0),
     ) -> ControlRow:
-        """The row for the steps since the last call, at least one; waits until the device has done them."""
+        """Return the row for the steps since the last call, at least one; waits until the device has done them."""
         seconds = self.stopwatch.seconds
         traces, self.traces = self.traces, []
         spans, self.spans = self.spans, []
@@ -311,7 +311,7 @@ _WORD = {4: torch.int32, 8: torch.int64}
 
 
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
-    """A checksum of some tensors in their order, for comparison between workers."""
+    """Return a checksum of tensors in their order, for comparison between workers."""
     total: Tensor | None = None
     for index, tensor in enumerate(tensors):
         flat = tensor.detach().contiguous().reshape(-1)
@@ -322,7 +322,7 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
 
 
 def options_of(optimizer: Any) -> list[tuple[str, float]]:
-    """The optimizer's numbers by name: learning rates, momenta and so on of every group."""
+    """Return an optimizer's numbers by name: learning rates, momenta and so on of every group."""
     found = []
     for index, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):
@@ -335,7 +335,7 @@ def options_of(optimizer: Any) -> list[tuple[str, float]]:
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """All that it has, in the order of its groups."""
+    """Return all parameters of an optimizer, in the order of its groups."""
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
@@ -357,7 +357,7 @@ class Balance:
         self.shares = first_shares(spec, minimum=minimum)
 
     def is_due(self, period: Period) -> bool:
-        """Whether shares are to be judged now, after one more period."""
+        """Return whether shares are to be judged now, after one more period."""
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
         enough = min(_STEPS_TO_JUDGE, self._spec.control_period_steps)  # a period may be very short
@@ -382,7 +382,7 @@ class Balance:
         return {"before": list(before), "after": list(self.shares), "reason": decision.reason}
 
     def state(self) -> Mapping[str, object]:
-        """What the policy remembers, as plain JSON."""
+        """Return the state of the batch policy, as plain JSON."""
         return self._state.model_dump(mode="json")
 
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
@@ -427,7 +427,7 @@ class Milestones:
     control_period_steps: int
 
     def ended_by(self, step: int, samples_seen: int) -> str | None:
-        """Which limit has been reached: "steps", "epochs" or none."""
+        """Return the limit that has been reached: "steps", "epochs" or none."""
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):
@@ -446,11 +446,11 @@ class Milestones:
         return max(1, min(limits)) if limits else None
 
     def evaluation_due(self, samples_before: int, samples_seen: int) -> bool:
-        """Whether an evaluation point was passed between two positions."""
+        """Return whether an evaluation point was passed between two positions."""
         return self._evaluations(samples_seen) > self._evaluations(samples_before)
 
     def all_meet(self, step: int, samples_seen: int, steps: int) -> bool:
-        """Whether the run ends or is evaluated after so many more steps: then all workers meet there anyway."""
+        """Return whether the run ends or is evaluated after so many more steps: then all workers meet there anyway."""
         seen = samples_seen + steps * self.global_batch_size
         return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
 
@@ -530,7 +530,7 @@ class Engine:
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
-        """A period begins.
+        """Begin a control period of so many steps.
 
         A message of a few numbers takes as long as a small gradient does: where it can, it travels under the last step,
         and tells about the steps before that one.
@@ -546,7 +546,7 @@ class Engine:
 
     @property
     def gathers_now(self) -> bool:
-        """Whether the row is to be sent before the next step, and travels under it."""
+        """True where the control row is to be sent before the next step, and travels under it."""
         return self._done == self._told < self._steps
 
     @property
@@ -556,7 +556,7 @@ class Engine:
         return steering.look_at if steering is not None and self._done + 1 == self._told else ()
 
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
-        """The optimizer has done a step, on every worker.
+        """Log a step that the optimizer has done on every worker, and average parameters where the policy says so.
 
         Args:
             trace: of the step.
@@ -597,7 +597,7 @@ class Engine:
         return gathering
 
     def read(self, gathering: Gathering) -> Period:
-        """What the workers' rows tell of the period; waits for them."""
+        """Return the period that the workers' rows tell of; waits for the rows."""
         return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:

@@ -40,7 +40,7 @@ class Lines:
         self._name = script
 
     def now(self, *, not_by: str = "-") -> str | None:
-        """The innermost line that is being executed: ``train.py, line 12``; None: none of the user's is.
+        """Return the innermost line of the user's that is being executed: ``train.py, line 12``; None where none is.
 
         Args:
             not_by: a package; None as well where it stands between that line and this call.
@@ -91,7 +91,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _module(frame: FrameType) -> str:
-    """Its full name, also of one that was started by ``python -m``; a script has none."""
+    """Return the full name of a frame's module, also of one started by ``python -m``; a script has none."""
     spec = frame.f_globals.get("__spec__")
     return str(frame.f_globals.get("__name__") if spec is None else spec.name)
 
@@ -164,7 +164,7 @@ class FailureReport:
 
 
 def is_peer_loss(error: Exception) -> bool:
-    """Whether the error only says that another worker is gone."""
+    """Return whether an error only says that another worker is gone."""
     if isinstance(error, HetoptError):
         return isinstance(error, OthersFailed)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
@@ -173,7 +173,7 @@ def is_peer_loss(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that there was not enough memory."""
+    """Return whether an error says that there was not enough memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_REFUSED)

@@ -42,14 +42,14 @@ from hetopt.trainer.training import Training, build_model, try_twins
 
 @dataclass(frozen=True)
 class Material:
-    """What a worker can have before it is one of a group: those that wait for it need not wait for this."""
+    """The task and data that a worker loads before it joins a group, so that no other worker waits for them."""
 
     task: Task
     data: TaskData
 
     @classmethod
     def load(cls, spec: RunSpec) -> Material:
-        """The task of a run and its data.
+        """Load the task of a run and its data.
 
         Raises:
             BadInput: they cannot be used.
@@ -139,7 +139,7 @@ class _Run(Training):
         crew.agreed(found, step=self.step)
 
     def held(self) -> Held | None:
-        """What this worker has of the training, as it was before the step under way; None: not all had one state yet.
+        """Return this worker's training state as of before the step under way; None before all workers had one state.
 
         To be asked for when the group has fallen apart: nothing here communicates.
         """
@@ -364,7 +364,7 @@ class _Run(Training):
 
 
 def conclude(training: Training, period: Period) -> None:
-    """What every rank concludes from the same numbers: shares, exchange and learning rate from now on.
+    """Decide shares, exchange and learning rate from now on by a period's numbers, the same on every rank.
 
     Raises:
         RunFailed: the workers do not train the same model in the same way any more.

@@ -36,7 +36,7 @@ Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 
 
 def mean_of(told: Loss) -> Tensor:
-    """The mean that a task's loss is, also where it gives a sum and its count."""
+    """Return the mean loss of a task, also where it gives a sum and its count."""
     if not isinstance(told, tuple):
         return told
     summed, count = told
@@ -57,7 +57,7 @@ def constant(epoch: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """When a model is good enough: a metric, the value to reach, and which direction is better."""
+    """The metric value at which a model is good enough, and which direction is better."""
 
     metric: str
     value: float
@@ -96,7 +96,7 @@ def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """The metric of a task that is judged by its loss."""
+    """Return the mean evaluation loss as the metric ``loss``, per counted item or per sample."""
     count = sums.get(_COUNT, float(samples))
     return {"loss": sums["loss"] / count if count else math.nan}
 
@@ -119,7 +119,7 @@ def is_judged_by_loss(task: Task) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """What a task trains and is judged on. ``description`` says in one line what was found, for people."""
+    """The training and evaluation data of a task. ``description`` says in one line what was found, for people."""
 
     train: MapDataset
     evaluation: MapDataset
@@ -255,7 +255,7 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def make_model(task: Task) -> nn.Module:
-    """The task's model; its embeddings give dense gradients: the same numbers, which can be summed as they are."""
+    """Make the task's model; its embeddings give dense gradients: the same numbers, which can be summed as they are."""
     model = task.model()
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -264,7 +264,7 @@ def make_model(task: Task) -> nn.Module:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
-    """The task's optimizer for a model.
+    """Make the task's optimizer for a model.
 
     Raises:
         BadInput: it is none, or steps by a function that computes the loss.
@@ -359,7 +359,7 @@ class LearningRate:
 def evaluate(
     task: Task, model: nn.Module, dataset: MapDataset, *, shares: Sequence[float], rank: int, device: torch.device
 ) -> dict[str, float]:
-    """The task's metrics over the whole dataset, the same on every rank.
+    """Compute the task's metrics over the whole data set, the same on every rank.
 
     Args:
         task: how to evaluate.

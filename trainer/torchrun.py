@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _address_towards(address: str, port: int) -> str:
-    """The address of this machine in the network of another one. Nothing is sent."""
+    """Return the address of this machine in the network of another one. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))

@@ -115,7 +115,7 @@ MOST_SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class LossTest:
-    """What a loss is a mean over, and how far unequal parts of a batch are from the batch.
+    """The denominator of a task's loss, and the gradient difference between unequal parts of a batch and the batch.
 
     Attributes:
         kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
@@ -134,7 +134,7 @@ class LossTest:
 
     @property
     def problem(self) -> BadInput | None:
-        """Why several workers cannot train such a loss; None: they can."""
+        """The error of a loss that several workers cannot train; None: they can."""
         if self.kind != "sum":
             return None
         return BadInput(
@@ -145,7 +145,7 @@ class LossTest:
 
     @property
     def note(self) -> str:
-        """How far shares are from one machine, and why, in a sentence; empty where they are not."""
+        """A sentence on how far shares are from one machine, and why; empty where they are not."""
         if self.off <= TOLERANCE:
             return ""
         why = "the loss couples samples or is a mean over something else than samples"
@@ -158,7 +158,7 @@ class LossTest:
 
     @property
     def hint(self) -> str:
-        """What brings the parts together, or at least nearer."""
+        """The advice that brings the parts together, or at least nearer."""
         if self.kind == "coupled":
             return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
         return "use GroupNorm or LayerNorm where that matters; else keep shares large"
@@ -282,7 +282,7 @@ FEWEST_TRIED = 4
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
-    """The task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
+    """Build the task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
@@ -346,7 +346,7 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:
-    """The pace of this worker."""
+    """Make the slowdown of this worker."""
     return make_pace(
         context.worker,
         context.device,
@@ -467,7 +467,7 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
 
 
 def _tried_loss(task: Task, module: LossModule, feed: SampleFeed, samples: int) -> LossTest:
-    """What the loss is a mean over, by the first so many samples, or as many of them as fit into memory."""
+    """Probe the denominator of the loss on the first ``samples`` samples, or as many of them as fit into memory."""
     places = list(feed.first_part(samples).indices)
 
     def read(some: Sequence[int]) -> Batch:
@@ -611,7 +611,7 @@ class Training(Engine):
         self.target_reached = shared.target_reached
 
     def shared_state(self) -> SharedState:
-        """What all workers share now; its tensors are those that training changes."""
+        """Return the state that all workers share; its tensors are those that training changes."""
         return SharedState(
             digest=run_digest(self.context.spec),
             step=self.step,
@@ -629,7 +629,7 @@ class Training(Engine):
         )
 
     def own_state(self) -> RankState:
-        """What this worker has beside that."""
+        """Return the state of this worker alone: its residual, random generators and synchronizer."""
         return RankState.now(
             self.computes.residual.state(),
             self.context.device,
@@ -647,7 +647,7 @@ class Training(Engine):
         return nullcontext()
 
     def ended(self) -> str | None:
-        """Why the run is over; None: it is not."""
+        """Return why the run is over, "target", "steps" or "epochs"; None while it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
         return self.milestones.ended_by(self.step, self.feed.cursor.position)
@@ -659,7 +659,7 @@ class Training(Engine):
 
     @property
     def learning_rate_scale(self) -> float:
-        """Of the next step, over the task's own rate."""
+        """The learning rate of the next step, over the task's own rate."""
         spec = self.context.spec
         if spec.stream is None:
             return spec.learning_rate_scale
@@ -708,7 +708,7 @@ class Training(Engine):
         )
 
     def train_step(self, learning_rate_scale: float) -> None:
-        """One optimizer step over this rank's part of the global batch.
+        """Train one optimizer step over this rank's part of the global batch.
 
         The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.

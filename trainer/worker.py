@@ -154,7 +154,7 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """The place that the environment names; a process started without torchrun is a run of one worker."""
+        """Return the place that torchrun's environment names; without torchrun that of a run of one worker."""
         return cls(
             rank=int(environment.get("RANK", "0")),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
@@ -163,7 +163,7 @@ class Place:
 
 
 def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
-    """The device of this worker: its turn among the workers of this machine that may use CUDA.
+    """Return the device of this worker: its turn among the workers of this machine that may use CUDA.
 
     ``auto`` takes a CUDA device of its own while there are any and the CPU after that; ``cuda`` shares devices when
     there are more workers than devices.
@@ -187,7 +187,7 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
 
 
 class StopWish(StopSignal):
-    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
+    """The wish to end this run: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
 
     A second signal ends the process at once.
     """
@@ -387,7 +387,7 @@ def _work_among_changing(
 
 @contextmanager
 def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[Store | None]:
-    """The default process group of all workers, over the backend that suits all of their devices, and its store."""
+    """Open the default process group of all workers, over the backend that suits their devices; yield its store."""
     if place.world_size == 1:
         yield None
         return
@@ -500,7 +500,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
 
 def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
-    """What a script finds in its environment besides what torchrun says.
+    """Return the environment variables of a script besides torchrun's: the visible device and its local rank.
 
     A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
     alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.

@@ -298,7 +298,7 @@ def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
 
 
 def _mode_in(folder: Path) -> int:
-    """Of a new file: what the user's mask leaves, and in a folder that is its owner's alone no more than that."""
+    """Return the permissions of a new file: by the user's mask, its owner's alone in a folder that is private."""
     umask = os.umask(0)
     os.umask(umask)
     if not folder.stat().st_mode & 0o077:
@@ -371,7 +371,7 @@ def faults(
 
 
 def _is_branch(part: str) -> bool:
-    """Of a choice, such as a number or a list of numbers, the branches are no part of what was written."""
+    """Return whether a part of pydantic's error location is a branch of a union, which is not in the file."""
     return part.startswith("constrained-") or "[" in part
 
 

@@ -73,7 +73,7 @@ class Shares:
 
 
 def least_within(least: int, global_batch_size: int, workers: int) -> int:
-    """The least share of a worker that needs ``least`` samples, where a batch may be too small to give them to all."""
+    """Return a worker's minimum local batch size: ``least``, or 1 where the batch cannot give all that much."""
     return least if global_batch_size >= least * workers else 1
 
 
@@ -185,7 +185,7 @@ def _check_feasible(lines: Sequence[_Line], total: int) -> None:
 
 
 def _water_level(lines: Sequence[_Line], total: int) -> float:
-    """The smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
+    """Return the smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
     # Where no bound is active, which is usual, the level follows at once.
     slope = sum(rate for _, rate, _, _ in lines)
     level = (total + sum(rate * start for start, rate, _, _ in lines)) / slope
@@ -214,8 +214,8 @@ _MICRO_BATCHES_A_WORKER = 8
 
 
 def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
-    """The shares of the first step, in rank order: equal (uniform), whole micro-batches (allocation), what streams of
-    known rates bring (rate), or the plan's.
+    """Return the local batch sizes of the first step, in rank order: equal (uniform), whole micro-batches (allocation),
+    what streams of known rates bring (rate), or the plan's.
 
     Args:
         spec: of the run.

@@ -39,7 +39,7 @@ def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
 
 
 def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
-    """When machines are shut down, so that what is left now pays until they are off (seconds since the epoch)."""
+    """Return the time to shut machines down, so that what is left pays until they are off (epoch seconds)."""
     return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
 
 

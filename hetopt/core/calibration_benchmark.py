@@ -35,7 +35,7 @@ _SIDE, _MAPS = 96, 200
 
 
 class MachineReading(Record):
-    """How fast a machine was when a run was launched, and how busy others kept it."""
+    """The speed of a machine when a run was launched, and the contention for its processors."""
 
     yardstick_s: PositiveFloat = Field(description="processor time of one fixed piece of arithmetic")
     contention: float = Field(ge=1, description="wall over processor time of that arithmetic")
@@ -100,7 +100,7 @@ NOISY_SPREAD = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What repeated timings of one thing say.
+    """The robust summary of repeated timings of one operation.
 
     Attributes:
         median_s: half of the timings were shorter.

@@ -35,7 +35,7 @@ class HetoptError(Exception):
 
 
 class BadInput(HetoptError):
-    """What was typed or read cannot be used."""
+    """An input, typed or read from a file, that cannot be used."""
 
     exit_code = 2
 

@@ -113,16 +113,14 @@ def ending(reason: str | None) -> str:
 
 
 def reached(metrics: Mapping[str, float], loss: float | None) -> str:
-    """What evaluations said last: 'accuracy 0.93'; of a run that has none the training loss; nothing, if there is no
-    figure at all."""
+    """Format the last evaluation's metrics ('accuracy 0.93'), else the training loss; empty without either."""
     if not metrics and loss is not None:
         return f"training loss {loss:.4g}"
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def count(number: float) -> str:
-    """A number with thousands separators, and one decimal where it matters: '1,437', '12.5'; below one, two digits
-    that count: '0.25'."""
+    """Format a number in thousands, with a decimal where it matters: '1,437', '12.5'; two digits below 1: '0.25'."""
     if abs(number) >= 99.95 or float(number).is_integer():
         return f"{number:,.0f}"
     return f"{number:.1f}".removesuffix(".0") if abs(number) >= 0.95 else f"{number:.2g}"

@@ -146,7 +146,7 @@ def record(
     units: Mapping[str, Unit] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> RecordT:
-    """The record that an item describes: its own values by ``keys`` and ``first`` as of `fields`, else ``defaults``.
+    """Return the record that an item describes: its values by ``keys`` and ``first`` as of `fields`, else ``defaults``.
 
     Raises:
         BadInput: as of `fields`, or a value without its unit (``units``, by field) or that the record refuses.
@@ -189,7 +189,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """What a number is followed by.
+    """The unit that follows a number, and its scales.
 
     Attributes:
         what: a value "must be" this.
@@ -241,7 +241,7 @@ FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, 
 
 
 def quantity(text: str, unit: Unit, what: str) -> float:
-    """The number that a person wrote, in the unit that the program computes in: s, USD, bits a second, parts of 1.
+    """Parse a number with its unit into the unit that the program computes in: s, USD, bits a second, parts of 1.
 
     Args:
         text: as written.

@@ -123,7 +123,7 @@ Devices = Annotated[
 
 
 class Hours(Record):
-    """When a machine may be used: ``18:00-08:00``, or several with commas between them.
+    """The hours at which a machine may be used: ``18:00-08:00``, or several with commas between them.
 
     Attributes:
         spans: first and last minute of the day of each; where the last is not later, it is of the next day.
@@ -264,7 +264,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The machines of ``alice@box1,bob@box2:2222``: each is called as its address, and is what its ssh says it is.
+    """Parse the machines of ``alice@box1,bob@box2:2222``, named by address; the rest is what their ssh says.
 
     Raises:
         BadInput: it is no such text.

@@ -37,7 +37,7 @@ def exit_code_of(error: KeyboardInterrupt | Terminated) -> int:
 
 
 class _Command:
-    """What this process does when a signal comes."""
+    """The signal handler of this process, and whether it is ending."""
 
     def __init__(self) -> None:
         self.is_ending = False
@@ -54,7 +54,7 @@ class _Command:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def _let_go_of_terminals(self) -> None:
-        """A terminal that has gone refuses what is written to it, and that must not end the tidying up."""
+        """Redirect a terminal that has gone to /dev/null, so that writing to it does not end the tidying up."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self.terminals:
             os.dup2(nowhere, descriptor)
@@ -103,8 +103,8 @@ def ends_at_once() -> None:
 
 
 def hears_nothing_more() -> None:
-    """All is done and said, and the exit code is decided: while Python takes itself apart, it would let go of its
-    handlers first, and a signal would kill it."""
+    """Ignore signals until the process exits: Python drops its handlers before it ends, and a signal would then kill it
+    although the exit code is decided."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Where Ctrl-C comes while a text is executed, as a dataclass is made by one, CPython remembers that
@@ -115,7 +115,7 @@ def hears_nothing_more() -> None:
 
 @contextmanager
 def in_one_piece() -> Iterator[None]:
-    """What is inside is done whole, such as starting a process and writing down which: signals are heard afterwards."""
+    """Hold back signals until the block is done, such as one that starts a process and records its id."""
     if threading.current_thread() is not threading.main_thread():  # which alone hears signals
         yield
         return
@@ -134,7 +134,7 @@ def in_one_piece() -> Iterator[None]:
 
 
 def goes_on() -> None:
-    """The command takes Ctrl-C for the wish to go on with what it has: the next signal is heard again."""
+    """Handle the next signal again: the command takes Ctrl-C for the wish to go on with what it has."""
     _COMMAND.is_ending = False
 
 
@@ -293,7 +293,7 @@ def _silent(text: str, done: float | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
-    """Where progress and remarks go.
+    """The callbacks that receive progress and remarks.
 
     Attributes:
         progress: told what is going on, and the part of it that is done (0 to 1; None: nobody knows).

@@ -38,7 +38,7 @@ SLOPE_POINTS = 3
 
 
 class StepMemory(Record):
-    """What a step takes beyond what is kept from step to step, at one micro-batch."""
+    """The memory that a step takes beyond what is kept from step to step, at one micro-batch."""
 
     samples: PositiveInt
     computing_bytes: PositiveInt = Field(
@@ -50,7 +50,7 @@ class StepMemory(Record):
 
 
 class ExchangeMemory(NamedTuple):
-    """What the exchange with other workers keeps from step to step, and takes once backward is over."""
+    """The bytes that the exchange with other workers keeps from step to step, and takes once backward is over."""
 
     kept_bytes: int = 0
     taken_bytes: int = 0
@@ -243,7 +243,7 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
 
 def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
-    """The same by Huber's loss (1964): residuals beyond ``limit`` of all of them count linearly, by reweighting."""
+    """Fit as `non_negative`, by Huber's loss (1964): residuals beyond their ``limit`` count linearly (reweighted)."""
     import numpy as np
 
     weights = np.ones(len(design))

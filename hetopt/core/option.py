@@ -42,7 +42,7 @@ _COUNTED = ("parameters", "samples", "FLOPs")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known of a field.
+    """The help, parser and command-line spelling of a field.
 
     Attributes:
         help: a sentence or two; other parameters stand in backticks.

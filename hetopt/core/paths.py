@@ -167,7 +167,7 @@ class MissingFile(BadInput):
 
 @contextmanager
 def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
-    """A regular file, open for reading.
+    """Open a regular file for reading.
 
     Args:
         path: of the file; a link is followed.

@@ -73,7 +73,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """What was told, as one line that a record can hold: no colours, no line breaks, shortened where it is long."""
+    """Return a text as one line that a record can hold: no colours, no line breaks, shortened where it is long."""
     line = escaped(" ".join(_ANSI.sub("", text).split()))
     return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."
 

@@ -72,7 +72,7 @@ def checked(compression: Compression) -> Combination:
 
 
 def _check_levels(chosen: Combination) -> None:
-    """Whether a step can choose between a selection, its floor and everything."""
+    """Check that a step can choose between a selection, its floor and everything."""
     if chosen.collective != GATHER:
         raise BadInput(
             f"floor_ratio and least_gain go with {GATHER}, as every worker has to know what its own selection keeps, "
@@ -120,7 +120,7 @@ def parse_collective(text: str) -> str:
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:
-    """Whether a run can have that controller.
+    """Check that a run can have a ratio controller at a ratio.
 
     Args:
         name: of the controller.

@@ -230,7 +230,7 @@ def spell_policy(name: str, settings: Settings) -> str:
 
 
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
-    """Whether a policy can have them.
+    """Check the settings of a policy against its record in ``kinds``.
 
     Raises:
         ValueError: it has no such setting, or not with that value.
@@ -350,7 +350,7 @@ Prefetch = Literal["auto", "on", "off"]
 
 
 class Compression(RecordLeavingOut):
-    """How gradients travel: the compressor, the fraction of elements it sends, and what should not be as it proposes.
+    """The compression of gradients: the compressor, the fraction of elements it sends, and overrides of its defaults.
 
     A file says only what differs from the defaults; what goes together is in `hetopt.core.comm.composition`.
     """
@@ -396,7 +396,7 @@ class WorkerSpec(Record):
 
 
 class StopRule(Record):
-    """When training ends: at the first of those that are given."""
+    """The end of training: the first of the limits that are given."""
 
     max_steps: PositiveInt | None = None
     max_epochs: PositiveFloat | None = None

@@ -57,7 +57,7 @@ class RunStatus:
 
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
-    """Why the latest attempt failed, if it did: the first reason given since workers last started is the cause."""
+    """Return why the latest attempt failed, if it did: the first reason since workers last started."""
     return RunFold.of(events).failure
 
 
@@ -119,7 +119,7 @@ def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
 
 
 def _tail(path: Path, since: int = 0) -> bytes:
-    """The end of a file, from the start of a line, without so many bytes at its beginning; empty when there is none.
+    """Return the last bytes of a file from the start of a line, none before offset ``since``; empty when it is missing.
 
     Raises:
         BadInput: it cannot be read.
@@ -156,7 +156,7 @@ _LIBRARY_LOG = re.compile(r"\[?[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def last_log_line(run_dir: Path, host: str | None = None) -> str | None:
-    """What the newest output says of the end: an error's line, else that there is none and what was printed last.
+    """Return the error in the newest output of a run's processes, else a sentence with the last line that they printed.
 
     What a library logs, in the form of glog, is neither: torch tells that it ends workers, whoever wanted that.
 

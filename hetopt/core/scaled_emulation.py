@@ -14,7 +14,7 @@ EVERY_HOST = "*"
 
 
 class DeclaredTime(Record):
-    """How long a worker's computation takes on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
+    """The computation time of a worker on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
 
     The worker computes for real and then waits until that time is over.
     """
@@ -78,7 +78,7 @@ class ScaledEmulation(Record):
 
 
 class Conditions(Record):
-    """How the miniature is right now. Written by its conductor, read by every worker between steps.
+    """The present speeds of a scaled emulation. Written by its conductor, read by every worker between steps.
 
     Attributes:
         slowdown: the whole miniature runs so many times slower than was planned, because the real computation did not

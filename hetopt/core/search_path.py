@@ -46,7 +46,7 @@ def run_script(script: str) -> None:
 
 
 def code_folder(script: Path) -> Path:
-    """Where what a script imports of its author's is looked for: its own folder; where it imports relatively, or a
+    """Return the folder in which a script's own imports are looked for: its own; where it imports relatively, or a
     package that it is in by name, the folder around that package, in which ``python -m PACKAGE.SCRIPT`` is typed."""
     path = script.resolve()
     try:
@@ -95,7 +95,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def install_command(extra: str) -> str:
-    """The pip command that installs what an extra of hetopt needs, such as ``train``; as pyproject.toml declares it.
+    """Return the pip command that installs an extra of hetopt such as ``train``, as pyproject.toml declares it.
 
     Where torch is among it and no GPU is here, pip is told of the index that has torch without CUDA.
     """

@@ -62,7 +62,7 @@ class Node(_Line):
 
 
 class Compression(_Line):
-    """How gradients were compressed; ``ratio`` is the fraction of the elements that is sent."""
+    """The compression of a step's gradients; ``ratio`` is the fraction of the elements that is sent."""
 
     name: str
     ratio: float = Field(default=1.0, gt=0, le=1)

@@ -50,7 +50,7 @@ class _Named(RecordLeavingOut):
 
 
 class Synchronization(_Named):
-    """How the models of workers become one: by gradients in every step, or by parameters now and then.
+    """The synchronization of the workers' models: by gradients in every step, or by parameters now and then.
 
     Attributes:
         name: of the policy.
@@ -98,7 +98,7 @@ class Synchronization(_Named):
 
 
 class Partition(_Named):
-    """Which samples a worker may see.
+    """The rule for which samples a worker may see.
 
     Attributes:
         name: of the rule.

@@ -33,7 +33,7 @@ def group_size(group: dist.ProcessGroup | None) -> int:
 
 
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
-    """Where the tensor has to lie for the group's backend: gloo carries CPU tensors, so a GPU's go through the host.
+    """Return the device of a group's messages: gloo carries CPU tensors, so a GPU's tensor goes through the host.
 
     That makes groups of GPU and CPU workers possible: on the wire all of them look alike.
     """
@@ -89,7 +89,7 @@ class Channel:
         self.messages: list[Message] = []
 
     def now(self) -> float:
-        """The clock, once the device has done what it was given."""
+        """Return the clock's seconds, once the device has finished its queued work."""
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
@@ -122,7 +122,7 @@ class Channel:
                     tensor.copy_(staged)
 
     def all_gather(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """What every worker brought, one row a rank; all bring the same number of elements.
+        """Gather a tensor from every worker, one row a rank; all have the same number of elements.
 
         Args:
             tensor: this worker's part.
@@ -223,7 +223,7 @@ class Channel:
         _wait([coming, dist.isend(sent, group=self._group, group_dst=to)])
 
     def _for_everyone(self, own: Tensor) -> Tensor:
-        """The same elements for every worker, to be sent to all in one go."""
+        """Repeat a tensor's elements once for every worker, to be sent to all in one go."""
         return own.view(1, -1).repeat(self.workers, 1).view(-1)
 
     def _staged(self, tensor: Tensor) -> Tensor:
@@ -231,5 +231,5 @@ class Channel:
 
 
 def _in_pairs(staged: Tensor) -> bool:
-    """Whether the backend is one whose collectives are better made of pairs: gloo's, which has what is on the CPU."""
+    """Return whether collectives are better made of pairs: gloo's are, which carries what is on the CPU."""
     return staged.device.type == "cpu"

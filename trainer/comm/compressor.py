@@ -51,7 +51,7 @@ class Turn:
 
 
 class Payload:
-    """What one worker sent, in the units of its gradient."""
+    """The message of one worker, in the units of its gradient."""
 
     numel: int
     """Elements of that gradient."""
@@ -66,7 +66,7 @@ class Payload:
             flat[place].add_(values, alpha=sign)
 
     def dense(self) -> Tensor:
-        """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
+        """Return the dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
         device = next(value.device for value in vars(self).values() if isinstance(value, Tensor))
         flat = torch.zeros(self.numel, device=device)
         self.add_to(flat)
@@ -87,7 +87,7 @@ class DensePayload(Payload):
         yield slice(None), self.values
 
     def dense(self) -> Tensor:
-        """The payload as a dense vector: the values, not copied."""
+        """Return the values of the payload, not copied."""
         return self.values
 
 
@@ -105,13 +105,13 @@ class SparsePayload(Payload):
 
 
 class Stateful:
-    """What goes on from step to step; by default nothing does."""
+    """The state that goes on from step to step; empty by default."""
 
     counts_steps: bool = False
     """Whether a step's number matters, as it does where something is drawn at random."""
 
     def state(self) -> State:
-        """A copy of what goes on from step to step; empty by default."""
+        """Return a copy of the state that goes on from step to step; empty by default."""
         return {}
 
     def load_state(self, state: State) -> None:
@@ -122,7 +122,7 @@ class Compressor(Stateful, Generic[PayloadT]):
     """Makes a gradient small. What was left out is the residual's business."""
 
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
-        """The payload for a flat gradient.
+        """Compress a flat gradient into a payload.
 
         The same gradient, state and turn give the same payload. NaN and infinity are sent, not hidden.
 
@@ -137,7 +137,7 @@ class Summed(Compressor[PayloadT]):
     """A compressor whose payloads are added up element by element on the way."""
 
     def wire(self, payload: PayloadT, out: Tensor) -> Tensor:
-        """What travels: replaced by its sum over all workers, in place. May be ``out``, or any memory of its own."""
+        """Return the tensor that is summed over workers in place: ``out``, or memory of the compressor's own."""
         raise NotImplementedError
 
     def decode(self, payload: PayloadT, total: Tensor, out: Tensor, turn: Turn) -> None:
@@ -149,11 +149,11 @@ class Identity(Summed[DensePayload]):
     """Sends the gradient itself, without a copy."""
 
     def encode(self, flat: Tensor, turn: Turn) -> DensePayload:
-        """The gradient (see `Compressor`)."""
+        """Return the gradient as a payload, not copied (see `Compressor`)."""
         return DensePayload(values=flat)
 
     def wire(self, payload: DensePayload, out: Tensor) -> Tensor:
-        """Where the sum is wanted (see `Summed`)."""
+        """Return ``out`` with the gradient's values, which are summed there (see `Summed`)."""
         return out if out.data_ptr() == payload.values.data_ptr() else out.copy_(payload.values)
 
     def decode(self, payload: DensePayload, total: Tensor, out: Tensor, turn: Turn) -> None:
@@ -198,10 +198,10 @@ class IndexChoice(Stateful):
 
 
 class Resumable(Protocol):
-    """What has to be saved with a run."""
+    """The state of a component that is saved with a run."""
 
     def state(self) -> State:
-        """A copy of what is kept."""
+        """Return a copy of the state to save."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave.
@@ -215,7 +215,7 @@ class Residual(Resumable, Protocol):
     """The first link of a chain: adds what was withheld before to a new gradient, and keeps what is withheld now."""
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The vector to compress. No side effects: candidates may be tried on it; valid until the next `prepare`.
+        """Return the vector to compress, valid until the next `prepare`. No side effects: candidates may be tried.
 
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
@@ -268,7 +268,7 @@ class Chain:
         return self._at(self._choice.choose(flat, turn), flat, out, turn)
 
     def state(self) -> State:
-        """What the compressor and the choice carry from step to step."""
+        """Return a copy of the state of the compressor and of the choice of indices."""
         return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
 
     def load_state(self, state: State) -> None:
@@ -293,7 +293,7 @@ class Chain:
 
 
 def shared_generator(seed: int, step: int) -> Generator:
-    """A source of randomness that all workers have in the same step; on the CPU, where all machines draw alike."""
+    """Return the random generator of a step, the same on all workers; on the CPU, where all machines draw alike."""
     return torch.Generator().manual_seed(_mixed(seed, -1, step))
 
 
@@ -308,17 +308,17 @@ ALIKE = "alike."
 
 
 class NoResidual:
-    """What is not sent is forgotten; right where everything is sent."""
+    """The absence of error feedback: what is not sent is lost; right where everything is sent."""
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The gradient, unchanged and not copied."""
+        """Return the gradient, unchanged and not copied."""
         return gradient
 
     def commit(self, prepared: Tensor, sent: Payload) -> None:
         """Nothing to remember (see `Residual`)."""
 
     def state(self) -> State:
-        """An empty state: there is no residual."""
+        """Return an empty state: there is no residual."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -350,7 +350,7 @@ class ErrorFeedback:
         return energy(self._residual)
 
     def state(self) -> State:
-        """A copy of the residual, as ``{"residual": ...}``."""
+        """Return a copy of the residual, as ``{"residual": ...}``."""
         return {"residual": self._residual.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -360,7 +360,7 @@ class ErrorFeedback:
 
 
 def redistribute(states: Sequence[State], workers: int) -> list[State]:
-    """The residual of each of ``workers`` workers when those with ``states`` are replaced by them.
+    """Return the residual of each of ``workers`` workers that replace the workers with ``states``.
 
     Old worker i hands its residual to new worker ``i mod workers``; residuals that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
@@ -438,7 +438,7 @@ class MomentumCorrection:
         self._prepared = torch.zeros_like(self._velocity)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The velocity accumulated so far (see `Residual`)."""
+        """Return the velocity accumulated since it was last sent, this gradient included (see `Residual`)."""
         if self._clip_norm is not None:
             most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
@@ -489,12 +489,12 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
 
 
 def keeps_momentum(asked: Compression) -> bool:
-    """Whether the workers keep the optimizer's momentum, each of its own gradients."""
+    """Return whether workers keep the optimizer's momentum, each of its own gradients."""
     return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
 
 
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
-    """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
+    """Return the compression of a run, with the optimizer's momentum taken over where workers keep it.
 
     Raises:
         BadInput: it cannot be, or things do not go together.

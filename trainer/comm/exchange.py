@@ -42,7 +42,7 @@ from hetopt.trainer.comm.vectors import energy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeStats:
-    """What one exchange cost this worker, and what it brought.
+    """The bytes and seconds that one exchange cost this worker, and the energy that it sent.
 
     Attributes:
         sent_bytes: what it contributed (the backend forwards more, see `collective_time_s`).
@@ -66,7 +66,7 @@ class ExchangeStats:
 
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
-    """The stats of exchanges that follow each other, as of one; energies are known where all parts know theirs."""
+    """Return the sum of the stats of consecutive exchanges; energies are known where all parts know theirs."""
 
     def total(energies: Sequence[float | None]) -> float | None:
         known = [energy for energy in energies if energy is not None]
@@ -202,7 +202,7 @@ class Exchange:
         return stats
 
     def state(self) -> State:
-        """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
+        """Return the state for a checkpoint: the residual, the compression in use, and its own state."""
         in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self.residual.state(),
@@ -243,7 +243,7 @@ class Exchange:
         self.compression = compression
 
     def _carried(self) -> State:
-        """What the compression in use carries from step to step, the same on all workers."""
+        """Return the state of the compression in use, the same on all workers."""
         return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
 
 
@@ -457,12 +457,12 @@ class BucketExchange:
         return self.take_stats()
 
     def take_stats(self) -> ExchangeStats:
-        """The sum over all buckets since the last call. Not while a backward pass runs."""
+        """Return the stats of all buckets summed since the last call. Not while a backward pass runs."""
         taken, self._stats = self._stats, []
         return summed(taken)
 
     def state(self) -> State:
-        """What a checkpoint needs: a copy of the residual, in the order of the parameters. Not while backward runs."""
+        """Return a copy of the residual, in the order of the parameters, for a checkpoint. Not while backward runs."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
         return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
@@ -487,7 +487,7 @@ class BucketExchange:
         return buffer
 
     def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> Exchange:
-        """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
+        """Make the exchange of a bucket that was never seen, in place of old ones that shared its parameters."""
         self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
         numel, device = buffer.numel(), buffer.device
         residual = make_residual(self._compression, numel, device=device)

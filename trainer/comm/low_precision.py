@@ -117,7 +117,7 @@ class ScaledCodes:
             yield block, table.mul_(scales.float().unsqueeze(2)).view(len(codes), -1)
 
     def _place(self, rows: Tensor, block: RowBlock, size: int) -> tuple[Tensor, Tensor]:
-        """The scales and the codes of a block: rows by groups, and rows by bytes."""
+        """Return the views of a block's scales and codes: rows by groups, and rows by bytes."""
         all_scales = _SCALE_BYTES * (size // SCALED_ELEMENTS)
         scales = _stretched(block.columns, _SCALE_BYTES, SCALED_ELEMENTS)
         codes = _stretched(block.columns, self.bits, 8)
@@ -137,12 +137,12 @@ of small gradients, calls are what costs.
 
 
 def _stretched(columns: slice, units: int, elements: int) -> slice:
-    """Where columns lie if so many units hold so many elements."""
+    """Return the slice of columns where so many units hold so many elements."""
     return slice(columns.start * units // elements, columns.stop * units // elements)
 
 
 def _table(flat: Tensor, block: RowBlock) -> Tensor:
-    """A block of a vector as rows by columns, zeros where it has ended."""
+    """Return a block of a vector as rows by columns, zeros where it has ended."""
     values = flat[block.flat]
     missing = block.flat.stop - block.flat.start - values.numel()
     padded = functional.pad(values, (0, missing)) if missing else values
@@ -155,7 +155,7 @@ def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
 
 
 def _exponent(part: Tensor) -> int:
-    """The power of two that lifts the largest magnitude to at least 2^14 and below 2^15; 0 if it is not finite."""
+    """Return the power of two that lifts the largest magnitude into [2^14, 2^15); 0 if it is not finite."""
     peak = largest_magnitude(part) if part.numel() else 0.0
     if not 0 < peak < math.inf:
         return 0
@@ -236,7 +236,7 @@ class LowPrecisionPayload(Payload):
     rounding: Tensor | None = None
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """What was sent, a part of the gradient after the other, while it is in the cache."""
+        """Yield the values sent, slice after slice of the gradient, each while it is in the cache."""
         first = self.rank * self.size
         for block, table in self.coding.read(self.rows, self.size):
             begin, end = block.flat.start, min(block.flat.stop, self.numel)

@@ -27,7 +27,7 @@ _DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixPlace:
-    """Where one parameter lies: in the gradient, among the left factors and among the right ones.
+    """The offsets of one parameter in the gradient, among the left factors and among the right ones.
 
     ``rank`` 0: it is sent as it is, among the left factors.
     """
@@ -40,21 +40,21 @@ class MatrixPlace:
     right: int
 
     def matrix(self, flat: Tensor) -> Tensor:
-        """The parameter's part of a gradient, rows by columns."""
+        """Return the parameter's part of a gradient, rows by columns."""
         return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
     def left_of(self, factors: Tensor) -> Tensor:
-        """Its left factor, rows by rank; or the matrix itself."""
+        """Return the parameter's left factor, rows by rank; or the matrix itself."""
         width = self.rank or self.columns
         return factors[self.left : self.left + self.rows * width].view(self.rows, width)
 
     def right_of(self, factors: Tensor) -> Tensor:
-        """Its right factor, columns by rank."""
+        """Return the parameter's right factor, columns by rank."""
         return factors[self.right : self.right + self.columns * self.rank].view(self.columns, self.rank)
 
 
 def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
-    """The places of parameters of these shapes, which lie one after the other."""
+    """Return the places of parameters of these shapes, which lie one after the other."""
     places: list[MatrixPlace] = []
     start = left = right = 0
     for shape in shapes:
@@ -130,7 +130,7 @@ class LowRank(Summed[LowRankPayload]):
         return LowRankPayload(places=self._places, left=sent_left, right=sent_right, numel=flat.numel())
 
     def wire(self, payload: LowRankPayload, out: Tensor) -> Tensor:
-        """The right factors (see `Summed`)."""
+        """Return the memory for the right factors, which are summed there (see `Summed`)."""
         return self._workspace.take("right", payload.right.numel(), torch.float32, payload.right.device)
 
     def decode(self, payload: LowRankPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
@@ -155,7 +155,7 @@ class LowRank(Summed[LowRankPayload]):
                     right[:, empty] = drawn.to(right.device)[:, empty]
 
     def state(self) -> State:
-        """The right factors, from which the next step goes on."""
+        """Return a copy of the right factors, from which the next step goes on."""
         return {"right": self._right.clone()}
 
     def load_state(self, state: State) -> None:
@@ -164,7 +164,7 @@ class LowRank(Summed[LowRankPayload]):
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis of the columns, in their order (modified Gram-Schmidt, in double precision).
+    """Return an orthonormal basis of the columns, in their order (modified Gram-Schmidt, in double precision).
 
     A column that depends on those before it becomes zero. Nothing but single IEEE operations in a fixed order, so that
     all machines get the same bits.
@@ -181,7 +181,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 
 def ordered_sum(values: Tensor) -> Tensor:
-    """The sum of a vector in one order on every machine: halves are added, and their halves."""
+    """Return the sum of a vector in one order on every machine: halves are added, and their halves."""
     while len(values) > 1:
         half = (len(values) + 1) // 2
         head = values[:half].clone()

@@ -112,7 +112,7 @@ def measure_network(
 
 
 def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
-    """A payload that a gather, the dearest primitive, brings in `LONGEST_S`, or the whole gradient."""
+    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient."""
     size = smallest
     while True:
         time_s = _timed(channel, "all_gather", size, device, once=True).time_s
@@ -124,7 +124,7 @@ def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, devi
 def _timed(
     channel: Channel, primitive: Primitive, payload_bytes: int, device: torch.device, *, once: bool = False
 ) -> Timed:
-    """The median of some runs, each begun together; one run that does not count goes before."""
+    """Time a primitive: the median of some runs, each begun together, after one run that does not count."""
     numel = max(1, payload_bytes // 4)
     payload = torch.ones(numel, device=device)
     out = torch.empty(channel.workers * numel, device=device) if primitive == "all_gather" else payload
@@ -156,7 +156,7 @@ def _timed(
 
 
 def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:
-    """The candidates, with what a worker does itself for each of them."""
+    """Return the candidates with the seconds that a worker spends on compressing in each of them."""
     compress = time_compressors(
         candidates.families,
         candidates.numel,
@@ -182,7 +182,7 @@ def time_compressors(
     shapes: Shapes | None = None,
     seed: int = 0,
 ) -> dict[Family, CompressTime]:
-    """What a worker does itself in an exchange of each family, beside the network.
+    """Time a worker's own computation in an exchange of each family, without the network.
 
     Two real exchanges of a made-up gradient tell it, few elements and more: selecting takes as long for few as for
     many, packing them and adding up what arrives does not.
@@ -214,7 +214,7 @@ def time_compressors(
 
 
 def time_rounded(name: str, numel: int, network: Network, *, memory: str, device: torch.device) -> float:
-    """What a worker does itself to exchange everything in fewer bits; a part of a large gradient stands for all."""
+    """Time a worker's own computation in a low-precision exchange of a whole gradient, in seconds, by a part of it."""
     channel = Channel(on=device)
     part = numel
     while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
@@ -224,7 +224,7 @@ def time_rounded(name: str, numel: int, network: Network, *, memory: str, device
 
 
 def made_up_gradient(numel: int, device: torch.device, seed: int) -> Tensor:
-    """A vector with the heavy tails of a gradient."""
+    """Return a random vector with the heavy tails of a gradient, 1-D fp32."""
     return torch.randn(numel, device=device, generator=torch.Generator(device).manual_seed(seed)).pow_(3)
 
 

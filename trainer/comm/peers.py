@@ -94,12 +94,12 @@ def in_words(said: str) -> str:
 
 
 def has_timed_out(error: Exception) -> bool:
-    """Whether a collective waited for somebody in vain."""
+    """Return whether a collective timed out waiting for another worker."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
 def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
-    """Who did not come to an exchange in which this worker has waited for so long as it may.
+    """Return the error that names the workers that did not come to a collective in time.
 
     Args:
         store: that all workers can reach; absent: nobody can be asked.
@@ -123,7 +123,7 @@ def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
 
 
 def workers(ranks: Sequence[int]) -> str:
-    """Some ranks as a phrase: 'worker 3', 'workers 0, 1 and 4'."""
+    """Format ranks as a phrase: 'worker 3', 'workers 0, 1 and 4'."""
     if len(ranks) == 1:
         return f"worker {ranks[0]}"
     return f"workers {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"

@@ -53,7 +53,7 @@ class Grid:
 
     @classmethod
     def agreed(cls, flat: Tensor, *, peak: float, levels: int, scales: int, channel: Channel) -> Grid:
-        """The grid that all workers' codes lie on, by the largest magnitude over all of them.
+        """Agree on the grid of all workers' codes, by the largest magnitude over all of them.
 
         An element takes the finest scale on which its code stays within the levels of the coarsest, on every worker:
         one flag an element and further scale, agreed on by AND. Magnitudes are compared before they are rounded:
@@ -94,7 +94,7 @@ class Grid:
 
     @property
     def _unit(self) -> float:
-        """Of the coarsest scale; 0 where the finest would vanish in fp32."""
+        """The unit of the coarsest scale; 0 where the finest would vanish in fp32."""
         unit = self.peak / self.levels
         return unit if unit >= SMALLEST_UNIT * SCALE_STEP ** len(self.fits) else 0.0
 
@@ -234,7 +234,7 @@ class PackedPayload(Payload):
     numel: int
 
     def message(self) -> Tensor:
-        """The payload as bytes: the unit in fp32, then codes."""
+        """Return the payload as bytes: the unit in fp32, then codes."""
         return torch.cat((self.unit.view(torch.uint8), self.packed))
 
     def read(self, message: Tensor) -> PackedPayload:
@@ -291,7 +291,7 @@ class Sign(Compressor[PackedPayload]):
     """
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """The signs of all elements (see `Compressor`)."""
+        """Return the signs of all elements and their mean magnitude (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
         for block in blocks(flat.numel(), flat.device):
             pack_flags(flat[block] >= 0, packed[block.start // 8 : -(-block.stop // 8)])

@@ -104,7 +104,7 @@ class ElementCoding:
         self.write_indices(payload.indices, payload.numel, out[split:])
 
     def read(self, data: Tensor, numel: int, count: int) -> SparsePayload:
-        """The payload of ``count`` elements that ``data`` begins with; it may share memory with it."""
+        """Decode the payload of ``count`` elements that ``data`` begins with; it may share memory with it."""
         split = count * self.values.itemsize
         indices = self.read_indices(data[split:], numel, count)
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
@@ -124,7 +124,7 @@ class ElementCoding:
         pack_flags(flags, out[split:])
 
     def read_indices(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """The int32 indices that ``data`` begins with: of packed ones, count the zeros before every one."""
+        """Decode the int32 indices that ``data`` begins with: of packed ones, count the zeros before every one."""
         data = data[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
             return data.view(torch.int32)
@@ -249,7 +249,7 @@ class SharedSelection(IndexChoice):
         self._electing = False
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """By turn or by election (see `IndexChoice`)."""
+        """Return the indices that one worker selects for all, by turn or by election (see `IndexChoice`)."""
         looks = turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1
         asks = self._electing or looks or turn.channel.workers > MANY_WORKERS
         if self._collective == VAR or (self._collective != STAR and asks):
@@ -259,7 +259,7 @@ class SharedSelection(IndexChoice):
         return self._hand_on(own, flat, turn.channel, source)
 
     def _elected(self, flat: Tensor, turn: Turn) -> Tensor:
-        """The indices of the worker whose selection holds most energy.
+        """Return the indices of the worker whose selection holds most energy.
 
         Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
         a NaN wins over everything, and is seen by all.
@@ -285,7 +285,7 @@ class SharedSelection(IndexChoice):
         return self._coding.read_indices(message, numel, self._count)
 
     def state(self) -> State:
-        """The smoothed skew, and whether elections are on; nothing where who chooses is settled."""
+        """Return the smoothed skew and whether workers are elected; empty where the collective settles who selects."""
         if self._collective in (STAR, VAR):
             return {}
         return {"skew": torch.tensor(self._skew, dtype=torch.float64), "electing": torch.tensor(self._electing)}
@@ -326,7 +326,7 @@ class TopK(Selection):
 
 
 def select(flat: Tensor, indices: Tensor) -> SparsePayload:
-    """The payload of these elements, as they are."""
+    """Return the payload of the elements at these indices, as they are."""
     return SparsePayload(indices=indices.to(torch.int32), values=flat.index_select(0, indices), numel=flat.numel())
 
 
@@ -349,7 +349,7 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
 
 
 def sampled_threshold(flat: Tensor, k: int) -> float:
-    """A magnitude that k elements exceed in all likelihood, though not many more than k.
+    """Return a magnitude that k elements exceed in all likelihood, though not many more than k.
 
     Among m sampled elements the number that belongs to the k largest is nearly Poisson with mean k m / n; five standard
     deviations above it leave one failure in about three million. Places are pseudo-random, since a stride could fall in

@@ -37,7 +37,7 @@ class RowBlock:
 
 
 def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]:
-    """The same over ``rows`` rows of ``size`` elements: as many rows at once as fit, or each in pieces."""
+    """Yield blocks of ``rows`` rows of ``size`` elements: as many rows as fit the cache, or each in pieces."""
     if device.type == "cpu" and size > BLOCK_ELEMENTS:
         for row in range(rows):
             for columns in blocks(size, device):
@@ -57,7 +57,7 @@ class Workspace:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A 1-D tensor with anything in it, the same memory whenever ``name`` is taken (and valid until then)."""
+        """Return an uninitialised 1-D tensor, the same memory whenever ``name`` is taken (and valid until then)."""
         kept = self._kept.get(name)
         if kept is None or kept.numel() < numel or kept.dtype != dtype or kept.device != device:
             kept = self._kept[name] = torch.empty(numel, dtype=dtype, device=device)
@@ -117,7 +117,7 @@ def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
 
 
 def unpack_flags(packed: Tensor, numel: int) -> Tensor:
-    """The flags again, 1-D bool."""
+    """Unpack the flags of `pack_flags`, 1-D bool."""
     return look_up(packed, bit_values(torch.tensor([False, True]), 1).to(packed.device), numel)
 
 
@@ -140,13 +140,13 @@ def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
 
 
 def bit_values(values: Tensor, bits: int) -> Tensor:
-    """For each of the 256 bytes the values that its codes stand for, ``(256, 8 / bits)``; ``values`` is one a code."""
+    """Return the values of the codes in each of the 256 bytes, ``(256, 8 / bits)``; ``values`` is by code."""
     shifts = torch.arange(0, 8, bits)
     return values[(torch.arange(256).unsqueeze(1) >> shifts) & (2**bits - 1)]
 
 
 def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
-    """The first ``numel`` values that packed bytes stand for, by a table as `bit_values` makes it."""
+    """Return the first ``numel`` values that packed bytes stand for, by a table of `bit_values`."""
     return table.index_select(0, packed.int()).view(-1)[:numel]
 
 
@@ -176,7 +176,7 @@ class Lanes:
         self._workspace = Workspace()
 
     def pack(self, codes: Tensor) -> Tensor:
-        """The words of the codes; not the codes' own memory."""
+        """Pack codes into words, which do not share the codes' memory."""
         numel, device = codes.numel(), codes.device
         if self._bits in (8, 32):
             return self._workspace.take("words", numel, self.code_dtype, device).copy_(codes)

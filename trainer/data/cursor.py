@@ -73,11 +73,11 @@ class GlobalBatch:
         return len(self.samples)
 
     def offset(self, rank: int) -> int:
-        """Where the slice of a rank begins in the batch."""
+        """Return the first position of a rank's samples in the batch."""
         return sum(self.shares[:rank])
 
     def slice(self, rank: int) -> Indices:
-        """The samples of one rank."""
+        """Return the samples of one rank."""
         first = self.offset(rank)
         return self.samples[first : first + self.shares[rank]]
 
@@ -107,7 +107,7 @@ class Cursor:
         return self.position // self.dataset_size
 
     def state(self) -> dict[str, int]:
-        """Where the cursor stands, as plain JSON."""
+        """Return the position of the cursor, as plain JSON."""
         return {"dataset_size": self.dataset_size, "position": self.position}
 
 
@@ -125,24 +125,24 @@ class SampleCursor(Cursor):
         return self._stream.drawn
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
+        """Take the next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
         epoch, position = self.epoch, self.position
         samples, epochs = self._stream.take(sum(shares))
         return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
-        """As of `Cursor`, with the seed."""
+        """Return the position of the cursor and its seed, as plain JSON."""
         return {**super().state(), "seed": self._seed}
 
     def at(self, state: Mapping[str, int]) -> SampleCursor:
-        """A cursor of the state's own data and seed (see `Cursor`)."""
+        """Return a cursor of the state's own data and seed (see `Cursor`)."""
         return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.
 @lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Indices:
-    """The shuffled order of one epoch, read-only: a pure function of its arguments, everywhere.
+    """Return the shuffled order of one epoch, read-only: a pure function of its arguments, everywhere.
 
     Sorting by raw random words costs a little more than a shuffle. But the words of numpy's bit generators are
     guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
@@ -183,7 +183,7 @@ class Passes:
         self.drawn += count
 
     def take(self, count: int) -> tuple[Indices, Indices]:
-        """The next samples, and the pass that each belongs to."""
+        """Take the next ``count`` samples, each with the number of its pass over the data."""
         found: list[Indices] = []
         turns: list[Indices] = []
         left = count
@@ -248,7 +248,7 @@ Parts: TypeAlias = Callable[[int, int], Indices]
 
 
 def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
-    """Every worker has the same samples in all its passes, shuffled anew in each.
+    """Give every worker the same samples in all its passes, shuffled anew in each.
 
     Args:
         parts: of each worker, in rank order.
@@ -286,7 +286,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
     total, workers = sum(weights), len(weights)
 
     def place(before: int, step: int) -> int:
-        """Where on the ring those of so much weight end: ``size * (before / total + step / N)``."""
+        """Return the end on the ring of the parts of so much weight: ``size * (before / total + step / N)``."""
         return size * (before * workers + step * total) // (total * workers)
 
     def order(worker: int, turn: int) -> Indices:
@@ -302,7 +302,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
 def make_parts(
     partition: Partition, *, size: int, weights: Sequence[int], seed: int, labels: Indices | None = None
 ) -> Parts | None:
-    """The parts that a rule makes; None: none, there is one order for all (``global``).
+    """Make the workers' parts of the data by a partition rule; None for ``global``, which has one order for all.
 
     Args:
         partition: the rule.
@@ -357,7 +357,7 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
 
 
 def _of_label(labels: Indices, label: int, seed: int) -> Indices:
-    """The samples of a label, shuffled."""
+    """Return the samples of a label, shuffled."""
     those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
     return those[np.argsort(_words(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF), kind="stable")]
 
@@ -407,7 +407,7 @@ class PartitionedCursor(Cursor):
         return sum(stream.drawn for stream in self._streams)
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next samples of every worker's own; moves the cursors behind them."""
+        """Take the next samples of every worker's own part, ``shares[i]`` of worker i."""
         epoch, position = self.epoch, self.position
         taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
         return GlobalBatch(
@@ -419,12 +419,12 @@ class PartitionedCursor(Cursor):
         )
 
     def state(self) -> dict[str, int]:
-        """As of `Cursor`, with where each worker stands."""
+        """Return the position of the cursor and of each worker in its part, as plain JSON."""
         own = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
         return {**super().state(), **own}
 
     def at(self, state: Mapping[str, int]) -> PartitionedCursor:
-        """A cursor that continues where ``state`` was taken.
+        """Return a cursor that continues where ``state`` was taken.
 
         Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
         its weight says.
@@ -550,7 +550,7 @@ class Replay:
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
-    """The passes of one worker where samples are dealt out in turn: together the workers' are the whole data set."""
+    """Return the passes of a worker that takes every ``workers``-th sample of a shuffled epoch, from ``rank`` on."""
 
     def order(number: int) -> Indices:
         everything = permutation(dataset_size, seed, number)
@@ -561,7 +561,7 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
 
 
 def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """The number of the first sample that is still there when ``count`` are to be taken.
+    """Return the number of the first sample that is still there when ``count`` are to be taken.
 
     Args:
         policy: of the buffer.

@@ -61,7 +61,7 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
 
 
 def changes_with_epoch(dataset: MapDataset) -> bool:
-    """Whether the data set's samples change from epoch to epoch (augmentation)."""
+    """Return whether a data set's samples change from epoch to epoch (augmentation)."""
     return hasattr(dataset, "set_epoch")
 
 
@@ -150,7 +150,7 @@ _AT_A_TIME = 1024
 
 
 def labels_of(dataset: MapDataset) -> Indices:
-    """The labels, [samples], int64: the data set's ``targets`` or ``labels`` where it has them, else read one by one.
+    """Return the labels, [samples], int64: the data set's ``targets`` or ``labels``, else read sample by sample.
 
     Raises:
         BadInput: samples are not pairs of an input and a whole number.

@@ -57,7 +57,7 @@ from hetopt.trainer.task import normalises_apart
 
 
 class GradientState:
-    """What is alike in all ways; of a script on one worker, all there is to it.
+    """The state of gradient exchange that every kind of script has; that of a script on one worker.
 
     Args:
         exchange: how gradients travel.
@@ -111,7 +111,7 @@ _FLOAT32 = torch.float32
 
 
 class CommState(GradientState):
-    """How the gradients of one DDP module travel, and how much this worker's count.
+    """The gradient exchange of one DDP module, and the weight of this worker's gradients.
 
     Args:
         ddp: the module whose hook this is for.
@@ -314,7 +314,7 @@ def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
 
 
 class ShardedState(GradientState):
-    """How the gradients of one sharded model travel between replicas.
+    """The gradient exchange of one sharded model between replicas.
 
     Args:
         module: the outermost that was sharded.

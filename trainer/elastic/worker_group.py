@@ -124,7 +124,7 @@ def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """A listening socket stays: gloo ends the process where one is shut down."""
+    """Return whether a socket is a TCP connection; a listening one is not shut down, for gloo would end the process."""
     is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
     return is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
@@ -149,7 +149,7 @@ _REACHED_WITHIN_S = 0.5
 
 
 def connect(meeting: str) -> TCPStore:
-    """A connection of its own to the store at ``address:port``, which breaks when its host is cut off.
+    """Open a connection of its own to the store at ``address:port``, which breaks when its host is cut off.
 
     Raises:
         DistNetworkError: nobody is there.
@@ -177,7 +177,7 @@ def _answers(meeting: str) -> bool:
 
 
 def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
-    """Where the others are: of the stores that can be reached the one with the newest generation, or else the first.
+    """Return the reachable store with the newest generation, else the first reachable; None: none is reachable.
 
     Raises:
         RuntimeError: a store was lost while it was asked.
@@ -202,7 +202,7 @@ class TcpRendezvousStore:
         self._attempt = attempt
 
     def get(self, key: str) -> str:
-        """The value (see `RendezvousStore`)."""
+        """Return the value of a key (see `RendezvousStore`)."""
         name = self._attempt + key
         return self._store.get(name).decode() if self._store.check([name]) else ""
 
@@ -232,7 +232,7 @@ _HEAVY = ("model", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a worker takes from one generation into the next; tensors are its own copies, on the CPU.
+    """The training state that a worker takes from one generation into the next; tensors are copies, on the CPU.
 
     Attributes:
         version: how new it is.
@@ -254,7 +254,7 @@ class Held:
 
 
 def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | None:
-    """What every worker goes on from; None: nobody has anything, and the newest checkpoint counts.
+    """Send the newest training state to every worker; None where no worker holds one, and the newest checkpoint counts.
 
     Called by all workers of the generation, in whose group they are.
 
@@ -298,7 +298,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
 
 
 def alike_part(memory: State) -> State:
-    """The part of a residual state that a worker has in common with those of all other workers."""
+    """Return the part of a residual state that is the same on all workers."""
     return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
 
 
@@ -308,7 +308,7 @@ def _light(held: Held) -> dict[str, Any]:
 
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
-    """The value that the source has, everywhere."""
+    """Broadcast a value from the source to all workers."""
     packed = torch.empty(0, dtype=torch.uint8)
     if value is not None:
         packed = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
@@ -325,7 +325,7 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
 
 
 def told(generation: Generation, held: Held | None) -> dict[str, object]:
-    """A new generation as an event."""
+    """Return the fields of the event that announces a new generation."""
     source = max(generation.members, key=lambda member: member.version)
     return {
         "generation": generation.number,
@@ -409,7 +409,7 @@ class WorkerGroup:
                 self.leave(str(error))
 
     def survives(self, error: Exception) -> bool:
-        """Whether the error is the loss of others, after which this worker goes on."""
+        """Return whether an error is the loss of other workers, after which this worker goes on."""
         if isinstance(error, HungPeer) or has_timed_out(error):
             return True
         rang = self._watch is not None and self._watch.rang
@@ -442,7 +442,7 @@ class WorkerGroup:
         self.close()
 
     def agreed(self, held: Held | None, *, step: int) -> None:
-        """All workers of the generation have the same state now, and training goes on.
+        """Log that all workers of the generation have the same state, and that training goes on.
 
         Args:
             held: what they took over; None: the newest checkpoint, or nothing.
@@ -457,14 +457,14 @@ class WorkerGroup:
         self._lost_s, self._reason = None, ""
 
     def finished(self) -> None:
-        """The run is over: nobody is to wait for its workers any more."""
+        """Mark the run as over in the store, so that nobody waits for its workers any more."""
         if self._store is not None:
             with suppress(RuntimeError):  # likewise
                 self._store.set("finished", "1")
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has finished, so that a worker that comes now comes too late."""
+        """True once the run has finished, so that a worker that comes now comes too late."""
         return self._store is not None and self._store.get("finished") == "1"
 
     def close(self) -> None:
@@ -495,7 +495,7 @@ class WorkerGroup:
             time.sleep(LOOK_S)
 
     def _finds_store(self) -> bool:
-        """Whether there is one; the connections are to the best of them from then on."""
+        """Connect to the best store there is, and return whether there is one."""
         meeting = self._where_to_meet()
         if meeting is not None and meeting != self._meeting:
             self._store = TcpRendezvousStore(connect(meeting), self._attempt)
@@ -510,7 +510,7 @@ class WorkerGroup:
         return where_to_meet(there, self._attempt)
 
     def _meet_there(self) -> Generation | None:
-        """The next generation of this store; None: the others are elsewhere."""
+        """Return the next generation of this store; None when the others are elsewhere."""
         assert self._store is not None
         pauses = meet_again(
             self._store,
@@ -534,7 +534,7 @@ class WorkerGroup:
                     return None
 
     def _open(self, generation: Generation) -> WorkerContext:
-        """The process group of a generation, and what this worker is in it."""
+        """Open the process group of a generation, and return this worker's context in it."""
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation

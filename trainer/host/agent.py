@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def import_everything(*more: str) -> None:
-    """What a fork of this process needs to be a worker at once.
+    """Import the modules that a fork of this process needs to be a worker at once.
 
     Args:
         more: modules that workers of a kind need beside those of all.
@@ -76,7 +76,7 @@ def fork_from(server: ForkServer) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     class ForkedWorker(SubprocessHandler):
-        """How the agent sees a worker, which is started in another way than torchrun's own."""
+        """The agent's handle of a worker that is forked instead of started by torchrun."""
 
         def _popen(self, args: tuple[Any, ...], env: dict[str, str]) -> Popen[bytes]:
             try:
@@ -110,7 +110,7 @@ _SAME_EVENT_S = 5
 
 
 def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
-    """The torchrun command line of one node of a run, but for how nodes meet: see `hetopt.trainer.host.rendezvous`.
+    """Return the torchrun arguments of one node of a run, except its rendezvous (see `hetopt.trainer.host.rendezvous`).
 
     Args:
         spec: the run.
@@ -136,7 +136,7 @@ def _workers_here(spec: RunSpec, node: Node | None) -> int:
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
-    """One sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
+    """Return a sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
 
     A killed worker takes its peers with it (they lose their connection and exit on their own), so the signal is the
     cause and the other exits are its consequence. SIGTERM is what the agent itself ends the survivors with.

@@ -63,7 +63,7 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, minus the signal that ended it; None: it lives."""
+        """Return the exit code of the process, minus the signal that ended it; None while it lives."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid == self.pid:
@@ -71,7 +71,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended.
+        """Wait for the process to end, and return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it has not within so many seconds.
@@ -108,7 +108,7 @@ class ForkServer:
 
     @classmethod
     def of_this_process(cls) -> ForkServer:
-        """A fork of this process, with all that it has imported.
+        """Fork this process, with all that it has imported, into a server of forks.
 
         Raises:
             NoFork: not on this system, or this process has a thread, which a fork would lose.
@@ -129,7 +129,7 @@ class ForkServer:
 
     @classmethod
     def importing(cls, modules: Sequence[str], environment: Mapping[str, str]) -> ForkServer:
-        """A new process that imports modules.
+        """Start a new process that imports modules and serves forks.
 
         Args:
             modules: by name.

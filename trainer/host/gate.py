@@ -177,7 +177,7 @@ def _mac(secret: bytes, side: bytes, gates: bytes, comers: bytes) -> bytes:
 
 
 async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """The gate's part: whether whoever came knows the secret."""
+    """Return whether whoever came knows the secret: the gate's part of the handshake."""
     own = secrets.token_bytes(_RANDOM_BYTES)
     writer.write(_GREETING + own)
     await writer.drain()
@@ -191,7 +191,7 @@ async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 
 
 async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """The relay's part: whether the gate knows the secret. One that closes is one that does not take ours."""
+    """Return whether the gate knows the secret: the relay's part. A gate that closes does not take ours."""
     greeting = await reader.readexactly(len(_GREETING) + _RANDOM_BYTES)
     if greeting[: len(_GREETING)] != _GREETING:
         return False
@@ -276,7 +276,7 @@ _IPV4_IN_IPV6 = "0000000000000000FFFF0000"  # ::ffff:0:0/96 as /proc/net/tcp6 wr
 
 
 def listening_socket(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens on one address of this machine.
+    """Open a socket that listens on one address of this machine.
 
     Args:
         address: of this machine, as a number or a name.
@@ -367,7 +367,7 @@ def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedel
 
 
 def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.timedelta = _TIMEOUT) -> Store:
-    """The store through which the workers of a run meet, as torchrun's environment says where it is.
+    """Open the store through which the workers of a run meet, as torchrun's environment says where it is.
 
     torchrun's agent holds it, or rank 0 opens it, on the address that the others know it by and on no other. Workers
     that were started again do not see what the last ones left.
@@ -396,7 +396,7 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
 
 
 def _check_reachable(environment: Mapping[str, str], address: str) -> None:
-    """A host's name often means its loopback address on that host itself, where no other can reach it."""
+    """Check that other hosts can reach rank 0: a host's name often means loopback on that host itself."""
     workers, here = environment.get("WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE")
     if here is not None and here != workers and is_loopback(address):
         raise BadInput(

@@ -41,13 +41,13 @@ class Rendezvous:
 
     @classmethod
     def alone(cls) -> Rendezvous:
-        """For a run on this machine alone: nothing listens outside of loopback."""
+        """Open the rendezvous of a run on this machine alone: nothing listens outside of loopback."""
         store = open_store()
         return cls(store=store, port=store.port)
 
     @classmethod
     def among_others(cls, rank: int, hosts: int, address: str, port: int, secret: bytes) -> Rendezvous:
-        """For one host of several; waits until the first one is there.
+        """Open the rendezvous of one host of several; waits until the first one is there.
 
         Args:
             rank: of this host; the first one holds the store.

@@ -139,7 +139,7 @@ LEAST_NOISY_AUDITS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Audits:
-    """Which batches of a loader are audited: of the steps 1, 2, 4, 8, ..., and the first after shares have changed.
+    """The rule for which batches are audited: steps 1, 2, 4, 8, ..., and the first after shares have changed.
 
     Attributes:
         every_step: whether all are, so that a run of several workers trains as one machine does.
@@ -167,7 +167,7 @@ class Audits:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What an audit found, the same on all workers.
+    """The result of an audit, the same on all workers.
 
     Attributes:
         distance: norm of the difference between the shares' gradient and the leader's, over the norm of the leader's.
@@ -215,7 +215,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class AuditRecord:
-    """What the audits of a run found.
+    """The results of a run's audits against a tolerance.
 
     Attributes:
         mode: what happens beyond the tolerance.
@@ -264,7 +264,7 @@ _MARKED_ELEMENTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one worker computes of a batch.
+    """The part of a batch that one worker computes.
 
     Attributes:
         samples: of the batch that are this worker's; where it has none it computes some that do not count.
@@ -304,7 +304,7 @@ ROWS_WITHOUT_SHARE = 2
 
 
 class ShareTable:
-    """Who takes how much of a batch, from which batch on. The same on all workers.
+    """The local batch sizes of all workers, from which batch on. The same on all workers.
 
     Args:
         shares: of a full batch, at first.
@@ -324,7 +324,7 @@ class ShareTable:
         self._entries: list[tuple[Place, Shares]] = [((0, 0), shares)]
 
     def state(self) -> list[tuple[Place, Shares]]:
-        """What a checkpoint keeps."""
+        """Return the changes of shares so far, for a checkpoint."""
         return list(self._entries)
 
     def resume(self, entries: Sequence[tuple[Place, Shares]]) -> None:

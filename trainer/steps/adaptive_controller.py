@@ -103,7 +103,7 @@ def traffic_of(
     looks: int = 0,
     spans: Sequence[tuple[Mark, Mark]] = (),
 ) -> Traffic:
-    """The traffic of some steps.
+    """Sum the exchanges of steps into their traffic.
 
     Args:
         traces: of the steps.
@@ -125,7 +125,7 @@ def traffic_of(
     dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
 
     def waited_for(trace: StepTrace) -> ExchangeStats:
-        """What of an exchange adds to a step: all of it, or what backward did not hide."""
+        """Return the part of an exchange that adds to a step: all of it, or what backward did not hide."""
         stats = dense if trace.exchange is None else trace.exchange
         if trace.exchange is not None and not trace.under_backward:
             return stats
@@ -193,7 +193,7 @@ class GroupTraffic:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no number is NaN or infinite."""
+        """True where no number is NaN or infinite."""
         numbers = (number for *single, looked in map(astuple, self.rows) for number in (*single, *looked))
         return all(map(math.isfinite, numbers))
 
@@ -217,7 +217,7 @@ LEAST_SAVING = 0.05
 
 
 class ControllerState(Record):
-    """What a checkpoint keeps.
+    """The state of an adaptive controller in a checkpoint.
 
     Attributes:
         policy: name of the ratio policy.
@@ -279,7 +279,7 @@ class AdaptiveController:
         self.candidate = self._candidate_of(self._decision)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
-        """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
+        """Return the policy's first decision; under ``auto`` the candidate that the plan was made for."""
         wish = self._policy.first(self.network)
         if self._name == "auto" and spec.compression.ratio < 1:
             start = self.candidates.nearest(spec.compression.ratio)
@@ -301,11 +301,11 @@ class AdaptiveController:
 
     @property
     def try_ratio(self) -> float | None:
-        """What twins should be trained for before the next step; None: nothing."""
+        """The ratio of the paired trial to make before the next step; None: none is due."""
         return self._decision.try_ratio if self._verdict is None else None
 
     def heard(self, verdict: Verdict) -> None:
-        """What they have shown; the same on all ranks."""
+        """Take the verdict of a paired trial; the same on all ranks."""
         self._verdict = verdict
 
     def period_steps(self, steps: int) -> int:
@@ -319,7 +319,7 @@ class AdaptiveController:
 
     @property
     def slowdown_coefficient(self) -> float | None:
-        """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
+        """The coefficient of the cost of late gradients (`hetopt.core.training_laws`); None where no policy uses it."""
         policy, state, network = self._policy, self._state, self.network
         if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
             return None
@@ -390,7 +390,7 @@ class AdaptiveController:
         }
 
     def _candidate_of(self, decision: RatioDecision) -> Option:
-        """The candidate that a decision means; of several collectives the quickest."""
+        """Return the candidate that a decision means; of several collectives the quickest."""
         self._reason: str | None = None
         if decision.option is not None:
             named = self.candidates.find(decision.option)
@@ -413,7 +413,7 @@ class AdaptiveController:
         return best
 
     def state(self) -> Mapping[str, object]:
-        """What a checkpoint keeps, as plain JSON."""
+        """Return the state for a checkpoint, as plain JSON."""
         return ControllerState(
             policy=self._name,
             policy_state=self._state.model_dump(mode="json"),
@@ -455,7 +455,7 @@ def choose_ratio_policy(
     tries_twins: bool = False,
     settings: Settings | None = None,
 ) -> RatioPolicy[Any]:
-    """The policy of that name. What its state is made of, `RatioPolicy.initial` tells.
+    """Return the ratio policy of that name; `RatioPolicy.initial` tells the type of its state.
 
     Args:
         name: of the policy.
@@ -494,7 +494,7 @@ def choose_ratio_policy(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
-    """How gradients travel, and who decides that.
+    """The exchange of a run's gradients, and the controller that changes it.
 
     Attributes:
         compression: of the run.
@@ -514,7 +514,7 @@ class ExchangeConfig:
 
     @property
     def is_dense(self) -> bool:
-        """Whether everything is summed as it is, always."""
+        """True where every gradient is summed as it is, always."""
         return self.steering is None and self.compression.name == IDENTITY
 
     @property
@@ -542,7 +542,7 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, traffic: GroupTraffic) -> Event:
-        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
+        """Return the ``exchange`` field of a ``step`` event; empty where nothing was exchanged."""
         steering = self.steering
         if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
             return {}
@@ -567,12 +567,12 @@ class ExchangeConfig:
 
 
 def is_steered(spec: RunSpec, compression: Compression) -> bool:
-    """Whether anything about the exchange is left to decide while training goes on."""
+    """Return whether anything about the exchange is left to decide while training goes on."""
     return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
 
 
 def can_overlap(device: torch.device, world_size: int) -> bool:
-    """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike."""
+    """Return whether the whole cluster can sum buckets under backward; called by all workers, with the same result."""
     if world_size == 1:
         return False
     is_cuda = device.type == "cuda"

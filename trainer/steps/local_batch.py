@@ -217,7 +217,7 @@ class BatchReader:
     unit: int | None = None
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """The micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
+        """Cut the micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
 
         One across the end of an epoch is cut there when the data is augmented.
         """
@@ -236,16 +236,16 @@ class BatchReader:
         return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the device."""
+        """Read the samples of a micro-batch onto the device."""
         return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch on the host, ready to be moved to the device."""
+        """Read the samples of a micro-batch on the host, pinned where the device is a GPU."""
         batch = self.read_on_host(part)
         return each_tensor(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the host."""
+        """Read the samples of a micro-batch on the host."""
         set_epoch(self.dataset, part.epoch, self.seed)
         return fetch(self.dataset, part.indices)
 
@@ -297,11 +297,11 @@ class SampleFeed:
         return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
 
     def event(self) -> Event:
-        """What was handed on since this was last asked for."""
+        """Return the event's fields on samples handed on between workers since the last call."""
         return {} if self._injector is None else self._injector.event()
 
     def first_part(self, samples: int) -> MicroBatch:
-        """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
+        """Return the largest micro-batch of a share of so many samples, made of the first samples of the data set."""
         limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
@@ -312,7 +312,7 @@ class SampleFeed:
             self._ahead = ReadAhead(self._reader.read_for_later, self._from_here(self._followed))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
-        """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
+        """Take this worker's micro-batches of the next step; moves the cursor behind the step's samples."""
         drawn = self.drawn(shares)
         if self._ahead is not None and drawn != self._followed:
             self._ahead.follow(self._from_here(drawn))
@@ -324,7 +324,7 @@ class SampleFeed:
         return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
-        """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
+        """Limit micro-batches to so many samples, and cut those of the last `take` anew."""
         self._reader = replace(self._reader, max_samples=max_samples)
         self.learned_bound = max_samples
         if self._batch is None:
@@ -336,12 +336,12 @@ class SampleFeed:
         return parts
 
     def recall_bound(self, max_samples: int) -> None:
-        """What was learned before the run was interrupted holds; 0: nothing was."""
+        """Restore the limit on micro-batches that was learned before the run was interrupted; 0: there was none."""
         if max_samples and (self.max_samples is None or max_samples < self.max_samples):
             self.learn_bound(max_samples)
 
     def read(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the device."""
+        """Read the samples of a micro-batch onto the device."""
         return to_device(self._on_host(part), self._reader.device)
 
     def close(self) -> None:
@@ -357,7 +357,7 @@ class SampleFeed:
         return self._reader.read_on_host(part)
 
     def _parts(self, batch: GlobalBatch) -> list[MicroBatch]:
-        """This worker's micro-batches; of mixed samples each has some of all workers."""
+        """Return this worker's micro-batches; of mixed samples each has some of all workers."""
         if self._mixed is None:
             return self._reader.cut(batch, self._rank)
         size = self.sizes[self._rank]

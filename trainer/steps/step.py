@@ -71,7 +71,7 @@ class Autocast:
     precision: Precision
 
     def __call__(self) -> AbstractContextManager[object]:
-        """A context for one forward pass."""
+        """Return a context for one forward pass."""
         dtype = _DTYPES.get(self.precision)
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
 
@@ -81,7 +81,7 @@ AMPERE = (8, 0)
 
 
 def lacks_units(device: torch.device, precision: Precision) -> bool:
-    """Whether a device would compute in a precision without any gain."""
+    """Return whether a device would compute in a precision without any gain."""
     if device.type != "cuda":
         return precision == "tf32"
     return precision in ("tf32", "bf16") and torch.cuda.get_device_capability(device) < AMPERE
@@ -117,7 +117,7 @@ class LossScale:
     growth_interval: int = 2000
 
     def after(self, *, finite: bool) -> LossScale:
-        """The scale after a step whose summed gradient was, or was not, finite."""
+        """Return the scale after a step whose summed gradient was, or was not, finite."""
         if not finite:
             return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
         if self.clean_steps + 1 >= self.growth_interval:
@@ -126,13 +126,13 @@ class LossScale:
 
 
 def initial_loss_scale(precision: Precision) -> LossScale | None:
-    """The scale to start from; only fp16 needs one."""
+    """Return the loss scale to start from; only fp16 needs one."""
     return LossScale() if precision == "fp16" else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTrace:
-    """What one step left behind besides the gradient.
+    """The loss, times and exchange of one step.
 
     Attributes:
         loss_sum: sum of this worker's losses over its samples, a double on the device.
@@ -187,7 +187,7 @@ class LossModule(nn.Module):
         self.is_counted, self._targets_per_sample = counts, targets_per_sample
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over the batch, by samples or by what is counted."""
+        """Compute the mean loss over the batch, by samples or by what is counted."""
         with self._autocast():
             told = self._loss(self.model, batch)
         loss = told[0] if isinstance(told, tuple) else told
@@ -235,7 +235,7 @@ _SAME = 1e-3
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes, in the model's order.
+    """Return the parameters that training changes, in the model's order.
 
     Raises:
         BadInput: there are none, or some are not fp32.
@@ -390,7 +390,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """The micro-batch to try when one of so many samples does not fit.
+    """Return the samples of the micro-batch to try when one of so many samples does not fit.
 
     Raises:
         RunFailed: it was a single sample.
@@ -676,7 +676,7 @@ class FusedStep:
                 parameter.grad = view
 
     def _count_all(self, counted: Tensor) -> float:
-        """What the losses of the step are means over, of all workers; never 0."""
+        """Return the total count of all workers that the step's losses are means over; never 0."""
         total = counted.to("cpu")
         if not self._is_alone and dist.is_initialized():
             dist.all_reduce(total)

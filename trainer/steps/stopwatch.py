@@ -83,13 +83,13 @@ two cores, four and eight waiting processes), which would be half a percent of a
 
 
 class Slowdown:
-    """How far the computation of a step may have come: by itself, as far as the device can."""
+    """The waits that make a worker as slow as the one it stands for; none by default."""
 
     waits: ClassVar[bool] = False
     """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """The computation of so many samples starts, or did so long ago as reading them took."""
+        """Begin the computation of so many samples, now or as long ago as reading them took."""
 
     def reach(self, done: float) -> None:
         """Computation has come this far (1 = all of it): wait until the machine it stands for would have, too."""
@@ -181,7 +181,7 @@ class Declared(Slowdown):
             self._waited_s += self._clock() - arrived_s
 
     def use(self) -> float:
-        """How much of the declared time the real computation takes: above 1 it does not fit.
+        """Return the part of the declared time that the real computation takes: above 1 it does not fit.
 
         0 until there are a few steps to take the median of, which then count for the next time.
         """
@@ -212,7 +212,7 @@ def precisely(seconds: float) -> None:
 
 
 def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
-    """The pace of a worker on a device. A declared time goes before a factor.
+    """Make the slowdown of a worker on a device. A declared time goes before a factor.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever
     number of threads help it). Elapsed time would not do: paced workers often share the cores of one machine, and a

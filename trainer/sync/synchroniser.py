@@ -63,7 +63,7 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncObservation:
-    """What is known after a step.
+    """The state of a run after a step, by which parameters are averaged or not.
 
     Attributes:
         step: steps done since the run began, this one included.
@@ -80,7 +80,7 @@ class SyncObservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncDecision:
-    """What to do after this step.
+    """The decision after a step whether to average parameters, and whose.
 
     Attributes:
         synchronise: average parameters now.
@@ -124,7 +124,7 @@ class Periodic:
     """The state before the first round."""
 
     def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
-        """Whether the round is over, and whose parameters count (see `SyncPolicy`)."""
+        """Return whether the round is over, and whose parameters count (see `SyncPolicy`)."""
         if observation.local_steps < self.every_steps:
             return state, SyncDecision(synchronise=False)
         return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
@@ -151,7 +151,7 @@ is as long as the run before it."""
 
 @dataclass(frozen=True, kw_only=True)
 class GradientChange:
-    """How much a worker's gradient changes: one worker's own; not the same on all ranks.
+    """The relative change of a worker's gradient norm: one worker's own; not the same on all ranks.
 
         m_t = (1 - a) m_{t-1} + a |g_t|^2,    change_t = |m_t - m_{t-1}| / m_{t-1}        (SelSync, 2307.07950)
 
@@ -169,7 +169,7 @@ class GradientChange:
     change: float = 0.0
 
     def after(self, square_norm: float) -> GradientChange:
-        """With one more step's. One that is not finite is a change without bound, and is not remembered."""
+        """Return the change after one more step; infinite, and not averaged in, where the norm is not finite."""
         if not math.isfinite(square_norm):
             return replace(self, change=math.inf)
         if self.mean is None:
@@ -181,7 +181,7 @@ class GradientChange:
 
 
 class SelSyncState(Record):
-    """What is remembered.
+    """The state of `SelSync`.
 
     Attributes:
         log_delta: where delta is steered; None: it is not, or no change was seen yet.
@@ -234,7 +234,7 @@ class SelSync:
     def _paced(
         self, state: SelSyncState, observation: SyncObservation, change: float | None, *, voted: bool, overdue: bool
     ) -> tuple[SelSyncState, SyncDecision]:
-        """Where delta is steered: not too soon after the last average, nor too late."""
+        """Decide where delta is steered: an average not too soon after the last one, nor too late."""
         mean, gap = 1 / self.synchronised_share, observation.local_steps
         early = 1 + GROWTH * observation.step
         if early < mean:
@@ -244,7 +244,7 @@ class SelSync:
         return self._steered(state, change, synchronised=synchronise), SyncDecision(synchronise=synchronise)
 
     def _decisive(self, changes: tuple[float, ...]) -> float:
-        """The change that the last of the needed votes depends on."""
+        """Return the change that the last of the needed votes depends on."""
         told = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
         return told[min(self.needed, len(told)) - 1]
 
@@ -271,7 +271,7 @@ SyncPolicy: TypeAlias = Periodic | SelSync
 
 
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
-    """How many of the workers have to vote for a synchronisation: one, more than half, or a part of them."""
+    """Return the number of votes that a synchronisation needs: one, more than half, or a part of the workers."""
     of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
     return {"any": 1, "majority": workers // 2 + 1}.get(votes, of_quorum)
 
@@ -279,7 +279,7 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy | None:
-    """The policy that says when parameters are averaged; None: nobody asks (``bsp``).
+    """Return the policy that says when parameters are averaged; None for ``bsp``, which never averages them.
 
     Args:
         sync: the choice.
@@ -329,7 +329,7 @@ class ModelVector:
         self._own: Tensor | None = None
 
     def read(self) -> Tensor:
-        """A copy of all elements, [elements]."""
+        """Return a copy of all elements, [elements]."""
         return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._tensors])
 
     def write(self, flat: Tensor) -> None:
@@ -341,7 +341,7 @@ class ModelVector:
 
     @contextmanager
     def replaced_by(self, flat: Tensor) -> Iterator[None]:
-        """The model is ``flat`` inside, and what it was again afterwards."""
+        """Write ``flat`` into the model inside the block, and restore the model afterwards."""
         self._own = self.read()
         self.write(flat)
         try:
@@ -352,11 +352,11 @@ class ModelVector:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether something else is in its place."""
+        """True while other values are in the model's place."""
         return self._own is not None
 
     def own(self) -> Tensor:
-        """The model itself, whatever is in its place, [elements]."""
+        """Return the elements of the model itself, whatever is in its place, [elements]."""
         return self.read() if self._own is None else self._own
 
 
@@ -461,7 +461,7 @@ class Synchronizer:
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
-        """How much the workers' gradients changed, as far as that has arrived; this one's own is sent on its way."""
+        """Send this worker's gradient change, and return the workers' changes that have arrived, if any."""
         if not self._policy.votes:
             return None
         assert trace.gradient_energy is not None
@@ -561,7 +561,7 @@ def make_synchroniser(
     stopwatch: Stopwatch,
     dataset_size: int,
 ) -> Synchronizer | None:
-    """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
+    """Make the synchronizer of a run; None where gradients are summed in every step, and models never differ.
 
     Args:
         spec: of the run.

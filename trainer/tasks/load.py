@@ -138,7 +138,7 @@ def _candidates(module: ModuleType) -> list[str]:
 
 
 def line_in(place: str, error: BaseException) -> int | None:
-    """The last line of the user's own file that an error came through; None: it came through none."""
+    """Return the last line of the user's own file that an error came through; None where it came through none."""
     if isinstance(error, SyntaxError) and error.filename == place:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
@@ -146,6 +146,6 @@ def line_in(place: str, error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """Return the first line of an error's message."""
     lines = str(error).splitlines()
     return lines[0] if lines else "(no message)"

@@ -220,7 +220,7 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 
 def why_not_averaged(name: str) -> str | None:
-    """One sentence on why averages of parameters are not sent by this compressor; None when they may be."""
+    """Return a sentence on why parameters cannot be averaged through this compressor; None when they can."""
     if name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
@@ -230,7 +230,7 @@ def why_not_averaged(name: str) -> str | None:
 
 
 def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> str | None:
-    """One sentence on why this ratio controller cannot steer this compressor by this collective; None when it can."""
+    """Return a sentence on why a ratio controller cannot steer this compressor and collective; None: it can."""
     method = METHODS[name]
     if controller != "fixed" and not method.by_ratio:
         return f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide."

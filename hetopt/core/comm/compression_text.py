@@ -79,7 +79,7 @@ _WAY = re.compile(r"(?P<name>\S+?)(?: (?P<ratio>[\d.e+-]+))? by (?P<collective>[
 
 
 def way_in_words(key: str) -> str:
-    """A way to exchange gradients, as logs name it, in words: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
+    """Describe the key of an exchange in a log for people: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
     found = _WAY.fullmatch(key)
     if found is None:
         return key

@@ -77,7 +77,7 @@ def deals(payload_bytes: float, members: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """Of N members: messages in a row, and bytes over the slowest link for each byte of payload."""
+    """The cost of a collective of N members: messages in a row, and slowest-link bytes per byte of payload."""
 
     messages: Callable[[int], float]
     traffic: Callable[[int], float]

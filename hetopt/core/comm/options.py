@@ -187,7 +187,7 @@ class Candidates:
 
     @property
     def memory(self) -> str:
-        """That goes through all changes, so that nothing held back is lost."""
+        """The error feedback that keeps residuals through every change of ratio or collective."""
         memory = self.asked.memory
         if memory == NONE or (memory == AUTO and self.asked.name != self.name):
             memory = AUTO
@@ -229,7 +229,7 @@ class Candidates:
         return next((option for option in self.all if option.key == key), None)
 
     def nearest(self, ratio: float) -> Option:
-        """Of `all`, a candidate of the ratio nearest to this one, by the collective asked for if any; dense at 1."""
+        """Return the candidate of the nearest ratio (log scale), by the collective asked for if any; dense at 1."""
         if ratio >= 1:
             return self.dense
         asked = self._collective
@@ -298,7 +298,7 @@ class Candidates:
 def operations_of(
     compression: Compression, numel: int, *, workers: int, shapes: Shapes | None = None
 ) -> tuple[Operation, ...]:
-    """The collective operations of one exchange in this way, as `hetopt.core.comm.payload_bytes.operations` has them.
+    """Return the collective operations of one compressed exchange (`hetopt.core.comm.payload_bytes.operations`).
 
     Args:
         compression: the way.
@@ -376,7 +376,7 @@ def settled_collective(compression: Compression) -> str:
 
 
 def way_name(compression: Compression) -> str:
-    """What traces and events call an exchange that stays as it is; of selected elements, the key of its option."""
+    """Return the name of an unsteered exchange in traces and events: compressor, ratio, collective, coding."""
     coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
     amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
     return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

@@ -59,7 +59,7 @@ def scaled_code_bytes(numel: Whole, bits: int) -> Whole:
 
 
 def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
-    """Of what is summed in a slice by each worker: all to all, and the sums back, as a ring moves them.
+    """Return the bytes of an all-reduce where each worker sums a slice: all to all, then the sums back.
 
     Args:
         name: the compressor; one that selects sends values in bf16.
@@ -210,7 +210,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def low_rank(rows: int, columns: int, rank: int) -> int:
-    """The rank that a matrix is sent with; 0: factors would be no smaller than the matrix, which is sent as it is."""
+    """Return the rank that a matrix is sent with; 0: sent as it is, for its factors would be no smaller."""
     used = min(rank, rows, columns)
     return used if used * (rows + columns) < rows * columns else 0
 

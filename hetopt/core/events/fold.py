@@ -136,7 +136,7 @@ class Roster:
         self.present = tuple(found)
 
     def places(self, count: int) -> tuple[int, ...]:
-        """Of the workers of a step; workers that were never announced get a place as well."""
+        """Return the indices of the workers of a step of ``count`` workers, adding those that were never announced."""
         if count == len(self.present):
             return self.present
         while len(self.workers) < count:
@@ -193,7 +193,7 @@ class WorkerTotals:
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What one worker (the mean of all) contributed to the exchanges of gradients so far.
+    """The bytes that one worker (the mean of all) contributed to exchanges of gradients so far.
 
     Attributes:
         way: of the newest steps: compressor, ratio and collective.
@@ -208,7 +208,7 @@ class Traffic:
     dense_bytes: float = 0.0
 
     def take(self, told: ExchangeTold, steps: int) -> None:
-        """The exchanges of so many more steps."""
+        """Add the exchanges of so many more steps."""
         self.way = told.way
         self.steps[told.way] = self.steps.get(told.way, 0) + steps
         self.sent_bytes += steps * told.sent_bytes
@@ -217,7 +217,7 @@ class Traffic:
 
 @dataclass(kw_only=True)
 class Together:
-    """How often workers that train for themselves were brought together so far.
+    """The number of parameter averages of local SGD workers so far, and the bytes that they took.
 
     Attributes:
         policy: by which.
@@ -235,7 +235,7 @@ class Together:
     told: int = 0
 
     def take(self, told: SyncTold) -> None:
-        """What more steps told."""
+        """Add the averages that further steps logged."""
         self.synchronised += told.synchronised
         self.local += told.local
         self.sent_bytes += told.sent_bytes
@@ -246,7 +246,7 @@ class Together:
 
 @dataclass(kw_only=True)
 class Audits:
-    """What the audit steps of a run measured so far.
+    """The gradient differences that the audit steps of a run measured so far.
 
     Attributes:
         count: of them.
@@ -343,7 +343,7 @@ class RunFold:
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """The fold of these events; ``starts`` are when the run was launched and went on, where that is known."""
+        """Return the fold of a log's events; ``starts`` are the times of launch and resumptions, where known."""
         run = cls.launched(starts)
         for event in events:
             run.take(event)
@@ -558,7 +558,7 @@ class RunHistory:
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """The history of these events; ``starts`` are when the run was launched and went on, where that is known."""
+        """Return the history of a log's events; ``starts`` are the times of launch and resumptions, where known."""
         history = cls(run=RunFold.launched(starts))
         for event in events:
             history.take(event)

@@ -142,7 +142,7 @@ def read_events(path: Path) -> list[Event]:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Of a million objects that all stay, looking for cycles time and again takes as long as reading them."""
+    """Disable garbage collection inside, as searching a million objects that all stay takes as long as reading them."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -180,7 +180,7 @@ class Unread:
         return f"{many} of the event log could not be read and {are} left out: {self.first}."
 
     def __add__(self, other: Unread) -> Unread:
-        """The unread lines of two logs: their number, and the first of them."""
+        """Return the unread lines of two logs: their number, and the first of them."""
         return Unread(lines=self.lines + other.lines, first=self.first or other.first)
 
 
@@ -218,7 +218,7 @@ class LineParser:
         return found
 
     def too_long(self) -> None:
-        """A line was too long to be kept."""
+        """Count a line that was too long to be kept as unread."""
         self.line += 1
         self._count(f"line {self.line}: longer than {MOST_LINE_BYTES // 2**20} MiB")
 

@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def _sentence(text: str) -> str:
-    """In one line, and no longer than a person reads."""
+    """Return a text on one line without control characters, cut to the length that a person reads."""
     return _CONTROL.sub(" ", text).strip()[:_MOST_LETTERS]
 
 
@@ -76,7 +76,7 @@ ProbeKind = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Happened:
-    """What all events have: when, in seconds since the epoch, by the clock of the machine that wrote it."""
+    """The time of an event in seconds since the epoch, by the clock of the machine that wrote it."""
 
     time_s: EpochSeconds
 
@@ -106,7 +106,7 @@ class ExchangeTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyncTold:
-    """What brought the models together of workers that train for themselves, in `StepsLogged`."""
+    """The parameter averages of local SGD workers over the steps of a `StepsLogged`."""
 
     policy: Name = ""
     synchronised: Count
@@ -117,7 +117,7 @@ class SyncTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
-    """What the workers' streams were like, in rank order; a rate that is not known yet is -1."""
+    """The waits and rates of the workers' streams, in rank order; a rate that is not known yet is -1."""
 
     wait_s: tuple[Seconds, ...] = ()
 
@@ -191,7 +191,7 @@ class CheckpointSaved(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Remarked(Happened):
-    """What is told with its reason alone.
+    """A remark with its reason alone.
 
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
@@ -247,7 +247,7 @@ class Audited(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PairedTrialEnded(Happened):
-    """Whether sparsified gradients hold training back, as a paired trial has shown."""
+    """The result of a paired trial: whether sparsified gradients hold training back."""
 
     event: Literal["twins_tried"]
     step: Count
@@ -289,7 +289,7 @@ class WorkersChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunFailure(Happened):
-    """Why the run cannot go on; the first one since workers started is the cause."""
+    """The reason why a run cannot go on; the first one since workers started is the cause."""
 
     event: Literal["run_failed"]
     reason: Sentence = "no reason was given"
@@ -335,7 +335,7 @@ Action = Literal["replace", "on-demand"]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SupervisorActed(Happened):
-    """What the supervisor did about a run that does not keep its promise."""
+    """An action of the supervisor on a run that falls short of its plan."""
 
     event: Literal["supervisor_acted"]
     step: Count | None = None
@@ -353,7 +353,7 @@ class ProbeEvent(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Noted(Happened):
-    """What is written for those who read the log itself: nothing is made of it."""
+    """An event for readers of the log itself, of which nothing is computed."""
 
     event: Literal["network_measured"]
 

@@ -75,7 +75,7 @@ _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
 @dataclass(kw_only=True)
 class PairedTrial:
-    """Whether thin exchanges hold a task back: mean losses of two models that begin alike, by chunks of steps.
+    """The mean losses of two models that begin alike, one of them with sparsified gradients, by chunks of steps.
 
     No look at gradients tells: neither the energy that is kept, nor the delay says how much a task minds that most of
     its gradient comes late (an LSTM learns as fast at 0.1 % as with everything, a small ResNet stays where it began).
@@ -134,7 +134,7 @@ class StepTimes(Record):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the last period took another time than usual, and only the next will tell whether that stays."""
+        """True where the last period took another time than usual, and only the next will tell whether that stays."""
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
@@ -167,7 +167,7 @@ class StepTimes(Record):
         )
 
     def _longer(self, collective: str) -> float:
-        """By the same collective, or by any, which says less."""
+        """Return the mean of measured over predicted exchange time by a collective; by any, nearer to 1, if untried."""
         known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
         own = [log for name, log in known if name == collective]
         logs = own or [log for _, log in known]
@@ -175,7 +175,7 @@ class StepTimes(Record):
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
-    """How many times as long as predicted own work and exchange took; None where backward hides them."""
+    """Return measured over predicted time of compression and exchange; None where backward hides them."""
     predicted_s = option.compress_s + exchange_s
     took_s = max(step_s - compute_s, 0.01 * step_s)
     if option.buckets > 1:  # the inverse of `hetopt.core.comm.cost.pipelined_s`
@@ -188,7 +188,7 @@ def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) 
 
 
 class AutoState(Record):
-    """What was learned, and the account of trials.
+    """The state of `AutoRatio`: step times, gains, and the account of paired trials.
 
     Attributes:
         option: in use.
@@ -218,7 +218,7 @@ class AutoState(Record):
 
     @property
     def sends_all(self) -> bool:
-        """Whether nothing may be held back any more, for the loss had risen."""
+        """True where nothing may be held back any more, for the loss had risen."""
         return self.rises > 1
 
     def expected_gain(self, ratio: float) -> float | None:
@@ -278,7 +278,7 @@ class AutoRatio:
         return next(filter(is_dense, self.options))
 
     def decide(self, state: AutoState, observation: RatioObservation) -> tuple[AutoState, RatioDecision]:
-        """The state after this period, and what to exchange from now on."""
+        """Return the state after this period, and the exchange to use from now on."""
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
         assert used is not None and network is not None  # noqa: PT018  # whoever asks has both
@@ -307,7 +307,7 @@ class AutoRatio:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What every option is judged by: the policy, what it knows, and the network as measured."""
+    """The grounds on which options are judged: the policy, its state, and the network as measured."""
 
     policy: AutoRatio
     state: AutoState
@@ -315,19 +315,19 @@ class Outlook:
 
     @property
     def coefficient(self) -> float:
-        """Of the law of slowdown, as it stands after trials."""
+        """The coefficient of the law of slowdown, as it stands after trials."""
         known, verdict = self.policy.coefficient, self.state.verdict
         if verdict is None or verdict.says == "undecided":
             return known
         return 0.0 if verdict.says == "harmless" else max(known, CAUTIOUS_COEFFICIENT)
 
     def usable(self) -> list[Judged]:
-        """The options that keep enough, as far as is known; dense training is always one of them."""
+        """Return the options that keep enough, as far as is known; dense training is always one of them."""
         judged = [self.judged(option) for option in self.policy.options]
         return [one for one in judged if one is not None and self.keeps_enough(one.option, one.gain)]
 
     def keeps_enough(self, option: Option, gain: float) -> bool:
-        """Whether so much is learned as it has to be; lateness alone is weighed, not forbidden."""
+        """Return whether an option of this gain may be used; the delay of its gradients is priced, not forbidden."""
         state = self.state
         if option.gain is None and state.sends_all:
             return False
@@ -337,7 +337,7 @@ class Outlook:
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
     def judged(self, option: Option, *, coefficient: float | None = None) -> Judged | None:
-        """The option as it looks now; None where nothing is known of its gain."""
+        """Return an option's expected gain and seconds per unit of progress; None where its gain is unknown."""
         gain = self.gain(option)
         if gain is None:
             return None
@@ -348,11 +348,11 @@ class Outlook:
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=steps * at_best_s)
 
     def is_tried(self, option: Option) -> bool:
-        """Whether steps were timed with it since something last changed."""
+        """Return whether steps were timed with an option since something last changed."""
         return option.key in self.state.times.timings
 
     def gain(self, option: Option) -> float | None:
-        """That the option settles to; None where nothing is known of it."""
+        """Return the gain that an option converges on; None where nothing is known of it."""
         state = self.state
         if option.gain is not None or option.key == state.option:
             return state.gain if option.gain is None else option.gain
@@ -363,7 +363,7 @@ class Outlook:
         return max(1e-6, min(1.0, expected, *(expected * s for r, s in state.kept.items() if r >= option.ratio)))
 
     def worth_trying(self, best: Judged) -> float | None:
-        """The ratio of what would be best if late gradients did no harm, where that would pay for finding out."""
+        """Return the ratio that would be best if late gradients did no harm, where a trial of that pays; else None."""
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
@@ -397,12 +397,12 @@ class Outlook:
 
 
 def is_dense(option: Option) -> bool:
-    """Whether it sends everything, and loses nothing to speak of."""
+    """Return whether an option sends everything, and loses nothing to speak of."""
     return option.ratio >= DENSE and option.gain == 1
 
 
 def _learned(state: AutoState, used: Option, observation: RatioObservation, network: Network) -> AutoState:
-    """The state after a period of an option; of one that may have been disturbed only that."""
+    """Return the state after a period of an option; where it may have been disturbed, with step times alone updated."""
     changes: dict[str, object] = {"step": observation.step, "steps_left": observation.steps_left}
     if observation.verdict is not None:
         changes |= {"verdict": observation.verdict, "trials": state.trials + 1}

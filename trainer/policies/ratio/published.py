@@ -87,20 +87,20 @@ class ScheduledRatio:
     """The epoch says it all."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """The ratio of the first epoch."""
+        """Return the ratio of the first epoch."""
         return RatioDecision(ratio=self.at(0.0))
 
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """The ratio of the epoch that has begun."""
+        """Return the ratio of the epoch that has begun."""
         ratio = self.at(observation.epoch)
         if ratio == observation.ratio or not self.schedule:
             return state, RatioDecision(ratio=ratio)
         return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
 
     def at(self, epoch: float) -> float:
-        """The ratio after so many epochs."""
+        """Return the ratio after so many epochs."""
         done = int(epoch)
         return max(self.ratio, self.schedule[done]) if done < len(self.schedule) else self.ratio
 
@@ -134,7 +134,7 @@ class Accordion(AccordionSettings):
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
-        """The larger ratio where the gradient's norm changes fast (a critical regime), else the smaller one."""
+        """Return the larger ratio where the gradient's norm changes fast (a critical regime), else the smaller one."""
         fresh, before = observation.gradient_norm, state.norm
         norm = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         change = 0.0
@@ -191,7 +191,7 @@ class ThresholdRatio(ThresholdSettings):
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """What the votes say; without a look at the gain nothing changes."""
+        """Return the ratio if the workers' gains allow it, else dense; unchanged where no gain was measured."""
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
@@ -214,7 +214,7 @@ class ThresholdRatio(ThresholdSettings):
 
 
 class GravacState(Record):
-    """Where the search is.
+    """The state of GraVAC's search for a compression factor.
 
     Attributes:
         floor: the factor below which nothing but dense is sent; grows.
@@ -243,15 +243,15 @@ class Gravac(GravacSettings):
     largest: PositiveFloat = 1000.0
 
     def initial(self) -> GravacState:
-        """The state before the first step: the least compression allowed."""
+        """Return the state before the first step: the least compression allowed."""
         return GravacState(floor=self.floor, candidate=self.floor)
 
     def first(self, network: Network | None) -> RatioDecision:
-        """The floor, where it keeps enough."""
+        """Return the floor's ratio, sent where it keeps enough."""
         return self.payload(self.initial())
 
     def decide(self, state: GravacState, observation: RatioObservation) -> tuple[GravacState, RatioDecision]:
-        """The state after this period, and the payloads of the next."""
+        """Return the state after this period, and the payloads of the next."""
         state, before = self._measured(state, observation), state
         if state.window_steps >= self.window and not state.done:
             state = self._next_window(state, observation.level_gains)
@@ -268,7 +268,7 @@ class Gravac(GravacSettings):
         return state, self.payload(state, reason)
 
     def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
-        """What each step chooses from until the window ends."""
+        """Return the decision that each step of the window chooses a payload by: candidate, floor or everything."""
         if self.eps > 1 or state.candidate == 1:
             return RatioDecision(ratio=DENSE, reason=reason)
         return RatioDecision(
@@ -305,13 +305,13 @@ class Gravac(GravacSettings):
         return state.model_copy(update={"candidate": candidate, "raised": raised})
 
     def _raise(self, raised: int) -> float:
-        """What the first floor is multiplied by: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
+        """Return the multiple of the first floor after so many raises: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
         exponent = 2 ** (raised - 1) if self.raises == "exponential" else raised
         return 2.0 ** min(exponent, 64)
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
-    """The factor that ends the search: the smaller of the two whose worth is largest, if their worth hardly differs."""
+    """Return the factor that ends the search: the smaller of the two of largest worth, if they hardly differ."""
     if len(worth) < 2:
         return None
     first, second = sorted(worth, key=lambda factor: (-worth[factor], factor))[:2]
@@ -351,12 +351,12 @@ class ScanRatio(ScanSettings):
     """The state before the first scan: no ratio was chosen."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """The largest ratio, from which the gain of all others can be read."""
+        """Return the largest ratio, from which the gain of all others can be read."""
         largest = max(self.options, key=lambda option: option.ratio)
         return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
 
     def decide(self, state: ScanState, observation: RatioObservation) -> tuple[ScanState, RatioDecision]:
-        """The next choice. Without a gain curve or a network nothing changes."""
+        """Return the next choice. Without a gain curve or a network nothing changes."""
         keep = RatioDecision(ratio=observation.ratio, option=observation.option, measure_gain=True)
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
