@@ -34,9 +34,9 @@ def meet_one_version(store: Store, rank: int, world_size: int, own: str | None =
         BadInput: versions differ. All workers raise it.
     """
     store.set(f"hetopt/version/{rank}", own or version("hetopt"))
-    told = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
-    if len(set(told)) > 1:
-        each = ", ".join(f"worker {other} has {one}" for other, one in enumerate(told))
+    versions = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
+    if len(set(versions)) > 1:
+        each = ", ".join(f"worker {other} has {release}" for other, release in enumerate(versions))
         raise BadInput(
             f"the workers run different versions of hetopt: {each}.", hint="install one version on all machines"
         )
@@ -88,9 +88,9 @@ class Gathering:
         self._row = list(row)
         self._work: dist.Work | None = None
         if world_size > 1:
-            own = torch.tensor(self._row, dtype=torch.float64)
-            self._rows = [torch.empty_like(own) for _ in range(world_size)]
-            self._work = dist.all_gather(self._rows, own, async_op=True)
+            numbers = torch.tensor(self._row, dtype=torch.float64)
+            self._rows = [torch.empty_like(numbers) for _ in range(world_size)]
+            self._work = dist.all_gather(self._rows, numbers, async_op=True)
 
     def wait(self) -> list[list[float]]:
         """Return the rows of all workers, in rank order."""
@@ -106,7 +106,7 @@ def gather_texts(text: str, world_size: int) -> list[str]:
     if world_size == 1:
         return [text]
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    rows = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(rows, own)
+    packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    rows = [torch.empty_like(packed) for _ in range(world_size)]
+    dist.all_gather(rows, packed)
     return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="ignore") for gathered in rows]

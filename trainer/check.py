@@ -66,11 +66,11 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
     except Exception as failed:
         file = place(part).rpartition(":")[0]
         line = line_in(file, failed) if file else None
-        own = f"{file}:{line}" if line else where or place(part)
+        location = f"{file}:{line}" if line else where or place(part)
         if isinstance(failed, HetoptError):
-            raise Ended(failed.message, hint=failed.hint or "correct that line", where=own) from failed
+            raise Ended(failed.message, hint=failed.hint or "correct that line", where=location) from failed
         text = f"{what} raised {type(failed).__name__}: {first_line(failed)}"
-        raise Ended(text, hint="correct that line", where=own) from failed
+        raise Ended(text, hint="correct that line", where=location) from failed
 
 
 def place(*written: object) -> str:
@@ -127,9 +127,9 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     yield from _evaluation(task, model, data.evaluation)
 
 
-def _must_be(kind: type, made: object, part: Callable[..., object], what: str, hint: str) -> None:
-    if not isinstance(made, kind):
-        raise Ended(f"{what} gives a {type(made).__name__}, not {kind.__name__}.", hint=hint, where=place(part))
+def _must_be(kind: type, value: object, part: Callable[..., object], what: str, hint: str) -> None:
+    if not isinstance(value, kind):
+        raise Ended(f"{what} gives a {type(value).__name__}, not {kind.__name__}.", hint=hint, where=place(part))
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:
@@ -179,11 +179,11 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     def sums(indices: list[int]) -> dict[str, float]:
         batch = fetch(dataset, indices)
         with torch.no_grad():
-            told = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
-        if not isinstance(told, Mapping) or not told:
-            said = "no sums" if isinstance(told, Mapping) else f"a {type(told).__name__}, not a dictionary of sums"
+            totals = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
+        if not isinstance(totals, Mapping) or not totals:
+            said = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
             raise Ended(f"The task's evaluate gives {said}.", hint=_SUMS, where=where)
-        return {name: float(value) for name, value in told.items()}
+        return {name: float(value) for name, value in totals.items()}
 
     before = Generators.at(_CPU)
     once, twice = sums(few), sums(few + few)

@@ -323,20 +323,21 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
 
 def options_of(optimizer: Any) -> list[tuple[str, float]]:
     """Return an optimizer's numbers by name: learning rates, momenta and so on of every group."""
-    found = []
+    numbers = []
     for index, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):
             values = group[key] if isinstance(group[key], (tuple, list)) else (group[key],)
             if all(
-                isinstance(one, (bool, int, float)) or (isinstance(one, Tensor) and one.numel() == 1) for one in values
+                isinstance(value, (bool, int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+                for value in values
             ):
-                found += [(f"{key} of parameter group {index}", float(one)) for one in values]
-    return found
+                numbers += [(f"{key} of parameter group {index}", float(value)) for value in values]
+    return numbers
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
     """Return all parameters of an optimizer, in the order of its groups."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Balance:
@@ -573,11 +574,11 @@ class Engine:
         self._done += 1
         self.is_over = self._done == self._steps
 
-    def gather(self, **told: Any) -> Gathering:
+    def gather(self, **reported: Any) -> Gathering:
         """Send this worker's row on its way.
 
         Args:
-            told: of this worker besides its steps (see `PeriodLog.close`).
+            **reported: fields of this worker besides its steps (see `PeriodLog.close`).
         """
         begun_s = self.context.clock()
         steering = self.exchange.steering
@@ -590,7 +591,7 @@ class Engine:
             spans=self.log.spans,
         )
         *exchanges, looked = astuple(traffic)
-        row = [*astuple(self.log.close(**told)), *exchanges, *looked]
+        row = [*astuple(self.log.close(**reported)), *exchanges, *looked]
         gathering = Gathering(row, self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()

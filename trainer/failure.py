@@ -47,9 +47,9 @@ class Lines:
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            found = self._place(_module(frame), frame.f_code.co_filename, frame.f_lineno)
-            if found is not None or _module(frame).startswith(not_by):
-                return found
+            place = self._place(_module(frame), frame.f_code.co_filename, frame.f_lineno)
+            if place is not None or _module(frame).startswith(not_by):
+                return place
             frame = frame.f_back
         return None
 

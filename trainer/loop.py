@@ -128,15 +128,17 @@ class _Run(Training):
             self._resume_from_disk()
             return
         assert crew.generation is not None
-        found = hand_over(held, crew.generation, self.context.rank)
-        if found is None:
+        handed = hand_over(held, crew.generation, self.context.rank)
+        if handed is None:
             self._resume_from_disk()
         else:
-            own = found.own or self.own_state()
-            self.take_over(found.shared, replace(own, memory={**own.memory, **found.alike}), "the other workers")
-            self._decisions, self._evaluation_owed = found.version.decisions, found.evaluation_owed
+            rank_state = handed.own or self.own_state()
+            self.take_over(
+                handed.shared, replace(rank_state, memory={**rank_state.memory, **handed.alike}), "the other workers"
+            )
+            self._decisions, self._evaluation_owed = handed.version.decisions, handed.evaluation_owed
         self._agreed = crew.generation.number
-        crew.agreed(found, step=self.step)
+        crew.agreed(handed, step=self.step)
 
     def held(self) -> Held | None:
         """Return this worker's training state as of before the step under way; None before all workers had one state.
@@ -146,31 +148,33 @@ class _Run(Training):
         if self._agreed is None:
             return None
         shared, own_after = self.shared_state(), self.own_state()
-        own, unfinished = own_after, self.unfinished
+        rank_state, unfinished = own_after, self.unfinished
         if unfinished is not None:
             cursor, generators = unfinished
-            shared, own = replace(shared, cursor=cursor), replace(own, **vars(generators))
+            shared, rank_state = replace(shared, cursor=cursor), replace(rank_state, **vars(generators))
         return Held(
             version=Version(agreed=self._agreed, step=self.step, decisions=self._decisions),
             shared=shared.snapshot(),
-            own=own.snapshot(),
+            own=rank_state.snapshot(),
             own_after=own_after.snapshot(),
-            alike=copied(alike_part(own.memory)),
+            alike=copied(alike_part(rank_state.memory)),
             evaluation_owed=self._evaluation_owed,
             share=self.balance.shares[self.context.rank],
         )
 
     def _resume_from_disk(self) -> None:
         context, folder = self.context, CheckpointFolder(self.context.run_dir)
-        found = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
-        for torn, reason in found.torn:
+        newest = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
+        for torn, reason in newest.torn:
             context.events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if found.step is None else found.step], context.world_size)[0][0])
+        step = int(gather_numbers([-1 if newest.step is None else newest.step], context.world_size)[0][0])
         if step < 0:
             return
         shared = folder.load_shared(step)
-        own = folder.load_own(step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size)
-        self.take_over(shared, own, f"the checkpoint of step {step}")
+        rank_state = folder.load_own(
+            step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size
+        )
+        self.take_over(shared, rank_state, f"the checkpoint of step {step}")
         self._checkpoint_step = self._saver.saved_step = step
 
     def go(self) -> None:

@@ -45,9 +45,9 @@ def main(arguments: list[str]) -> int:
     spec, node = read_spec(run_dir), Node.of_arguments(arguments[2:])
     assert node is not None, "whoever starts it names the host"
     import_everything()
-    own = next(one for one in node.meeting.split(",") if one.rpartition(":")[0] == node.address)
+    endpoint = next(meeting for meeting in node.meeting.split(",") if meeting.rpartition(":")[0] == node.address)
     # In a process of its own: this one has no thread, so that it can be forked.
-    store = _start_store(own)
+    store = _start_store(endpoint)
     os.environ[HOST_PID_VARIABLE], os.environ[MEETING_VARIABLE] = str(os.getpid()), node.meeting
 
     first = first_rank(spec, node.host)

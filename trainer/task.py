@@ -105,11 +105,11 @@ _COUNT = "counted"
 
 
 def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    told = loss(model, batch)
-    if isinstance(told, tuple):
-        summed, count = told
+    result = loss(model, batch)
+    if isinstance(result, tuple):
+        summed, count = result
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
-    return {"loss": told.double() * samples_in(batch)}
+    return {"loss": result.double() * samples_in(batch)}
 
 
 def is_judged_by_loss(task: Task) -> bool:

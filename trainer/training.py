@@ -455,10 +455,10 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
     Raises:
         BadInput: the loss is a sum over samples; on all ranks.
     """
-    found = LossTest()
+    result = LossTest()
     if context.is_leader:
-        found = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
-    test = LossTest(**json.loads(gather_texts(json.dumps(asdict(found)), context.world_size)[0]))
+        result = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
+    test = LossTest(**json.loads(gather_texts(json.dumps(asdict(result)), context.world_size)[0]))
     if test.problem is not None and (context.world_size > 1 or feed.max_samples is not None):
         raise test.problem
     module.follow(counts=test.kind == "counted", targets_per_sample=test.targets_per_sample)

@@ -473,8 +473,8 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
             ended_at = lines.of(stop)
             if stop.code not in (None, 0):
                 raise ScriptExited(f"{who}{ended_at}", stop.code) from None
-        for one in REGISTRY.open:
-            one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
+        for session in REGISTRY.open:
+            session.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
     except Stopped:
         reason = "stopped"
     except (ScriptExited, OthersFailed):
@@ -523,13 +523,13 @@ def _nobody_knows_why(run_dir: Path) -> bool:
 def _tell_end(run_dir: Path, reason: str) -> bool:
     """Write the event that ends a run; says whether there was one: a step of a session was done."""
     log = read_log(run_dir / EVENTS_FILE).events
-    told = RunFold.of(log)
+    run = RunFold.of(log)
     ends = [(event.step, event.epoch) for event in log if event.event == "session_finished"]
-    step, epoch = max([(told.step, told.epoch), *ends])
+    step, epoch = max([(run.step, run.epoch), *ends])
     if not step:
         return False
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
-        events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=told.trained_for_s or 0.0)
+        events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=run.trained_for_s or 0.0)
     return True
 
 

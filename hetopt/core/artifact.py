@@ -151,8 +151,8 @@ class Artifact(Record):
         data = parse_json(text, origin=origin, hint=what_first)
         origin = shortened(origin)
         if not isinstance(data, dict) or data.get("kind") != cls.KIND:
-            found = data.get("kind") if isinstance(data, dict) else None
-            what = f"a {shortened(found, 40)}" if isinstance(found, str) and found else "something else"
+            kind = data.get("kind") if isinstance(data, dict) else None
+            what = f"a {shortened(kind, 40)}" if isinstance(kind, str) and kind else "something else"
             raise BadInput(f"{origin} holds {what}, not a {cls.KIND}.", hint=again)
         version = data.get("schema_version")
         if isinstance(version, int) and version > cls.VERSION:
@@ -214,9 +214,9 @@ def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact |
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = change(kind.load(path) if path.exists() else None)
-        made.save(path)
-    return made
+        artifact = change(kind.load(path) if path.exists() else None)
+        artifact.save(path)
+    return artifact
 
 
 def kind_in(path: Path) -> str | None:
@@ -225,8 +225,8 @@ def kind_in(path: Path) -> str | None:
         data = read_json(path)
     except BadInput:
         return None  # reading it as the artifact that is wanted says what is wrong
-    found = data.get("kind") if isinstance(data, dict) else None
-    return found if isinstance(found, str) else None
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
@@ -355,19 +355,21 @@ def faults(
         names: what its fields are called by whoever wrote the values, where that is not the record's own name.
         texts: what was written for a field, where that is not the value that the record was given.
     """
-    found: dict[tuple[str, ...], list[Any]] = {}
-    for one in error.errors(include_url=False):
-        where = tuple(str(part) for part in one["loc"] if not _is_branch(str(part)))
-        found.setdefault(where, []).append(one)
-    told = []
-    for where, its in found.items():
-        if its[0]["type"] == "too_short" and any(other[: len(where)] == where for other in found if other != where):
+    by_field: dict[tuple[str, ...], list[Any]] = {}
+    for fault in error.errors(include_url=False):
+        where = tuple(str(part) for part in fault["loc"] if not _is_branch(str(part)))
+        by_field.setdefault(where, []).append(fault)
+    sentences = []
+    for where, errors in by_field.items():
+        if errors[0]["type"] == "too_short" and any(
+            other[: len(where)] == where for other in by_field if other != where
+        ):
             continue  # an item that cannot be is not counted
         field = where[0] if where else ""
         name = ".".join(((names or {}).get(field, field), *where[1:]))
-        got = repr(texts[field]) if texts and field in texts else _shown(its[0]["input"])
-        told.append(_told(shortened(name, 80), its, shortened(got, 80)))
-    return tuple(told)
+        got = repr(texts[field]) if texts and field in texts else _shown(errors[0]["input"])
+        sentences.append(_told(shortened(name, 80), errors, shortened(got, 80)))
+    return tuple(sentences)
 
 
 def _is_branch(part: str) -> bool:
@@ -375,10 +377,10 @@ def _is_branch(part: str) -> bool:
     return part.startswith("constrained-") or "[" in part
 
 
-def _told(named: str, its: list[Any], got: str) -> str:
+def _told(named: str, errors: list[Any], got: str) -> str:
     """Return the faults of one value: of a choice each branch has its own."""
-    first = its[0]
-    rules = list(dict.fromkeys(one["msg"] for one in its))
+    first = errors[0]
+    rules = list(dict.fromkeys(error["msg"] for error in errors))
     match first["type"]:
         case "missing":
             return f"{named} is missing"

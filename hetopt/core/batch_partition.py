@@ -165,7 +165,7 @@ def proportional_quotas(
 
 
 def _tie_break(worker: WorkerTime) -> tuple[float, ...]:
-    high, most = (-1 if one is None else one for one in (worker.max_samples, worker.micro_batch))
+    high, most = (-1 if limit is None else limit for limit in (worker.max_samples, worker.micro_batch))
     return worker.per_sample_s, worker.fixed_s, worker.floor_s, worker.min_samples, high, most, worker.once_s
 
 

@@ -62,8 +62,8 @@ def split(text: str, separators: str, where: str) -> list[str]:
 
 def repeated(text: str) -> tuple[str, int]:
     """Return what stands before ``x2`` at the end, and how often it is meant."""
-    found = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
-    return (found[1], int(found[2])) if found else (text.strip(), 1)
+    match = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
+    return (match[1], int(match[2])) if match else (text.strip(), 1)
 
 
 def numbers(text: str, where: str) -> tuple[float, ...]:
@@ -75,7 +75,7 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
     parts = [repeated(part) for part in split(text, ",;", where)]
     if not all(times for _, times in parts) or sum(times for _, times in parts) > _MOST:
         raise BadInput(f"{where} must be 1 to {_MOST:,} numbers, got {text!r}.", hint="for example 1, 1 x3, 2")
-    return tuple(number for one, times in parts for number in [quantity(one, NUMBER, where)] * times)
+    return tuple(number for part, times in parts for number in [quantity(part, NUMBER, where)] * times)
 
 
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
@@ -123,7 +123,7 @@ def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> di
     Raises:
         BadInput: a key that there is not, a value too many, or a field twice.
     """
-    left, found = list(first), dict[str, str]()
+    left, texts = list(first), dict[str, str]()
     for key, value in [*(("", value) for value in item.values), *item.pairs.items()]:
         if not key and value in keys:
             raise BadInput(f"{item.where} does not say what {value} is.", hint=f"write {value}=VALUE")
@@ -131,10 +131,10 @@ def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> di
             takes = f"{item.name or 'it'} takes {', '.join(keys) or 'none'}"
             raise BadInput(f"{item.where} has a value too many: {value!r}.", hint=takes)
         key = known(key, keys, f"option of {item.name or item.where}") if key else left.pop(0)
-        if keys[key] in found:
+        if keys[key] in texts:
             raise BadInput(f"{item.where} says twice what {key} is.", hint="say it once")
-        found[keys[key]] = value
-    return found
+        texts[keys[key]] = value
+    return texts
 
 
 def record(
@@ -164,8 +164,8 @@ def record(
     try:
         return kind.model_validate({**(defaults or {}), **values})
     except ValidationError as error:
-        told = faults(error, names, texts)[0]
-        raise BadInput(f"{item.where}: {told}.", hint="correct that, then try again") from None
+        fault = faults(error, names, texts)[0]
+        raise BadInput(f"{item.where}: {fault}.", hint="correct that, then try again") from None
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
@@ -260,7 +260,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
         if math.isfinite(value) and value <= unit.most:
             return value
         if math.isfinite(unit.most):
-            suffix = max(unit.scales, key=lambda one: unit.scales[one])
+            suffix = max(unit.scales, key=lambda ending: unit.scales[ending])
             raise BadInput(
                 f"{what} must be at most {unit.most / unit.scales[suffix]:.6g}{suffix}, got {text.strip()!r}.",
                 hint=f"write {unit.example}",

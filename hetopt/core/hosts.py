@@ -76,12 +76,12 @@ def _hops(text: str) -> str:
 def _address_of_one(text: str) -> str:
     """Return an address in its usual form; neither one of every machine nor one of many."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         raise _must_be("an address, such as 10.0.0.5") from None
-    if found.is_unspecified or found.is_multicast:
+    if address.is_unspecified or address.is_multicast:
         raise _must_be("the address of one machine, such as 10.0.0.5")
-    return str(found)
+    return str(address)
 
 
 def _in_private_network(text: str) -> str:
@@ -136,9 +136,13 @@ class Hours(Record):
     def _of_text(cls, given: Any) -> Any:
         if not isinstance(given, str):
             return given
-        found = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]
-        spans = [(60 * int(one[1]) + int(one[2]), 60 * int(one[3]) + int(one[4])) for one in found if one is not None]
-        return {"spans": spans if len(spans) == len(found) else ()}
+        matches = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]
+        spans = [
+            (60 * int(match[1]) + int(match[2]), 60 * int(match[3]) + int(match[4]))
+            for match in matches
+            if match is not None
+        ]
+        return {"spans": spans if len(spans) == len(matches) else ()}
 
     @model_validator(mode="after")
     def _of_a_day(self) -> Self:
@@ -273,8 +277,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def _hosts_at(text: str) -> tuple[Host, ...]:
-    found = []
-    for part in (one.strip() for one in text.split(",")):
+    hosts = []
+    for part in (item.strip() for item in text.split(",")):
         hop = _HOP.fullmatch(part)
         if hop is None:
             raise BadInput(
@@ -283,8 +287,8 @@ def _hosts_at(text: str) -> tuple[Host, ...]:
             )
         user, address, port = hop.groups()
         given = {"name": host_name(address), "address": address, "user": user, "port": port and int(port)}
-        found.append(validated(Host, given, origin=f"`hosts`, {part}", hint="correct it, or leave it out"))
-    return tuple(found)
+        hosts.append(validated(Host, given, origin=f"`hosts`, {part}", hint="correct it, or leave it out"))
+    return tuple(hosts)
 
 
 _SEEN_BY_PLANS = (
@@ -304,11 +308,11 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
         hosts: of an inventory.
         measured: names of those that were measured, each of which is like no other.
     """
-    found: dict[tuple[object, ...], list[Host]] = {}
+    groups: dict[tuple[object, ...], list[Host]] = {}
     for host in hosts:
-        own = (host.name,) if host.name in measured else tuple(getattr(host, field) for field in _SEEN_BY_PLANS)
-        found.setdefault(own, []).append(host)
-    return {group[0].name: tuple(group) for group in found.values()}
+        key = (host.name,) if host.name in measured else tuple(getattr(host, field) for field in _SEEN_BY_PLANS)
+        groups.setdefault(key, []).append(host)
+    return {group[0].name: tuple(group) for group in groups.values()}
 
 
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:

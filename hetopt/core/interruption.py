@@ -235,8 +235,8 @@ def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> d
     The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
     set before torch is loaded.
     """
-    own = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(threads_of_each(workers))}
-    return own if any(name in given for name in SPIN_VARIABLES) else own | SPIN
+    threads = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(threads_of_each(workers))}
+    return threads if any(name in given for name in SPIN_VARIABLES) else threads | SPIN
 
 
 def threads_of_each(workers: int) -> int:

@@ -173,8 +173,11 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
     if len(sizes) == 1:
         return counted[0] / sizes[0]
     size, bytes_ = sum(sizes) / len(sizes), sum(counted) / len(counted)
-    spread = sum((one - size) ** 2 for one in sizes)
-    return max(0.0, sum((one - size) * (told - bytes_) for one, told in zip(sizes, counted, strict=True)) / spread)
+    spread = sum((samples - size) ** 2 for samples in sizes)
+    return max(
+        0.0,
+        sum((samples - size) * (measured - bytes_) for samples, measured in zip(sizes, counted, strict=True)) / spread,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

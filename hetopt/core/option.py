@@ -97,14 +97,17 @@ def changed(record: Options) -> tuple[str, ...]:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def options(record: type) -> Any:
     """Make a frozen dataclass whose docstring and signature say what its fields are."""
-    made: Any = dataclass(frozen=True, kw_only=True)(record)
-    _, *parameters = inspect.signature(made.__init__).parameters.values()
-    known_of = options_of(made)
-    made.__signature__ = inspect.Signature(
-        [one.replace(annotation=_plain(one.annotation, known_of.get(one.name))) for one in parameters]
+    decorated: Any = dataclass(frozen=True, kw_only=True)(record)
+    _, *parameters = inspect.signature(decorated.__init__).parameters.values()
+    known_of = options_of(decorated)
+    decorated.__signature__ = inspect.Signature(
+        [
+            parameter.replace(annotation=_plain(parameter.annotation, known_of.get(parameter.name)))
+            for parameter in parameters
+        ]
     )
-    made.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n\nAttributes:\n{_described(made)}"
-    return made
+    decorated.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n\nAttributes:\n{_described(decorated)}"
+    return decorated
 
 
 def takes(record: Any) -> Callable[[Function], Function]:
@@ -116,7 +119,9 @@ def takes(record: Any) -> Callable[[Function], Function]:
 
     def with_signature(function: Function) -> Function:
         signature = inspect.signature(function)
-        before = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        before = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         parameters = [*before, *inspect.signature(record).parameters.values()]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         doc = inspect.cleandoc(function.__doc__ or "")
@@ -145,10 +150,10 @@ def types_of(record: Any) -> dict[str, Any]:
 def _options_of(record: Any) -> Mapping[str, Option]:
     hints = types_of(record)
     return {
-        one.name: found
-        for one in fields(record)
-        for found in getattr(hints[one.name], "__metadata__", ())
-        if isinstance(found, Option)
+        attribute.name: option
+        for attribute in fields(record)
+        for option in getattr(hints[attribute.name], "__metadata__", ())
+        if isinstance(option, Option)
     }
 
 
@@ -158,12 +163,12 @@ options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
 
 def expanded(names: Iterable[str]) -> list[str]:
     """Return the names, with those of a literal type or a collection in the place of its ``module:NAME``."""
-    found: list[str] = []
+    values: list[str] = []
     for name in names:
         module, colon, attribute = name.partition(":")
         listed = getattr(import_module(module), attribute) if colon else (name,)
-        found += get_args(listed) or list(listed)
-    return found
+        values += get_args(listed) or list(listed)
+    return values
 
 
 def _plain(annotation: str, option: Option | None) -> str:
@@ -250,7 +255,7 @@ def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
         BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.
     """
     parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
-    found = tuple(part.strip() for part in parts if part.strip())
-    if isinstance(given, str) and not found:
+    chosen = tuple(part.strip() for part in parts if part.strip())
+    if isinstance(given, str) and not chosen:
         raise BadInput(f"`{name}` must name at least one, got {given!r}.", hint=f"name one, or leave `{name}` out")
-    return found
+    return chosen

@@ -142,7 +142,9 @@ def _is_part(part: str, *, any_text: bool) -> bool:
         return False
     if not any_text:
         return _PLAIN_PART.fullmatch(part) is not None
-    return "\\" not in part and all(one == " " or unicodedata.category(one)[0] not in "CZ" for one in part)
+    return "\\" not in part and all(
+        character == " " or unicodedata.category(character)[0] not in "CZ" for character in part
+    )
 
 
 def _bytes(text: str) -> int:
@@ -266,8 +268,8 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
         if _SURROGATE.search(text) or not text.isascii():
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        found = f"line {error.lineno}: {error.msg.lower()}" if text.strip() else "it is empty"
-        raise BadInput(f"{shown} is not complete JSON ({found}).", hint=hint) from None
+        fault = f"line {error.lineno}: {error.msg.lower()}" if text.strip() else "it is empty"
+        raise BadInput(f"{shown} is not complete JSON ({fault}).", hint=hint) from None
     except UnicodeEncodeError:
         raise BadInput(f"{shown} holds half of a surrogate pair, so it is not Unicode text.", hint=hint) from None
     except RecursionError:

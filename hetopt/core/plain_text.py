@@ -69,7 +69,7 @@ def escaped(text: str, keep: str = "") -> str:
     """
     if text.translate(dict.fromkeys(map(ord, keep))).isprintable():
         return text
-    return "".join(one if one in keep or is_plain(one) else spelled(one) for one in text)
+    return "".join(character if character in keep or is_plain(character) else spelled(character) for character in text)
 
 
 def one_line(text: str) -> str:
@@ -107,16 +107,16 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         BadInput: there is no such module in this folder.
     """
-    told = [*words]
-    if len(told) > 1 and Path(told[0]).name in _INTERPRETERS:
-        del told[0]
-    if told[:1] != ["-m"]:
-        return tuple(told)
-    name = told[1] if len(told) > 1 else ""
+    command = [*words]
+    if len(command) > 1 and Path(command[0]).name in _INTERPRETERS:
+        del command[0]
+    if command[:1] != ["-m"]:
+        return tuple(command)
+    name = command[1] if len(command) > 1 else ""
     place = Path(*name.split(".")) if name else Path()
     for path in (place.with_suffix(".py"), place / "__main__.py") if name else ():
         if path.is_file():
-            return (str(path), *told[2:])
+            return (str(path), *command[2:])
     raise BadInput(
         f"there is no module {name!r} in {Path.cwd()}.",
         hint="go to the folder in which `python -m` finds it, or give the path of its file",
@@ -149,7 +149,7 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
     """Return the error of a name that is none of these; see `known`."""
     spelled = {other.casefold(): other for other in names}
-    near = [spelled[one] for one in _nearest(name.casefold(), spelled)]
+    near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
     if hint is None:
         listed = "" if near and len(spelled) > MOST_LISTED else f"choose one of: {', '.join(spelled.values())}"
         hint = listed if spelled else "leave it out"
@@ -165,7 +165,7 @@ def meant(name: str, names: Iterable[str]) -> str | None:
         name: none of these.
         names: hashable, as answers are kept.
     """
-    as_long = [one for one in names if abs(len(one) - len(name)) <= _SLIPS]
+    as_long = [candidate for candidate in names if abs(len(candidate) - len(name)) <= _SLIPS]
     return next(iter(difflib.get_close_matches(name.casefold(), as_long, n=1, cutoff=_ALMOST)), None)
 
 
@@ -178,8 +178,8 @@ def either(names: Iterable[object]) -> str:
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
     """Return the name that is most alike, and those that are just as much so; none where none is close."""
     near = difflib.get_close_matches(name, names)
-    alike = [difflib.SequenceMatcher(None, one, name).ratio() for one in near]
-    return [one for one, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
+    alike = [difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in near]
+    return [candidate for candidate, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
 
 
 def typed(*words: object) -> str:

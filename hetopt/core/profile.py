@@ -112,9 +112,11 @@ class Job(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _shapes_of_the_parameters(self) -> Self:
-        told = sum(math.prod(shape) for shape in self.parameter_shapes)
-        if self.parameter_shapes and told != self.parameters:
-            raise ValueError(f"parameter_shapes hold {told:,} elements, but there are {self.parameters:,} parameters")
+        elements = sum(math.prod(shape) for shape in self.parameter_shapes)
+        if self.parameter_shapes and elements != self.parameters:
+            raise ValueError(
+                f"parameter_shapes hold {elements:,} elements, but there are {self.parameters:,} parameters"
+            )
         return self
 
 
@@ -349,7 +351,11 @@ class Profile(Artifact, RecordLeavingOut):
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """The precisions of its devices, fp32 first if measured. Pilots, noise and gains are of the first."""
-        return tuple(sorted(dict.fromkeys(device.precision for device in self.devices), key=lambda one: one != "fp32"))
+        return tuple(
+            sorted(
+                dict.fromkeys(device.precision for device in self.devices), key=lambda precision: precision != "fp32"
+            )
+        )
 
     @property
     def measured_machines(self) -> frozenset[str]:
@@ -368,12 +374,12 @@ class Profile(Artifact, RecordLeavingOut):
             for device in self.devices
             if device.precision == self.precisions[0]
         }
-        own = (device for device in self.devices if device.precision == precision)
+        measured = (device for device in self.devices if device.precision == precision)
         devices = tuple(
             device.model_copy(update={"compressors": exchanging.get((device.type, device.workers_per_host), ())})
             if not device.compressors
             else device
-            for device in own
+            for device in measured
         )
         return self.model_copy(update={"devices": devices})
 

@@ -193,16 +193,16 @@ class Outputs:
 
     def _leave(self, why: str) -> None:
         sentence = f"Not all outputs are carried: {why}."
-        if not any(one.startswith("Not all") for one in self.left_out):
+        if not any(earlier.startswith("Not all") for earlier in self.left_out):
             self.left_out.append(sentence)
 
 
 def written_in(folder: Path) -> Outputs:
     """Return what was written into a folder; links are not followed, and nothing but files counts."""
-    found = Outputs()
+    outputs = Outputs()
     for name, size in sorted(_files(folder)):
-        found.add(folder, name, size)
-    return found
+        outputs.add(folder, name, size)
+    return outputs
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:

@@ -291,5 +291,5 @@ def names_no_task(reference: str) -> BadInput:
             hint="give the path of the script, or of the file and the task in it: file.py:attribute",
         )
     offered = [name for name in BUNDLED if name != STAND_IN]
-    own = "your own is module:attribute or file.py:attribute"
-    return unknown(reference, offered, "bundled task", hint=f"choose one of: {', '.join(offered)}; {own}")
+    custom = "your own is module:attribute or file.py:attribute"
+    return unknown(reference, offered, "bundled task", hint=f"choose one of: {', '.join(offered)}; {custom}")

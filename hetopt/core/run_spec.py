@@ -220,8 +220,8 @@ def parse_policy(
     name = known(item.name, names, what)
     kind = settings.get(name, Record)
     keys = {key: key for key in kind.model_fields}
-    made = record(kind, item, keys, units={key: unit for key, unit in _UNITS.items() if key in keys})
-    return name, made.model_dump(exclude_defaults=True)
+    chosen = record(kind, item, keys, units={key: unit for key, unit in _UNITS.items() if key in keys})
+    return name, chosen.model_dump(exclude_defaults=True)
 
 
 def spell_policy(name: str, settings: Settings) -> str:
@@ -512,7 +512,7 @@ class RunSpec(RecordLeavingOut):
     @property
     def script_command(self) -> tuple[str, ...]:
         """Return the script and its arguments, with the folder of the data where they say `DATA_PLACE`."""
-        return tuple(one.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for one in self.script)
+        return tuple(word.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for word in self.script)
 
     @property
     def global_batch_size(self) -> int:
@@ -549,7 +549,10 @@ class Node:
             raise BadInput(
                 f"a host name must be of letters, digits and ._-, got {shown(self.host)}.", hint="rename the host"
             )
-        for address, port in ((self.address, "1"), *(one.rpartition(":")[::2] for one in self.meeting.split(","))):
+        for address, port in (
+            (self.address, "1"),
+            *(endpoint.rpartition(":")[::2] for endpoint in self.meeting.split(",")),
+        ):
             if not _is_address(address) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
                 raise BadInput(
                     f"a rendezvous must be an IP address and a port, got {shown(address)}, port {shown(port)}.",

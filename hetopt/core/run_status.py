@@ -71,7 +71,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
         last_line: what its processes' output says of the end, told where no event says how the run ended.
     """
     # What others write between the workers' events says nothing about how the run itself is.
-    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | Remarked)), None)
+    last = next((event for event in reversed(events) if not isinstance(event, ConditionChanged | Remarked)), None)
     if alive:
         is_starting = last is None or isinstance(last, RunStarted)
         return RunStatus(state=RunState.STARTING if is_starting else RunState.RUNNING)
@@ -94,8 +94,8 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
     """
     if host_died:
         return RunFailed.exit_code
-    own = [code for code in codes if 1 < code < 128]
-    return min(own) if own else RunFailed.exit_code if any(codes) else 0
+    specific = [code for code in codes if 1 < code < 128]
+    return min(specific) if specific else RunFailed.exit_code if any(codes) else 0
 
 
 def log_bytes(run_dir: Path) -> int:

@@ -69,14 +69,16 @@ def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
         yield around
         return
     modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-    modules += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+    modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     for module in modules:
         first = module.partition(".")[0]
         beside = script.parent / first
         if not beside.is_dir() and not beside.with_suffix(".py").is_file():
             # A folder without that file is the checkout of what is installed, as likely as not.
-            packages = (one for one in script.parents if one.name == first and (one / "__init__.py").is_file())
-            yield from (one.parent for one in packages)
+            packages = (
+                folder for folder in script.parents if folder.name == first and (folder / "__init__.py").is_file()
+            )
+            yield from (folder.parent for folder in packages)
 
 
 def begin_in(folder: str) -> None:
@@ -104,14 +106,14 @@ def install_command(extra: str) -> str:
         named = _NAMED_EXTRA.search(line.partition(";")[2])
         if named is not None and named.group(1) == extra:
             needed.append(line.partition(";")[0].strip())
-    without_cuda = any(_name(one) == "torch" for one in needed) and not _has_gpu()
+    without_cuda = any(_name(package) == "torch" for package in needed) and not _has_gpu()
     return f"{f'PIP_EXTRA_INDEX_URL={CPU_INDEX} ' if without_cuda else ''}pip install {shlex.join(needed)}"
 
 
 def requirement(package: str) -> str:
     """Return what hetopt needs of a package, such as ``torch==2.13.0``; the package alone where it declares nothing."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
-    return next((one for one in declared if _name(one) == package), package)
+    return next((line for line in declared if _name(line) == package), package)
 
 
 def _name(requirement: str) -> str:

@@ -211,9 +211,9 @@ def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
-        told = faults(error)
-        more = f"; and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
-        raise BadInput(f"{'; '.join(told[:MOST_TOLD])}{more}.", hint=HINT) from None
+        sentences = faults(error)
+        more = f"; and {len(sentences) - MOST_TOLD} more" if len(sentences) > MOST_TOLD else ""
+        raise BadInput(f"{'; '.join(sentences[:MOST_TOLD])}{more}.", hint=HINT) from None
 
 
 MOST_TOLD = 8

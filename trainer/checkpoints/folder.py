@@ -86,8 +86,8 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
         save_file(kept, path)
         path.chmod(0o600)
     except SafetensorError as error:
-        told = re.search(r"os error (\d+)", str(error))
-        number = int(told[1]) if told else errno.EIO
+        match = re.search(r"os error (\d+)", str(error))
+        number = int(match[1]) if match else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from None
 
 
@@ -106,15 +106,15 @@ def unpack(data: bytes) -> Any:
 
 def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Return tensors as safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
-    found: dict[str, Tensor] = {}
+    separated: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors:
         kept = tensor.detach().cpu().contiguous()
         if kept.untyped_storage().data_ptr() in storages:
             kept = kept.clone()
         storages.add(kept.untyped_storage().data_ptr())
-        found[name] = kept
-    return found
+        separated[name] = kept
+    return separated
 
 
 def _flattened(value: Any) -> dict[str, Tensor]:
@@ -676,16 +676,18 @@ class CheckpointSaver:
         """Let go of the thread, once it has written what it was at."""
         self._thread.shutdown()
 
-    def _settle(self, under_way: _UnderWay, told: Sequence[float], keeps: int) -> str | None:
+    def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float], keeps: int) -> str | None:
         """Publish or give up, all workers alike; what the matter was, if there was any."""
         texts = gather_texts(self._account(under_way), self._context.world_size)
-        problem = "; ".join(text for text, progress in zip(texts, told, strict=True) if progress < 0)
+        problem = "; ".join(text for text, progress in zip(texts, progress_by_rank, strict=True) if progress < 0)
         made_room = False
         if self._context.rank == 0:
             problem = problem or self._publish(under_way, texts) or ""
             if problem:
                 shutil.rmtree(self._folder.partial(under_way.step), ignore_errors=True)
-                made_room = NO_ROOM in told and self._folder.give_way(keeps=keeps if told[0] == NO_ROOM else 1)
+                made_room = NO_ROOM in progress_by_rank and self._folder.give_way(
+                    keeps=keeps if progress_by_rank[0] == NO_ROOM else 1
+                )
         problem = gather_texts(problem, self._context.world_size)[0]
         self.made_room = bool(gather_numbers([made_room], self._context.world_size)[0][0])
         if not problem:

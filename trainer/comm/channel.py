@@ -174,15 +174,15 @@ class Channel:
         if received is not out:
             out.copy_(received)
 
-    def _gather(self, own: Tensor, out: Tensor) -> None:
+    def _gather(self, tensor: Tensor, out: Tensor) -> None:
         """Everyone's elements, one after the other, into ``out``; both lie where the backend wants them."""
-        if not _in_pairs(own):
-            dist.all_gather_single(out, own, group=self._group)
-        elif gathers_directly(own.nbytes, self.workers):
-            dist.all_to_all_single(out, self._for_everyone(own), group=self._group)
+        if not _in_pairs(tensor):
+            dist.all_gather_single(out, tensor, group=self._group)
+        elif gathers_directly(tensor.nbytes, self.workers):
+            dist.all_to_all_single(out, self._for_everyone(tensor), group=self._group)
         else:
             parts = out.view(self.workers, -1).unbind()
-            parts[self.rank].copy_(own.view(-1))
+            parts[self.rank].copy_(tensor.view(-1))
             self._circulate(parts)
 
     def _swap(self, rows: Sequence[Tensor], out: Sequence[Tensor]) -> None:
@@ -222,9 +222,9 @@ class Channel:
         coming = dist.irecv(received, group=self._group, group_src=source)
         _wait([coming, dist.isend(sent, group=self._group, group_dst=to)])
 
-    def _for_everyone(self, own: Tensor) -> Tensor:
+    def _for_everyone(self, tensor: Tensor) -> Tensor:
         """Repeat a tensor's elements once for every worker, to be sent to all in one go."""
-        return own.view(1, -1).repeat(self.workers, 1).view(-1)
+        return tensor.view(1, -1).repeat(self.workers, 1).view(-1)
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.to(staging_device(tensor, self._group))

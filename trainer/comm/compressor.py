@@ -383,11 +383,11 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     Raises:
         BadInput: its keys or shapes are not those of ``expected``.
     """
-    found = {key: tuple(value.shape) for key, value in state.items()}
+    saved = {key: tuple(value.shape) for key, value in state.items()}
     wanted = {key: tuple(value.shape) for key, value in expected.items()}
-    if found != wanted:
+    if saved != wanted:
         raise BadInput(
-            f"The saved residual holds {found or 'nothing'}, but this run needs {wanted or 'none'}.",
+            f"The saved residual holds {saved or 'nothing'}, but this run needs {wanted or 'none'}.",
             hint="resume with the model and the compression that the checkpoint was written with",
         )
 
@@ -475,9 +475,9 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
     Raises:
         BadInput: the optimizer's momentum is not one number that can be taken out.
     """
-    found = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
+    momenta = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
     nesterov = any(group.get("nesterov") for group in optimizer.param_groups)
-    if len(found) != 1 or nesterov or any(math.isnan(momentum) for momentum in found):
+    if len(momenta) != 1 or nesterov or any(math.isnan(momentum) for momentum in momenta):
         reason = why_not_optimised(CORRECTION, optimizer_momentum=math.nan)
         raise BadInput(
             f"{reason} It can be taken out of plain SGD with one momentum, but not out of this optimizer.",
@@ -485,7 +485,7 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
         )
     for group in optimizer.param_groups:
         group["momentum"] = 0.0
-    return found.pop()
+    return momenta.pop()
 
 
 def keeps_momentum(asked: Compression) -> bool:

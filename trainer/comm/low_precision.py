@@ -212,12 +212,12 @@ class SlicedAllReduce:
             for block, values in coding.read(received, size):
                 for part in values:
                     total[block.columns].add_(part)
-            own = compressor.rows("own", 1, size, flat)
-            coding.write(total, own, size)
-            for block, values in coding.read(own, size):
+            sum_codes = compressor.rows("own", 1, size, flat)
+            coding.write(total, sum_codes, size)
+            for block, values in coding.read(sum_codes, size):
                 torch.sub(values[0], total[block.columns], out=total[block.columns])
             own_work_s.append(channel.now() - begun_s)
-            channel.gather_slices(own[0], received)
+            channel.gather_slices(sum_codes[0], received)
         for block, values in coding.read(received, size):
             part = out[block.flat]
             part.copy_(values.view(-1)[: part.numel()])

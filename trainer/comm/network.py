@@ -52,7 +52,7 @@ class Network:
     def expected_s(self, operations: Sequence[Operation]) -> float:
         """Seconds of an exchange, its operations one after the other."""
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
-        return sum(line.time_s(one.terms(TRAINER)) for line, one in zip(lines, operations, strict=True))
+        return sum(line.time_s(operation.terms(TRAINER)) for line, operation in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
         """Seconds of all buckets of an option, without what backward hides of them."""
@@ -67,8 +67,8 @@ class Network:
 def _line(timings: Sequence[Timed]) -> LinkSpeed:
     """Fit ``t / m = alpha + (x / m) beta``: relative errors are what they were."""
     terms = [timed.operation.terms(TRAINER) for timed in timings]
-    sizes = [round(own.traffic_bytes / own.messages) for own in terms]
-    return fit_alpha_beta(sizes, [timed.time_s / own.messages for timed, own in zip(timings, terms, strict=True)])
+    sizes = [round(term.traffic_bytes / term.messages) for term in terms]
+    return fit_alpha_beta(sizes, [timed.time_s / term.messages for timed, term in zip(timings, terms, strict=True)])
 
 
 PAUSE_S = 0.004
@@ -144,9 +144,9 @@ def _timed(
             run[primitive]()
             times_s.append(channel.now() - begun)
         sign = 1.0 if primitive == "broadcast" else -1.0
-        own = torch.tensor(times_s, dtype=torch.float64) * sign
-        channel.all_reduce(own, "max")
-        return [sign * time_s for time_s in own.tolist()]
+        signed_s = torch.tensor(times_s, dtype=torch.float64) * sign
+        channel.all_reduce(signed_s, "max")
+        return [sign * time_s for time_s in signed_s.tolist()]
 
     [first_s] = agreed_s(1)
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
@@ -198,7 +198,7 @@ def time_compressors(
     """
     channel = Channel(on=device)
     flat = made_up_gradient(numel, device, channel.rank)
-    found = {}
+    times = {}
     for name, collective, coding in families:
         points = []
         for ratio in _ratios(name, collective, coding, numel, channel.workers, network, shapes):
@@ -209,8 +209,8 @@ def time_compressors(
         (many, many_s), (few, few_s) = points
         per_element_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
         fixed_s = max(0.0, few_s - per_element_s * few)
-        found[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
-    return found
+        times[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
+    return times
 
 
 def time_rounded(name: str, numel: int, network: Network, *, memory: str, device: torch.device) -> float:

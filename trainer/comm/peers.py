@@ -89,8 +89,8 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size
 
 def in_words(said: str) -> str:
     """Return what a collective said of a connection that broke, as a sentence, once; anything else stays."""
-    found = None if _LEFT in said else _PEER.search(said)
-    return said if found is None else f"a worker at {found[1]} {_LEFT}: {said}"
+    match = None if _LEFT in said else _PEER.search(said)
+    return said if match is None else f"a worker at {match[1]} {_LEFT}: {said}"
 
 
 def has_timed_out(error: Exception) -> bool:

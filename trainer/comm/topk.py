@@ -166,8 +166,8 @@ class AllGather:
         count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
         lengths = [count] * channel.workers
         if not self._same_size:
-            own = torch.tensor([count], dtype=torch.int32, device=device)
-            lengths = [int(each) for each in channel.all_gather(own).flatten().tolist()]
+            count_tensor = torch.tensor([count], dtype=torch.int32, device=device)
+            lengths = [int(each) for each in channel.all_gather(count_tensor).flatten().tolist()]
         size = element_bytes(numel, max(lengths), coding.name)
         message = self._workspace.take("message", size, torch.uint8, device)
         coding.write(payload, message)
@@ -255,8 +255,8 @@ class SharedSelection(IndexChoice):
         if self._collective == VAR or (self._collective != STAR and asks):
             return self._elected(flat, turn)
         source = turn.step % turn.channel.workers
-        own = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
-        return self._hand_on(own, flat, turn.channel, source)
+        selection = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
+        return self._hand_on(selection, flat, turn.channel, source)
 
     def _elected(self, flat: Tensor, turn: Turn) -> Tensor:
         """Return the indices of the worker whose selection holds most energy.
@@ -264,8 +264,8 @@ class SharedSelection(IndexChoice):
         Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
         a NaN wins over everything, and is seen by all.
         """
-        own = self._compressor.encode(flat, turn)
-        norms = turn.channel.all_gather(flat.new_tensor([math.sqrt(energy(own.values))])).flatten().cpu()
+        selection = self._compressor.encode(flat, turn)
+        norms = turn.channel.all_gather(flat.new_tensor([math.sqrt(energy(selection.values))])).flatten().cpu()
         source = int(norms.argmax())
         energies = norms.double().square()
         mean = float(energies.mean())
@@ -273,14 +273,14 @@ class SharedSelection(IndexChoice):
         if math.isfinite(skew):
             self._skew += _WEIGHT * (skew - self._skew)
         self._electing = self._skew > (EVEN if self._electing else SKEWED)
-        return self._hand_on(own, flat, turn.channel, source)
+        return self._hand_on(selection, flat, turn.channel, source)
 
-    def _hand_on(self, own: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
+    def _hand_on(self, selection: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
         numel = flat.numel()
         size = index_bytes(numel, self._count, self._coding.name)
         message = self._workspace.take("message", size, torch.uint8, flat.device)
-        if own is not None and channel.rank == source:
-            self._coding.write_indices(own.indices, numel, message)
+        if selection is not None and channel.rank == source:
+            self._coding.write_indices(selection.indices, numel, message)
         channel.broadcast(message, source)
         return self._coding.read_indices(message, numel, self._count)
 
@@ -384,10 +384,10 @@ def _few_false(flags: Tensor) -> Tensor:
     words = flags[:whole].view(torch.int64).bitwise_xor_(_ALL_TRUE)
     hit = words.nonzero().squeeze(1)
     inside = flags[:whole].view(torch.uint8).view(-1, _WORD).index_select(0, hit).view(-1).nonzero().squeeze(1)
-    found = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
+    indices = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
     if whole == flags.numel():
-        return found
-    return torch.cat((found, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
+        return indices
+    return torch.cat((indices, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
 
 
 def top_mask(magnitudes: Tensor, k: int) -> Tensor:

@@ -184,12 +184,12 @@ class Passes:
 
     def take(self, count: int) -> tuple[Indices, Indices]:
         """Take the next ``count`` samples, each with the number of its pass over the data."""
-        found: list[Indices] = []
+        pieces: list[Indices] = []
         turns: list[Indices] = []
         left = count
         while left:
             piece = self._present[self._offset : self._offset + left]
-            found.append(piece)
+            pieces.append(piece)
             turns.append(np.full(len(piece), self._turn, dtype=np.int64))
             left -= len(piece)
             self._offset += len(piece)
@@ -197,7 +197,7 @@ class Passes:
                 self._next_turn()
         self.drawn += count
         empty = [np.empty(0, dtype=np.int64)]
-        return np.concatenate(found or empty), np.concatenate(turns or empty)
+        return np.concatenate(pieces or empty), np.concatenate(turns or empty)
 
     @property
     def _present(self) -> Indices:
@@ -420,8 +420,8 @@ class PartitionedCursor(Cursor):
 
     def state(self) -> dict[str, int]:
         """Return the position of the cursor and of each worker in its part, as plain JSON."""
-        own = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
-        return {**super().state(), **own}
+        drawn = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
+        return {**super().state(), **drawn}
 
     def at(self, state: Mapping[str, int]) -> PartitionedCursor:
         """Return a cursor that continues where ``state`` was taken.
@@ -429,9 +429,9 @@ class PartitionedCursor(Cursor):
         Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
         its weight says.
         """
-        own = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
+        saved = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
         keys = [f"drawn_by_{worker}" for worker in range(len(self._weights))]
-        if len(own) == len(keys) and all(key in state for key in keys):
+        if len(saved) == len(keys) and all(key in state for key in keys):
             drawn = [state[key] for key in keys]
         else:
             drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
@@ -507,11 +507,11 @@ class Replay:
 
     def go_to(self, place: Mapping[str, int]) -> None:
         """Go on from a place, summed over all workers; in proportion where it is one of another number of workers."""
-        own = [value for key, value in place.items() if key.startswith("taken_by_")]
-        if len(own) == len(self._stream.rates):
+        taken = [value for key, value in place.items() if key.startswith("taken_by_")]
+        if len(taken) == len(self._stream.rates):
             self._taken = place[f"taken_by_{self._rank}"]
         else:
-            self._taken = int(sum(own) * self._rate_per_s / sum(self._stream.rates))
+            self._taken = int(sum(taken) * self._rate_per_s / sum(self._stream.rates))
 
     def flow(self) -> dict[str, float]:
         """Return what the stream was like since the last call, by the names of a control row.
@@ -554,8 +554,8 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
 
     def order(number: int) -> Indices:
         everything = permutation(dataset_size, seed, number)
-        own = everything[rank::workers]
-        return own if len(own) else everything
+        dealt = everything[rank::workers]
+        return dealt if len(dealt) else everything
 
     return order
 

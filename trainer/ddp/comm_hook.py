@@ -187,7 +187,7 @@ class CommState(GradientState):
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         self._places: dict[int, Tensor] = {}
         self._flat = torch.empty(0)
-        self._elements = sum(one.numel() for one in self._parameters)
+        self._elements = sum(parameter.numel() for parameter in self._parameters)
         self._made = 0
 
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
@@ -237,7 +237,7 @@ class CommState(GradientState):
             None where the backward pass that ended exchanged no audited gradient.
         """
         apart, squares, self._apart, self._squares = self._apart, self._squares, {}, 0.0
-        pieces = [apart[id(one)] for one in self._parameters if id(one) in apart]
+        pieces = [apart[id(parameter)] for parameter in self._parameters if id(parameter) in apart]
         return (torch.cat(pieces), math.sqrt(squares)) if pieces else None
 
     def take_stats(self) -> ExchangeStats | None:
@@ -248,8 +248,11 @@ class CommState(GradientState):
         """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""
         if not self._places:
             self._flat = torch.zeros(self._elements, device=self._parameters[0].device)
-            parts = torch.split(self._flat, [one.numel() for one in self._parameters])
-            self._places = {id(one): part.view(one.shape) for one, part in zip(self._parameters, parts, strict=True)}
+            parts = torch.split(self._flat, [parameter.numel() for parameter in self._parameters])
+            self._places = {
+                id(parameter): part.view(parameter.shape)
+                for parameter, part in zip(self._parameters, parts, strict=True)
+            }
         waiting, self._waiting = self._waiting, []
         pairs = [
             (self._places[id(parameter)], gradient)

@@ -148,10 +148,10 @@ class UnequalBatches(Sampler[list[int]]):
         self._table: ShareTable | None = None
 
     def __len__(self) -> int:
-        own, workers = len(self._batches), self._sharer.world_size
+        batches, workers = len(self._batches), self._sharer.world_size
         if self._size == self._per_rank * workers:
-            return own
-        samples = own * self._per_rank * workers
+            return batches
+        samples = batches * self._per_rank * workers
         return samples // self._size if self._drops_last else -(-samples // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -175,9 +175,9 @@ class UnequalBatches(Sampler[list[int]]):
 
     def _of_all_ranks(self) -> Iterator[list[int]]:
         """Yield the batches of all ranks together, of the plan's size; the last may be smaller."""
-        own, before = self._sharer.rank, States.now()
+        this_rank, before = self._sharer.rank, States.now()
         samplers = [
-            self._batches if rank == own else _for_rank(self._batches, self._way, self._name, rank)
+            self._batches if rank == this_rank else _for_rank(self._batches, self._way, self._name, rank)
             for rank in range(self._sharer.world_size)
         ]
         each = []
@@ -475,9 +475,9 @@ class DdpRun:
         apart, norm = audited
         drawn = torch.tensor([float(draws)], device=self._device)
         dist.all_reduce(drawn)
-        found = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
+        result = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
         state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
-        state.record.tell(found, self.steps + 1, self._periods.events)
+        state.record.tell(result, self.steps + 1, self._periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Count a step; every so many the workers tell each other what they were like, and decide alike.
@@ -485,12 +485,12 @@ class DdpRun:
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
         """
-        periods, part, own = (
+        periods, part, wrapped = (
             self._periods,
             self._part,
-            {id(one) for ddp, _ in self._modules for one in ddp.parameters()},
+            {id(parameter) for ddp, _ in self._modules for parameter in ddp.parameters()},
         )
-        is_own = any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+        is_own = any(id(parameter) in wrapped for group in optimizer.param_groups for parameter in group["params"])
         if part is None or periods.computed is None or not is_own:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
@@ -573,8 +573,10 @@ class LoneRun(DdpRun):
         """Count a step; the first begins the log, as nobody knows when it began itself."""
         samples = self._plan.spec.global_batch_size
         if self._part is None:
-            parameters = [one for group in optimizer.param_groups for one in group["params"]]
-            exchange = ExchangeConfig(compression=Compression(), dense_bytes=sum(one.nbytes for one in parameters))
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            exchange = ExchangeConfig(
+                compression=Compression(), dense_bytes=sum(parameter.nbytes for parameter in parameters)
+            )
             self._modules, self.steps = [(_module_of(parameters), GradientState(exchange))], 1
             self._part = Part(samples=samples, batch=samples, shares=(samples,))
             self._begin(samples, (samples,))
@@ -594,9 +596,9 @@ _MEETING_TIMEOUT = datetime.timedelta(minutes=30)
 
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
     """Return the smallest module that has all of some parameters; where there is none, a list of them."""
-    wanted, having = {id(one) for one in parameters}, list[nn.Module]()
+    wanted, having = {id(parameter) for parameter in parameters}, list[nn.Module]()
     for thing in gc.get_objects():
-        if issubclass(type(thing), nn.Module) and wanted <= {id(one) for one in thing.parameters()}:
+        if issubclass(type(thing), nn.Module) and wanted <= {id(parameter) for parameter in thing.parameters()}:
             having.append(thing)
     return min(having, key=lambda module: len(list(module.modules())), default=nn.ParameterList(parameters))
 
@@ -665,9 +667,9 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
     def index_sampler(self: DataLoader[Any]) -> Any:
         sampler = vars(self).get("_hetopt_batches")
         if sampler is None and runs and self.batch_sampler is not None and isinstance(_size_of(self), int):
-            found = rank_holder(self.batch_sampler, runs[0].world_size)
-            if found is not None:
-                sampler = UnequalBatches(self.batch_sampler, _size_of(self), *found, runs[0])
+            holder = rank_holder(self.batch_sampler, runs[0].world_size)
+            if holder is not None:
+                sampler = UnequalBatches(self.batch_sampler, _size_of(self), *holder, runs[0])
                 object.__setattr__(self, "_hetopt_batches", sampler)
         return sampler or of_loader.fget(self)
 

@@ -103,8 +103,8 @@ class Generation(Record):
 
     def rank(self, member: Member) -> int | None:
         """Return the rank of a worker in this generation; None when it is no member."""
-        for rank, one in enumerate(self.members):
-            if (one.place, one.life) == (member.place, member.life):
+        for rank, candidate in enumerate(self.members):
+            if (candidate.place, candidate.life) == (member.place, member.life):
                 return rank
         return None
 
@@ -208,11 +208,11 @@ def _electorate(registered: Mapping[int, Member], presence: Presence) -> list[in
     last = max((member.joined for member in registered.values()), default=NO_GENERATION)
     if last == NO_GENERATION:
         return None
-    one = next(member for member in registered.values() if member.joined == last)
-    lives = one.lives or ("",) * len(one.beside)
+    witness = next(member for member in registered.values() if member.joined == last)
+    lives = witness.lives or ("",) * len(witness.beside)
     return [
         place
-        for place, life in zip(one.beside, lives, strict=True)
+        for place, life in zip(witness.beside, lives, strict=True)
         if not (life and (presence.is_dead(place, life) or (place in registered and registered[place].life != life)))
     ]
 
@@ -303,7 +303,7 @@ def meet_again(
                 generation = read_words(Generation, closed, "another worker")
                 if generation.rank(me) is not None and (yield from _all_here(store, generation, me, patience, clock)):
                     return generation
-                taken += any(one.place == me.place and one.life != me.life for one in generation.members)
+                taken += any(other.place == me.place and other.life != me.life for other in generation.members)
                 if taken == _TAKEN:
                     raise Abandoned(f"another process is worker {me.place} of this run.")
                 break
@@ -345,7 +345,7 @@ def _all_here(
     """Return whether all members come; false once another generation is wanted, or patience is over."""
     number, called_s = generation.number, clock()
     store.set(f"{number}/here/{me.place}", me.life)
-    while any(store.get(f"{number}/here/{one.place}") != one.life for one in generation.members):
+    while any(store.get(f"{number}/here/{member.place}") != member.life for member in generation.members):
         if wanted(store) > number or clock() - called_s >= patience.regroup_s:
             return False
         yield LOOK_S

@@ -131,17 +131,17 @@ def _is_connected(connection: socket.socket) -> bool:
 
 def _sockets() -> dict[str, int]:
     """Descriptors by the socket's name."""
-    found: dict[str, int] = {}
+    sockets: dict[str, int] = {}
     if sys.platform != "linux":
-        return found
+        return sockets
     for entry in os.listdir(_OPEN):
         try:
             name = os.readlink(_OPEN / entry)
         except OSError:
             continue
         if name.startswith("socket:"):
-            found[name] = int(entry)
-    return found
+            sockets[name] = int(entry)
+    return sockets
 
 
 _ANSWERED_WITHIN = datetime.timedelta(seconds=30)
@@ -220,10 +220,10 @@ class TcpRendezvousStore:
 
         A run that workers leave and join for weeks would fill the memory of the process that holds the store.
         """
-        own = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
+        pattern = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
         for key in self._store.list_keys():
-            found = own.match(key)
-            if found is not None and int(found[1]) < number:
+            match = pattern.match(key)
+            if match is not None and int(match[1]) < number:
                 self._store.delete_key(key)
 
 
@@ -271,7 +271,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     source = versions.index(newest)
     light = _spread(None if rank != source or held is None else _light(held), source, workers)
     heavy = None
-    if any(one != newest for one in versions):
+    if any(other != newest for other in versions):
         heavy = _spread(
             None if rank != source or held is None else {key: getattr(held.shared, key) for key in _HEAVY},
             source,
@@ -282,7 +282,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
         model, optimizer = heavy["model"], heavy["optimizer"]
     else:
         model, optimizer = held.shared.model, held.shared.optimizer
-    own = None if held is None else held.own if version.step == newest.step else held.own_after
+    own_state = None if held is None else held.own if version.step == newest.step else held.own_after
     shared = SharedState(**light["shared"], model=model, optimizer=optimizer)
     if generation.members[source].beside != generation.places:
         # Other workers than those that the shares were for: the spec of this generation has theirs.
@@ -290,8 +290,8 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     return Held(
         version=replace(newest, agreed=generation.number),
         shared=shared,
-        own=own,
-        own_after=own,
+        own=own_state,
+        own_after=own_state,
         alike=light["alike"],
         evaluation_owed=light["evaluation_owed"],
     )
@@ -547,7 +547,7 @@ class WorkerGroup:
             self._watching,
             generation.number,
             lambda: break_all_but(self._known),
-            lambda: any(self.presence.is_dead(one.place, one.life) for one in generation.members),
+            lambda: any(self.presence.is_dead(member.place, member.life) for member in generation.members),
         )
         workers = len(generation.members)
         prefix = f"{self._attempt}group/{generation.number}"
@@ -556,7 +556,7 @@ class WorkerGroup:
             join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
         if rank == 0 and self._store is not None:
             self._store.forget_before(generation.number - 1)
-        shares = {one.place: one.share for one in generation.members if one.share}
+        shares = {member.place: member.share for member in generation.members if member.share}
         self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
         return WorkerContext(
             spec=spec_of_living(self._spec, generation.places, shares),

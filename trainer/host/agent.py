@@ -184,8 +184,8 @@ def main(argv: list[str]) -> int:
     import_everything(*(of_scripts if spec.probe is None else ["hetopt.profiler.probe.run"]))
     with forked_workers():
         # Workers, and the code that they run, do without it.
-        told = os.environ.pop(SECRET_VARIABLE, None)
-        secret = None if node is None else checked_secret(told)
+        secret_text = os.environ.pop(SECRET_VARIABLE, None)
+        secret = None if node is None else checked_secret(secret_text)
         os.environ[HOST_PID_VARIABLE] = str(os.getpid())
         return _host(run_dir, spec, node, _meet(spec, node, secret))
 

@@ -181,10 +181,10 @@ class ForkServer:
         """
         request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
         places = {"network": network and str(network)}
-        with open(os.devnull, "rb") as nothing, _pipe() as (told, telling), _adopting():
+        with open(os.devnull, "rb") as nothing, _pipe() as (reader, telling), _adopting():
             files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout]
             files.append(stdout if stderr == subprocess.STDOUT else stderr)
-            numbers = [one if isinstance(one, int) else one.fileno() for one in files]
+            numbers = [file if isinstance(file, int) else file.fileno() for file in files]
             body = json.dumps({**request, **places, "parent": os.getpid()}).encode()
             try:
                 length = len(body).to_bytes(_LENGTH_BYTES, "big")
@@ -193,9 +193,9 @@ class ForkServer:
             except OSError as error:
                 raise NoFork("the process to fork from has ended.") from error
             telling.close()
-            if not select.select([told], [], [], _LONGEST_IMPORT_S)[0]:
+            if not select.select([reader], [], [], _LONGEST_IMPORT_S)[0]:
                 self.close()  # it is frozen, and would fork when nobody waits for that any more
-            pid = told.read()
+            pid = reader.read()
         if not pid:
             raise NoFork("the process to fork from has ended.")
         return ForkedProcess(int(pid))
@@ -222,8 +222,8 @@ def _threads() -> int:
 @contextmanager
 def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     reading, writing = os.pipe()
-    with open(reading, "rb") as told, open(writing, "wb") as telling:
-        yield told, telling
+    with open(reading, "rb") as reader, open(writing, "wb") as telling:
+        yield reader, telling
 
 
 _one_adopts = threading.Lock()
@@ -266,8 +266,8 @@ def _serve(descriptor: int) -> NoReturn:
                 os._exit(0)
             connection.close()
             _be(request, files, heard, orphan_of=parent)
-        for one in files:
-            os.close(one)
+        for file in files:
+            os.close(file)
         os.waitpid(between, 0)
 
 
@@ -279,9 +279,9 @@ def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], 
         os.setsid()
         if request["network"] is not None:
             _enter(Path(request["network"]))
-        for standard, one in enumerate(files[: _OWN_FILES - 1]):
-            os.dup2(one, standard)
-            os.close(one)
+        for standard, file in enumerate(files[: _OWN_FILES - 1]):
+            os.dup2(file, standard)
+            os.close(file)
         _open_streams()
         os.chdir(request["folder"])
         before = dict(os.environ)
@@ -349,11 +349,11 @@ def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> 
     """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()  # the third and all after it
-    words, words_end, variables, variables_end = (int(one) for one in fields[45:49])
+    words, words_end, variables, variables_end = (int(text) for text in fields[45:49])
     _write(words, words_end, [sys.executable, *arguments])
     if before is not None:
-        own = sorted(os.environ.items(), key=lambda one: before.get(one[0]) == one[1])
-        _write(variables, variables_end, [f"{name}={value}" for name, value in own])
+        ordered = sorted(os.environ.items(), key=lambda item: before.get(item[0]) == item[1])
+        _write(variables, variables_end, [f"{name}={value}" for name, value in ordered])
 
 
 def _write(start: int, end: int, texts: Iterable[str]) -> None:

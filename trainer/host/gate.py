@@ -178,14 +178,14 @@ def _mac(secret: bytes, side: bytes, gates: bytes, comers: bytes) -> bytes:
 
 async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
     """Return whether whoever came knows the secret: the gate's part of the handshake."""
-    own = secrets.token_bytes(_RANDOM_BYTES)
-    writer.write(_GREETING + own)
+    nonce = secrets.token_bytes(_RANDOM_BYTES)
+    writer.write(_GREETING + nonce)
     await writer.drain()
     answer = await reader.readexactly(_RANDOM_BYTES + _MAC_BYTES)
     theirs, mac = answer[:_RANDOM_BYTES], answer[_RANDOM_BYTES:]
-    if not hmac.compare_digest(mac, _mac(secret, b"comer", own, theirs)):
+    if not hmac.compare_digest(mac, _mac(secret, b"comer", nonce, theirs)):
         return False
-    writer.write(_mac(secret, b"gate", own, theirs))
+    writer.write(_mac(secret, b"gate", nonce, theirs))
     await writer.drain()
     return True
 
@@ -195,14 +195,14 @@ async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
     greeting = await reader.readexactly(len(_GREETING) + _RANDOM_BYTES)
     if greeting[: len(_GREETING)] != _GREETING:
         return False
-    theirs, own = greeting[len(_GREETING) :], secrets.token_bytes(_RANDOM_BYTES)
-    writer.write(own + _mac(secret, b"comer", theirs, own))
+    theirs, nonce = greeting[len(_GREETING) :], secrets.token_bytes(_RANDOM_BYTES)
+    writer.write(nonce + _mac(secret, b"comer", theirs, nonce))
     await writer.drain()
     try:
         mac = await reader.readexactly(_MAC_BYTES)
     except EOFError:
         return False
-    return hmac.compare_digest(mac, _mac(secret, b"gate", theirs, own))
+    return hmac.compare_digest(mac, _mac(secret, b"gate", theirs, nonce))
 
 
 async def _splice(
@@ -286,7 +286,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         RunFailed: this machine does not have that address, or something else has the port.
     """
     try:
-        family, kind, protocol, _, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, socket_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RunFailed(
@@ -294,7 +294,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(found)
+        listener.bind(socket_address)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -337,9 +337,9 @@ def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
         endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
         key: at most 80 bytes.
     """
-    told = struct.pack("@H126xBBHi80s", socket.AF_INET, _EVERY_PEER, 0, len(key), 0, key)
+    signature_option = struct.pack("@H126xBBHi80s", socket.AF_INET, _EVERY_PEER, 0, len(key), 0, key)
     try:
-        endpoint.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, told)
+        endpoint.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, signature_option)
     except OSError:
         return False
     return True

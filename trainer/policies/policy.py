@@ -595,10 +595,10 @@ def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
         WorkerLine.through(
             share,
             time_s,
-            relative_error=_median_error(own, observation.steps),
-            step_variance=own,
+            relative_error=_median_error(variance, observation.steps),
+            step_variance=variance,
         )
-        for share, time_s, own in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
+        for share, time_s, variance in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
     )
 
 

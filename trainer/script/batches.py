@@ -67,11 +67,11 @@ class States:
     @classmethod
     def of(cls, vector: Tensor) -> States:
         """Return the states that `vector` gave."""
-        words, keys, rest, own = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
+        words, keys, rest, torch_state = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
         gauss, place, has_gauss, cached = rest.tolist()
         python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)
         numpy = ("MT19937", keys.numpy().astype(np.uint32), int(place), int(has_gauss), cached)
-        return cls(torch=own.byte(), python=python, numpy=numpy)
+        return cls(torch=torch_state.byte(), python=python, numpy=numpy)
 
     def use(self) -> None:
         """Set the generators to these states."""
@@ -87,10 +87,10 @@ def draw_by_rank(rank: int) -> None:
     seed = torch.tensor([int(torch.randint(2**31, (), generator=copy))])
     dist.broadcast(seed, src=0)
     if rank:
-        own = int(seed) + _SEED_STRIDE * rank
-        torch.manual_seed(own)
-        random.seed(own)
-        np.random.seed(own % _NUMPY_SEEDS)
+        rank_seed = int(seed) + _SEED_STRIDE * rank
+        torch.manual_seed(rank_seed)
+        random.seed(rank_seed)
+        np.random.seed(rank_seed % _NUMPY_SEEDS)
 
 
 class CommonNumbers:
@@ -114,14 +114,14 @@ class CommonNumbers:
         Args:
             keep: whether this worker goes on with them, too, as one machine would.
         """
-        own = States.now()
+        before = States.now()
         self._states.use()
         try:
             yield
         finally:
             self._states = States.now()
             if not keep:
-                own.use()
+                before.use()
 
 
 Audit: TypeAlias = Literal["warn", "stop", "off"]
@@ -369,10 +369,10 @@ class ShareTable:
         shares = self.of(place, samples)
         changed = place == self._entries[-1][0]
         is_audit = self.audits is not None and self.audits.is_due(step, samples, changed=changed)
-        own = (0, *self._in_proportion(self._wanted(place)[1:], samples)) if is_audit else shares
-        first = sum(own[:rank])
+        counts = (0, *self._in_proportion(self._wanted(place)[1:], samples)) if is_audit else shares
+        first = sum(counts[:rank])
         return Part(
-            samples=samples if is_audit and rank == 0 else own[rank],
+            samples=samples if is_audit and rank == 0 else counts[rank],
             batch=samples,
             first=first,
             shares=shares,

@@ -117,13 +117,15 @@ def make_plan(
                 stop=StopRule(max_steps=1),
             )
         )
-    told = spec if isinstance(spec, RunSpec) else read_record(RunSpec, Path(spec), hint="write it with `hetopt export`")
-    if len(told.workers) != world_size:
+    planned = (
+        spec if isinstance(spec, RunSpec) else read_record(RunSpec, Path(spec), hint="write it with `hetopt export`")
+    )
+    if len(planned.workers) != world_size:
         raise BadInput(
-            f"The run is planned for {len(told.workers)} workers, but {world_size} were started.",
-            hint=f"start torchrun with {len(told.workers)} processes in all",
+            f"The run is planned for {len(planned.workers)} workers, but {world_size} were started.",
+            hint=f"start torchrun with {len(planned.workers)} processes in all",
         )
-    return SessionPlan(spec=told)
+    return SessionPlan(spec=planned)
 
 
 @dataclass

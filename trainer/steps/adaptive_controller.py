@@ -114,13 +114,13 @@ def traffic_of(
         spans: beginning and end of each step.
     """
     places = [place for place, trace in enumerate(traces) if trace.way == way]
-    own = [traces[place] for place in places]
+    matching = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    found = Traffic(look_energies=(0.0,) * looks)
+    traffic = Traffic(look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
-        found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
-    if not own:
-        return found
+        traffic = replace(traffic, look_energy=looked.energy, look_energies=looked.look_energies)
+    if not matching:
+        return traffic
     seconds = stopwatch.seconds
     dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
 
@@ -131,19 +131,19 @@ def traffic_of(
             return stats
         return replace(stats, compress_s=0.0, sync_s=seconds(trace.backward_end, trace.reduce_end))
 
-    stats = [waited_for(trace) for trace in own]
-    gains = [one.level_gains for one in stats if one.level_gains is not None]
+    stats = [waited_for(trace) for trace in matching]
+    gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
     return replace(
-        found,
-        exchanges=len(own),
+        traffic,
+        exchanges=len(matching),
         step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
-        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in own),
-        compress_s=statistics.median(one.compress_s for one in stats),
-        sync_s=statistics.median(one.sync_s for one in stats),
-        sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
-        energy=statistics.fmean(one.energy or 0.0 for one in stats),
-        kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
-        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
+        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in matching),
+        compress_s=statistics.median(exchange.compress_s for exchange in stats),
+        sync_s=statistics.median(exchange.sync_s for exchange in stats),
+        sent_bytes=statistics.fmean(exchange.sent_bytes for exchange in stats),
+        energy=statistics.fmean(exchange.energy or 0.0 for exchange in stats),
+        kept_energy=statistics.fmean(exchange.kept_energy or 0.0 for exchange in stats),
+        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in matching),
         candidate_gain=statistics.fmean(gain for gain, _ in gains) if gains else 0.0,
         floor_gain=statistics.fmean(gain for _, gain in gains) if gains else 0.0,
     )
@@ -349,7 +349,7 @@ class AdaptiveController:
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
             return None
-        before, own = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
+        before, first_row = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
         self._used = before.key
         observation = RatioObservation(
             step=step,
@@ -368,7 +368,7 @@ class AdaptiveController:
             steps_left=steps_left,
             loss=loss,
             verdict=self._verdict,
-            level_gains=(own.candidate_gain, own.floor_gain) if own.floor_gain > 0 else None,
+            level_gains=(first_row.candidate_gain, first_row.floor_gain) if first_row.floor_gain > 0 else None,
         )
         if self.network is not None:
             self._times = self._times.after(
@@ -396,16 +396,16 @@ class AdaptiveController:
             named = self.candidates.find(decision.option)
             assert named is not None, f"{decision.option} is not on the candidates"
             return named
-        found = self.candidates.at(decision.ratio)
+        candidates = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
-            plain = next(each for each in found if each.collective == GATHER)
+            plain = next(each for each in candidates if each.collective == GATHER)
             return replace(plain, compression=plain.compression.model_copy(update=levels))
-        if len(found) == 1 or self.network is None:
-            return found[0]
-        steps_s = {each.key: self._times.step_s(each, self.network) for each in found}
-        best = min(found, key=lambda each: steps_s[each.key])
-        used = next((each for each in found if each.key == self._used), None)
+        if len(candidates) == 1 or self.network is None:
+            return candidates[0]
+        steps_s = {each.key: self._times.step_s(each, self.network) for each in candidates}
+        best = min(candidates, key=lambda each: steps_s[each.key])
+        used = next((each for each in candidates if each.key == self._used), None)
         now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.key]
         if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
             return used
@@ -434,9 +434,9 @@ class AdaptiveController:
         self._state = kind.model_validate(
             {k: value for k, value in state.policy_state.items() if k in kind.model_fields}
         )
-        found = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
-        if found:
-            self.candidate = found[0]
+        matching = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
+        if matching:
+            self.candidate = matching[0]
             option = state.key if self._name in WEIGHS_WAYS else None
             self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
         if isinstance(self._state, GravacState):

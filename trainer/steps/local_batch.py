@@ -61,7 +61,9 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
     """
     words = np.random.PCG64(np.random.SeedSequence((seed, 0x1217EC7, position))).random_raw(len(drawn))
     givers = set(np.argsort(words, kind="stable")[: _givers(injection, len(drawn))].tolist())
-    return tuple(max(1, round(injection.samples * own)) if rank in givers else 0 for rank, own in enumerate(drawn))
+    return tuple(
+        max(1, round(injection.samples * samples)) if rank in givers else 0 for rank, samples in enumerate(drawn)
+    )
 
 
 def samples_of_step(spec: RunSpec) -> int:
@@ -120,14 +122,14 @@ class Injector:
 
     def event(self) -> Event:
         """Return what all workers together handed over since this was last asked for, and how long it took this one."""
-        told = {
+        counters = {
             "samples": self._samples,
             "sent_bytes": sum(message.payload_bytes for message in self._channel.messages)
             * (self._channel.workers - 1),
             "time_s": round(sum(message.time_s for message in self._channel.messages), 6),
         }
         self._samples, self._channel.messages = 0, []
-        return {"injection": told}
+        return {"injection": counters}
 
     def _check(self, leaves: Sequence[Tensor]) -> None:
         """Bytes can be told apart only where all samples look alike: the first step asks all workers."""
@@ -319,8 +321,8 @@ class SampleFeed:
             self._followed = drawn
         self._batch, self._mixed, self.sizes = self.cursor.take(drawn), None, drawn
         if self._injector is not None:
-            own = [self._on_host(part) for part in self._parts(self._batch)]
-            self._mixed, self.sizes = self._injector.mix(own, drawn, self._batch.position)
+            batches = [self._on_host(part) for part in self._parts(self._batch)]
+            self._mixed, self.sizes = self._injector.mix(batches, drawn, self._batch.position)
         return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:

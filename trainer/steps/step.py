@@ -189,8 +189,8 @@ class LossModule(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mean loss over the batch, by samples or by what is counted."""
         with self._autocast():
-            told = self._loss(self.model, batch)
-        loss = told[0] if isinstance(told, tuple) else told
+            result = self._loss(self.model, batch)
+        loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             said = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
             raise BadInput(
@@ -199,10 +199,10 @@ class LossModule(nn.Module):
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise BadInput("The task's loss does not depend on its model.", hint="check the loss")
-        if isinstance(told, tuple):
+        if isinstance(result, tuple):
             self.is_counted = True
-            self.count = torch.as_tensor(told[1], dtype=torch.float64, device=loss.device)
-            return mean_of(told)
+            self.count = torch.as_tensor(result[1], dtype=torch.float64, device=loss.device)
+            return mean_of(result)
         if self._targets_per_sample:
             self._watch(loss, samples_in(batch) or 1)
         elif self.is_counted and (weight := cross_entropy_weight(loss)) is not None:

@@ -245,8 +245,8 @@ class SelSync:
 
     def _decisive(self, changes: tuple[float, ...]) -> float:
         """Return the change that the last of the needed votes depends on."""
-        told = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
-        return told[min(self.needed, len(told)) - 1]
+        descending = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
+        return descending[min(self.needed, len(descending)) - 1]
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
         """Delta begins at the first change that is one."""
@@ -377,12 +377,12 @@ class OuterStep:
 
     def take(self, update: Tensor) -> None:
         """Make of an averaged update, in place, what is added to the last common parameters."""
-        own = update[: self._parameters]
+        parameters = update[: self._parameters]
         if self._momentum:
-            self.velocity.mul_(self._momentum).add_(own)
-            own.add_(self.velocity, alpha=self._momentum)
+            self.velocity.mul_(self._momentum).add_(parameters)
+            parameters.add_(self.velocity, alpha=self._momentum)
         if self._rate != 1:
-            own.mul_(self._rate)
+            parameters.mul_(self._rate)
 
 
 class Synchronizer:
@@ -475,10 +475,10 @@ class Synchronizer:
 
     def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
         """Average; how far the workers had come apart."""
-        own, step = self._vector.read(), self._outer.take
+        parameters, step = self._vector.read(), self._outer.take
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
-        divergence = average_parameters(own, self._base, weight, channel, self._rounded, step=step)
-        self._vector.write(own)
+        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=step)
+        self._vector.write(parameters)
         self._samples, self._local_steps = (0,) * self._workers, 0
         return divergence
 
@@ -498,22 +498,22 @@ class Synchronizer:
 
     def event(self, step: int) -> Event:
         """Return how many steps averaged, what was sent, and how far workers had come apart, since the last call."""
-        told = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
-        if not told:
+        entries = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
+        if not entries:
             return {}
-        divergences = [divergence for _, _, divergence in told if divergence is not None]
-        found: Event = {
+        divergences = [divergence for _, _, divergence in entries if divergence is not None]
+        summary: Event = {
             "policy": self._sync.name,
             "synchronised": len(divergences),
-            "local": len(told) - len(divergences),
-            "sent_bytes": sum(sent_bytes for _, sent_bytes, _ in told),
+            "local": len(entries) - len(divergences),
+            "sent_bytes": sum(sent_bytes for _, sent_bytes, _ in entries),
         }
         if divergences:
-            found["divergence"] = round(sum(divergences) / len(divergences), 9)
+            summary["divergence"] = round(sum(divergences) / len(divergences), 9)
         if isinstance(self._policy, SelSync) and self._sync.delta == "auto":
             threshold = self._policy.threshold(self._state)
-            found["delta"] = None if threshold is None else round(threshold, 9)
-        return {"sync": found}
+            summary["delta"] = None if threshold is None else round(threshold, 9)
+        return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: this worker's model and optimizer, what it holds back, and its votes."""

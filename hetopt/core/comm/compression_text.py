@@ -52,10 +52,10 @@ def compressor(name: str) -> str:
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.
     """
-    found = known(DENSE if name == NONE else name, (AUTO, DENSE, *METHODS), "compressor")
-    if found == AUTO:
+    chosen = known(DENSE if name == NONE else name, (AUTO, DENSE, *METHODS), "compressor")
+    if chosen == AUTO:
         raise BadInput("auto takes no ratio and no options.", hint="write auto alone, or name a compressor")
-    return IDENTITY if found == DENSE else found
+    return IDENTITY if chosen == DENSE else chosen
 
 
 def spell(compression: Compression) -> str:
@@ -80,10 +80,10 @@ _WAY = re.compile(r"(?P<name>\S+?)(?: (?P<ratio>[\d.e+-]+))? by (?P<collective>[
 
 def way_in_words(key: str) -> str:
     """Describe the key of an exchange in a log for people: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
-    found = _WAY.fullmatch(key)
-    if found is None:
+    match = _WAY.fullmatch(key)
+    if match is None:
         return key
-    name = "uncompressed" if found["name"] == "identity" else found["name"]
-    amount = f" {float(found['ratio']) * 100:.4g} %" if found["ratio"] and found["name"] != "identity" else ""
-    rest = (found["rest"] or "").removeprefix(",")
-    return f"{name}{amount} ({found['collective'].replace('_', '-')}{',' if rest else ''}{rest})"
+    name = "uncompressed" if match["name"] == "identity" else match["name"]
+    amount = f" {float(match['ratio']) * 100:.4g} %" if match["ratio"] and match["name"] != "identity" else ""
+    rest = (match["rest"] or "").removeprefix(",")
+    return f"{name}{amount} ({match['collective'].replace('_', '-')}{',' if rest else ''}{rest})"

@@ -245,11 +245,11 @@ class Candidates:
 
     @property
     def _collectives(self) -> tuple[str, ...]:
-        own = combine(self.name, memory=self.memory, collective=self._collective).collective
+        collective = combine(self.name, memory=self.memory, collective=self._collective).collective
         if not self.chooses_collective:
-            return (own,)
+            return (collective,)
         fitting = METHODS[self.name].collectives
-        return tuple(c for c in COLLECTIVES if c in fitting) or (own,)
+        return tuple(c for c in COLLECTIVES if c in fitting) or (collective,)
 
     @property
     def _codings(self) -> tuple[str, ...]:

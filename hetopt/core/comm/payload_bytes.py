@@ -49,8 +49,8 @@ Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 
 def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
     """Elements of the part of a gradient that each worker sums, in whole groups; the last parts may be shorter."""
-    own = -(-numel // workers)
-    return -(-own // group) * group
+    elements = -(-numel // workers)
+    return -(-elements // group) * group
 
 
 def scaled_code_bytes(numel: Whole, bits: int) -> Whole:
@@ -66,10 +66,10 @@ def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
         numel: elements that are summed.
         workers: that take part.
     """
-    own = slice_elements(numel, workers)
+    elements = slice_elements(numel, workers)
     if name in SCALED_BITS:
-        return workers * scaled_code_bytes(own, SCALED_BITS[name])
-    return workers * LOW_PRECISION_BYTES * (own + (name == "fp16"))  # in fp16 with its exponent
+        return workers * scaled_code_bytes(elements, SCALED_BITS[name])
+    return workers * LOW_PRECISION_BYTES * (elements + (name == "fp16"))  # in fp16 with its exponent
 
 
 def kept_elements(numel: int, ratio: float) -> int:

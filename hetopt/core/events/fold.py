@@ -124,16 +124,16 @@ class Roster:
 
     def take(self, event: RunStarted) -> None:
         """Others train from here on; a worker that is announced anew is the one of the same host."""
-        found: list[int] = []
+        places: list[int] = []
         for worker in event.workers:
-            place = self._place(worker, found)
+            place = self._place(worker, places)
             if place is None:
                 place = len(self.workers)
                 self.workers.append(worker)
             else:
                 self.workers[place] = worker
-            found.append(place)
-        self.present = tuple(found)
+            places.append(place)
+        self.present = tuple(places)
 
     def places(self, count: int) -> tuple[int, ...]:
         """Return the indices of the workers of a step of ``count`` workers, adding those that were never announced."""
@@ -468,9 +468,9 @@ class RunFold:
         was_there = bool(self._rows)
         self.roster.take(event)
         self._add_rows()
-        for place, told in zip(self.roster.present, event.workers, strict=True):
+        for place, worker in zip(self.roster.present, event.workers, strict=True):
             row = self._rows[place]
-            row.type, row.slowdown, row.local_batch_size = told.type, told.slowdown, told.local_batch_size
+            row.type, row.slowdown, row.local_batch_size = worker.type, worker.slowdown, worker.local_batch_size
         self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
         self.restarts += was_there and self._training_since_s is not None
         if not was_there:

@@ -206,16 +206,16 @@ class LineParser:
 
     def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
         """Return the events among whole lines."""
-        found, parse, number = [], ANY_EVENT.validator.validate_json, self.line
+        events, parse, number = [], ANY_EVENT.validator.validate_json, self.line
         for line in lines:
             number += 1
             try:
-                found.append(parse(line))
+                events.append(parse(line))
             except ValidationError as error:
                 if line.strip():
                     self._pass_over(number, error)
         self.line = number
-        return found
+        return events
 
     def too_long(self) -> None:
         """Count a line that was too long to be kept as unread."""

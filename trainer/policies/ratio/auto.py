@@ -169,9 +169,9 @@ class StepTimes(Record):
     def _longer(self, collective: str) -> float:
         """Return the mean of measured over predicted exchange time by a collective; by any, nearer to 1, if untried."""
         known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
-        own = [log for name, log in known if name == collective]
-        logs = own or [log for _, log in known]
-        return math.exp(sum(logs) / (len(logs) + (not own))) if logs else 1.0
+        matching = [log for name, log in known if name == collective]
+        logs = matching or [log for _, log in known]
+        return math.exp(sum(logs) / (len(logs) + (not matching))) if logs else 1.0
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
@@ -289,7 +289,9 @@ class AutoRatio:
         outlook = Outlook(self, state, network)
         now, usable = outlook.judged(used), outlook.usable()
         assert now is not None
-        best = min((one for one in usable if outlook.is_tried(one.option)), key=_per_progress_s, default=None)
+        best = min(
+            (candidate for candidate in usable if outlook.is_tried(candidate.option)), key=_per_progress_s, default=None
+        )
         if best is None or not outlook.keeps_enough(used, now.gain):
             why = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
             if state.sends_all:
@@ -324,7 +326,11 @@ class Outlook:
     def usable(self) -> list[Judged]:
         """Return the options that keep enough, as far as is known; dense training is always one of them."""
         judged = [self.judged(option) for option in self.policy.options]
-        return [one for one in judged if one is not None and self.keeps_enough(one.option, one.gain)]
+        return [
+            candidate
+            for candidate in judged
+            if candidate is not None and self.keeps_enough(candidate.option, candidate.gain)
+        ]
 
     def keeps_enough(self, option: Option, gain: float) -> bool:
         """Return whether an option of this gain may be used; the delay of its gradients is priced, not forbidden."""
@@ -369,7 +375,10 @@ class Outlook:
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
             return None
         judged = [self.judged(option, coefficient=0.0) for option in policy.options]
-        chosen = min((one for one in judged if one and one.gain >= policy.least_gain), key=_per_progress_s)
+        chosen = min(
+            (candidate for candidate in judged if candidate and candidate.gain >= policy.least_gain),
+            key=_per_progress_s,
+        )
         saving_s = best.per_progress_s - chosen.per_progress_s
         # A run of unknown length is taken to last as long again as it has, and for one more trial.
         steps_left = max(TWINS_AGAIN_AFTER, state.step) if state.steps_left is None else state.steps_left
@@ -380,13 +389,13 @@ class Outlook:
     def trial(self, best: Judged) -> Judged | None:
         """Return what to try next: no option twice as slow as the best, or better by less than a change is worth."""
         hopeful = [
-            one
-            for one in self.usable()
-            if not self.is_tried(one.option)
-            and one.per_progress_s <= 2 * best.per_progress_s
-            and (is_dense(one.option) or one.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
+            candidate
+            for candidate in self.usable()
+            if not self.is_tried(candidate.option)
+            and candidate.per_progress_s <= 2 * best.per_progress_s
+            and (is_dense(candidate.option) or candidate.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
         ]
-        return min(hopeful, key=lambda one: one.hoped_s, default=None)
+        return min(hopeful, key=lambda candidate: candidate.hoped_s, default=None)
 
     def _steps_per_progress(self, gain: float, coefficient: float) -> float:
         """Steps for one dense step's progress over the steps that are left: what is held back at the end was none."""

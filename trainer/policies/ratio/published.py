@@ -294,11 +294,11 @@ class Gravac(GravacSettings):
         state = state.model_copy(update={"window_steps": 0})
         if gains is not None and gains[1] - gains[0] <= self.omega * gains[1]:
             state = state.model_copy(update={"floor": state.candidate})
-        found = ideal_factor(state.worth, self.omega)
-        if found is None and state.candidate >= self.largest:
-            found = max(sorted(state.worth), key=state.worth.__getitem__)
-        if found is not None:
-            factor = min(max(found, 1.0), self.largest)
+        ideal = ideal_factor(state.worth, self.omega)
+        if ideal is None and state.candidate >= self.largest:
+            ideal = max(sorted(state.worth), key=state.worth.__getitem__)
+        if ideal is not None:
+            factor = min(max(ideal, 1.0), self.largest)
             return state.model_copy(update={"candidate": factor, "floor": min(state.floor, factor), "done": True})
         raised = state.raised + 1
         candidate = min(self.largest, self.floor * self._raise(raised))
@@ -368,10 +368,10 @@ class ScanRatio(ScanSettings):
             moved = max(abs(now.gain / state.gain - 1), abs(now.time_s / state.time_s - 1))
             if moved < self.sensitivity:
                 return state, keep
-        places = [place for place, one in enumerate(prospects) if one.gain >= self.least_gain]
+        places = [place for place, prospect in enumerate(prospects) if prospect.gain >= self.least_gain]
         if not places:
             places = [max(range(len(prospects)), key=lambda place: prospects[place].gain)]
-        chosen = places[scan([prospects[one] for one in places], time_weight=self.time, gain_weight=self.gain)]
+        chosen = places[scan([prospects[place] for place in places], time_weight=self.time, gain_weight=self.gain)]
         option, prospect = self.options[chosen], prospects[chosen]
         state = ScanState(gain=prospect.gain, time_s=max(prospect.time_s, 1e-12))
         if option.key == observation.option:
