@@ -53,7 +53,7 @@ def choose_backend(devices: list[str]) -> str:
 
 
 def join_group(store: Store, rank: int, world_size: int, device: object, timeout_s: float) -> None:
-    """Make the default process group, over the backend that suits the devices of all workers.
+    """Open the default process group, over the backend that suits the devices of all workers.
 
     Args:
         store: that they meet in.

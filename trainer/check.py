@@ -58,7 +58,7 @@ class Ended(Exception):  # carries the finding that ends the look
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
-    """Run the user's code; what it raises is a finding with the line of its own file."""
+    """Run the user's code; raise what it raises as a finding with the line of its own file."""
     try:
         return do()
     except Ended:
@@ -74,7 +74,7 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
 
 
 def place(*written: object) -> str:
-    """``file:line`` of the first function or class that is neither torch's nor hetopt's; empty: there is none."""
+    """Return ``file:line`` of the first function or class that is neither torch's nor hetopt's; empty: none is."""
     for code in written:
         function = getattr(code, "__wrapped__", code)
         if isinstance(function, type):
@@ -170,7 +170,7 @@ def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
 
 
 def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[Finding]:
-    """Sums, which double when the samples come twice; and metrics that the target is among."""
+    """Check that evaluation sums double when samples come twice, and that metrics include the target's."""
     model.eval()
     few = list(range(min(SAMPLES, len(dataset))))
     # Those of a task without its own are its loss's.

@@ -230,7 +230,7 @@ class PeriodLog:
 
     @property
     def unread(self) -> int:
-        """Steps that no row tells about yet."""
+        """The number of steps that no row tells about yet."""
         return len(self.traces)
 
     def resume(self) -> None:
@@ -291,7 +291,7 @@ class PeriodLog:
         )
 
     def judged(self, *, changed: bool) -> None:
-        """Shares were judged, and perhaps changed: the steps that count next time are those from now on."""
+        """Note that shares were judged, and perhaps changed: only steps from now on count next time."""
         self._judged_s = []
         if changed:
             self._with_other_shares = len(self.traces)
@@ -341,7 +341,7 @@ def parameters_of(optimizer: Any) -> list[nn.Parameter]:
 
 
 class Balance:
-    """The same on every rank: what changes it is what all ranks read.
+    """The batch policy of a run with its state, the same on every rank.
 
     Args:
         spec: of the run.
@@ -368,7 +368,7 @@ class Balance:
         return True
 
     def judge(self, period: Period, epoch: int) -> Event | None:
-        """Let the policy decide; what changed, if anything did.
+        """Let the policy judge a period; return the change of shares as an event, if any.
 
         Args:
             period: the last one, whose medians are over all steps since shares were last judged.
@@ -387,7 +387,7 @@ class Balance:
         return self._state.model_dump(mode="json")
 
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
-        """Continue with what a checkpoint holds, where it suits the cluster and the policy that the run has now."""
+        """Restore the state in a checkpoint, where it suits the cluster and the policy that the run has now."""
         spec = self._spec
         if policy != spec.batch_policy or len(shares) != len(spec.workers):
             return
@@ -411,7 +411,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Milestones:
-    """The fixed points of one run.
+    """The steps at which a run ends and is evaluated.
 
     Attributes:
         stop: when it ends.
@@ -436,7 +436,7 @@ class Milestones:
         return None
 
     def steps_left(self, step: int, samples_seen: int) -> int | None:
-        """Steps until a limit is reached, at least 1; None where a target may end the run before."""
+        """Return the steps until a limit is reached, at least 1; None where a target may end the run before."""
         if self.stop.target:
             return None
         limits = []
@@ -456,7 +456,7 @@ class Milestones:
         return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
 
     def period_steps(self, step: int, samples_seen: int, step_time_s: float | None) -> int:
-        """Steps until the next look at the statistics: never beyond the end of the run or an evaluation point.
+        """Return the steps of the next period, which ends at the latest with the run or at an evaluation point.
 
         Args:
             step: steps done.
@@ -478,7 +478,7 @@ class Milestones:
         return math.ceil(epochs * self.dataset_size * (1 - _ROUNDING))
 
     def _evaluations(self, samples_seen: int) -> int:
-        """Evaluation points up to a position."""
+        """Return the number of evaluation points up to a position."""
         return int(samples_seen / (self.evaluate_every_epochs * self.dataset_size) * (1 + _ROUNDING))
 
     def _steps_to(self, samples: int, samples_seen: int) -> int:
@@ -486,7 +486,7 @@ class Milestones:
 
 
 class Engine:
-    """Steps that somebody computes, in control periods: what all workers learn of them, and conclude alike.
+    """The steps of a run in control periods, after each of which all workers decide alike.
 
     A period goes `begin`, a step and `after` until it `is_over`, `gather`; then, of the rows of all workers, `tell`,
     `steer` and `share`. What a front cannot do it does not call, or is not given: no synchroniser, nothing to steer.
@@ -527,7 +527,7 @@ class Engine:
         self._steps = self._told = self._done = 0
 
     def period_steps(self, steps: int) -> int:
-        """Steps of the next period, where it would have so many."""
+        """Return the steps of the next period, where it would have ``steps``."""
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
@@ -575,7 +575,7 @@ class Engine:
         self.is_over = self._done == self._steps
 
     def gather(self, **reported: Any) -> Gathering:
-        """Send this worker's row on its way.
+        """Send this worker's control row to all workers.
 
         Args:
             **reported: fields of this worker besides its steps (see `PeriodLog.close`).
@@ -615,7 +615,7 @@ class Engine:
         self.control_s = 0.0
 
     def steer(self, period: Period, *, epoch: float, learning_rate: float, steps_left: int | None) -> None:
-        """Decide how gradients travel from now on.
+        """Decide the exchange of gradients from now on, and log a change.
 
         Args:
             period: that was gathered last.
@@ -639,7 +639,7 @@ class Engine:
             self.context.events.write("exchange_changed", step=self.step, **change)
 
     def share(self, period: Period, epoch: int) -> bool:
-        """Judge the shares if it is time to; whether they change from the next step on."""
+        """Judge the shares if it is time to; return whether they change from the next step on."""
         if not self.balance.is_due(period):
             return False
         change = self.balance.judge(period, epoch)
@@ -653,7 +653,7 @@ class Engine:
 def announce(
     context: WorkerContext, model: nn.Module, exchange: ExchangeConfig, *, shares: Sequence[int], step: int
 ) -> None:
-    """Write ``run_started``, and what the network is like where it was measured; called by every rank.
+    """Write ``run_started``, and the network's speed where it was measured; called by every rank.
 
     Args:
         context: this worker.

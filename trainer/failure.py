@@ -33,7 +33,7 @@ MOST_SAID = 240
 
 
 class Lines:
-    """Finds lines of a script and of the modules beside it."""
+    """The lines of a script and of the modules beside it."""
 
     def __init__(self, script: str) -> None:
         self._script = Path(script).resolve()
@@ -76,7 +76,7 @@ class Lines:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's type and words on one line, with the module of a system call that names no file.
+    """Format an error's type and words on one line, with the module of a system call that names no file.
 
     Of an error that quotes the traceback of another process: what that process ended with.
     """
@@ -180,7 +180,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: Exception, who: str = "", lines: Lines | None = None) -> HetoptError:
-    """Return any error as one sentence with an exit code: where the user's code was, and what was said there.
+    """Turn any error into one of a sentence and an exit code: the line of the user's code, and what was said there.
 
     Args:
         error: of a worker, or of a script that is measured.

@@ -85,7 +85,7 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
 def _attempt(
     context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: Held | None
 ) -> tuple[bool, Held | None]:
-    """Train with one group of workers; return whether that was to the end, and else what this worker has of it."""
+    """Train with one group of workers; return whether that was to the end, and else the state that is held."""
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
@@ -106,7 +106,7 @@ def _attempt(
 
 
 class _Run(Training):
-    """One worker's way through the run: what is done when, decided alike by all."""
+    """The training of one worker, in periods and checkpoints, decided alike by all."""
 
     def __init__(
         self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, crew: WorkerGroup | None = None
@@ -217,12 +217,12 @@ class _Run(Training):
         self._finish(reason)
 
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """End the threads and processes of this run."""
         super().close()
         self._saver.close()
 
     def _period(self, steps: int) -> Period:
-        """Do some steps over the present shares, read what they were like, and decide."""
+        """Train some steps over the present shares, read their period, and decide."""
         context, clock = self.context, self.context.clock
         steps = self.period_steps(steps)
         gathering = self.run_period(
@@ -241,7 +241,7 @@ class _Run(Training):
         return period
 
     def _tell(self, gathering: Gathering) -> Period:
-        """Read what the workers' rows tell of a period, and write it.
+        """Read a period off the workers' rows, and log it.
 
         Raises:
             RunFailed: the loss is no longer finite.
@@ -317,7 +317,7 @@ class _Run(Training):
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self, *, stopped: bool) -> None:
-        """Save the last checkpoint: nothing is left to do meanwhile. A finished run has its model, and can do without.
+        """Save the last checkpoint, and wait for it. A finished run has its model, and can do without.
 
         Raises:
             RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.

@@ -51,7 +51,7 @@ Schedule: TypeAlias = Callable[[float], float]
 
 
 def constant(epoch: float) -> float:
-    """Keep the learning rate as it is: the schedule that schedules nothing."""
+    """Return 1 for every epoch: the schedule that keeps the learning rate."""
     return 1.0
 
 
@@ -72,7 +72,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Say whether ``metrics`` is at least as good as the target (NaN never is).
+        """Return whether ``metrics`` is at least as good as the target (NaN never is).
 
         Raises:
             BadInput: the target's metric is not among them.
@@ -316,12 +316,12 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
+    """Return the samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
     return LEAST_SAMPLES if batch_norms(model) else 1
 
 
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
-    """Samples that every worker is to take of a batch: what the model needs, where the batch has as many."""
+    """Return a worker's minimum share of a batch: what the model needs, where the batch has as many."""
     return least_within(least_samples(model), batch_size, workers)
 
 

@@ -71,7 +71,7 @@ class PlainText(BaseModel):
 
 @cache
 def _text_fields(kind: type[BaseModel]) -> tuple[str, ...]:
-    """Return the fields of a record that can hold text: most records have few, and are made many times."""
+    """Return the names of a record's fields that can hold text; cached, as records are made many times."""
     return tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
 
 
@@ -201,7 +201,7 @@ AnyArtifact = TypeVar("AnyArtifact", bound=Artifact)
 
 
 def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]) -> AnyArtifact:
-    """Write what is made of a file that need not exist; processes that do so at once wait for each other.
+    """Change an artifact's file under a lock, and return what was written; ``change`` gets None where there is no file.
 
     Args:
         kind: of artifact.
@@ -230,7 +230,7 @@ def kind_in(path: Path) -> str | None:
 
 
 def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
-    """Return a record that is a file without a kind and a version of its own.
+    """Read a record from a file without a kind and a version of its own.
 
     Raises:
         MissingFile: there is none.
@@ -253,7 +253,7 @@ class ReplacedRecord(Generic[AnyRecord]):
         self._record: AnyRecord | None = None
 
     def now(self) -> AnyRecord | None:
-        """Return the record as it was written last; None: none ever was. What nobody wrote whole is passed over."""
+        """Return the record as it was written last; None before it was ever written whole."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -269,7 +269,7 @@ class ReplacedRecord(Generic[AnyRecord]):
 
 
 def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:
-    """Return plain values, as `parse_json` gives them, as a record.
+    """Validate plain values, as `parse_json` gives them, into a record.
 
     Raises:
         BadInput: the first field that cannot be, in one sentence.
@@ -283,7 +283,7 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
 
 
 def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
-    """Return what another machine said as a record: the one way in for peers, whoever they are.
+    """Parse the text of another machine into a record: the one way in for peers, whoever they are.
 
     Whoever owns a machine may run any program there. So numbers are finite and within bounds, lists nested no deeper
     than the record says, texts one line each; how many bytes are read, the reader says.
@@ -348,7 +348,7 @@ _RULE = "Input should be "
 def faults(
     error: ValidationError, names: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return each fault as a part of a sentence: ``workers must be greater than 0, got -1``.
+    """Return a sentence part for each fault of an invalid record: ``workers must be greater than 0, got -1``.
 
     Args:
         error: of a record.
@@ -378,7 +378,7 @@ def _is_branch(part: str) -> bool:
 
 
 def _told(named: str, errors: list[Any], got: str) -> str:
-    """Return the faults of one value: of a choice each branch has its own."""
+    """Describe the faults of one value as a part of a sentence; of a union each branch has its own."""
     first = errors[0]
     rules = list(dict.fromkeys(error["msg"] for error in errors))
     match first["type"]:

@@ -47,14 +47,14 @@ class WorkerTime:
     once_s: float = 0.0
 
     def time_s(self, samples: int) -> float:
-        """Compute time of a step with ``samples`` local samples, in seconds."""
+        """Return the compute time of a step with ``samples`` local samples, in seconds."""
         if self.micro_batch is None or samples <= self.micro_batch:
             return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
         parts = -(-samples // self.micro_batch)
         return max(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples) - (parts - 1) * self.once_s
 
     def slower(self, factor: float) -> WorkerTime:
-        """Return the same, all of it so many times as long."""
+        """Return the compute time law of a worker that is ``factor`` times as slow."""
         return replace(
             self,
             fixed_s=factor * self.fixed_s,
@@ -255,7 +255,7 @@ def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def micro_batch_size(spec: RunSpec) -> int | None:
-    """Return how many samples are computed together; ``None``: as many as fit.
+    """Return the number of samples that are computed together; ``None``: as many as fit.
 
     Raises:
         BadInput: shares are to be whole micro-batches, and the global batch cannot be cut into such.
@@ -264,7 +264,7 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 
 
 def allocated_micro_batch_size(spec: RunSpec) -> int:
-    """Return the spec's, or the divisor of the global batch that cuts an equal share into about eight."""
+    """Return the spec's micro-batch, or the divisor of the global batch that cuts an equal share into about eight."""
     total, workers = spec.global_batch_size, len(spec.workers)
     asked = AllocationSettings.model_validate(spec.batch_settings).micro or spec.micro_batch_size
     if asked is not None:
@@ -307,12 +307,12 @@ def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[i
 
 
 def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """``count`` whole units in proportion to the weights, at least one each."""
+    """Divide ``count`` whole units in proportion to the weights, at least one each."""
     return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:
-    """Return the spec of a generation.
+    """Return the spec of a run with the workers of a generation alone.
 
     The shares were balanced when they were last in use, so everyone takes over the same part of what the lost ones
     leave. A worker that comes back was planned with a share beside those of the others: it begins with as much more

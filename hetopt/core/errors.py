@@ -71,6 +71,6 @@ class RunStopped(HetoptError):
 
 
 def setting(name: str, value: float | str | Mapping[str, str] | None) -> str:
-    """Return a parameter with its value as a message names it: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
+    """Format a parameter with its value for a message: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
     written = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{name}={written}`"

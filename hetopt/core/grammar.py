@@ -41,7 +41,7 @@ class Item:
 
 
 def split(text: str, separators: str, where: str) -> list[str]:
-    """Return the parts of a text between separators that stand outside parentheses.
+    """Split a text at separators that stand outside parentheses.
 
     Raises:
         BadInput: a parenthesis is not closed, or closed without being opened.
@@ -61,13 +61,13 @@ def split(text: str, separators: str, where: str) -> list[str]:
 
 
 def repeated(text: str) -> tuple[str, int]:
-    """Return what stands before ``x2`` at the end, and how often it is meant."""
+    """Return the text before a final ``x2``, and the number of times that it is meant."""
     match = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
     return (match[1], int(match[2])) if match else (text.strip(), 1)
 
 
 def numbers(text: str, where: str) -> tuple[float, ...]:
-    """``1, 1, 2``, or ``1 x2, 2``.
+    """Parse a list of numbers: ``1, 1, 2``, or ``1 x2, 2``.
 
     Raises:
         BadInput: one of them is no number, or there are none or too many.
@@ -79,7 +79,7 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
 
 
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
-    """``value, key=value``: what stands in the parentheses of a call, or alone where no name is needed.
+    """Parse ``value, key=value``: the parentheses of a call, or a text alone where no name is needed.
 
     Raises:
         BadInput: a key without a value, a value without its key, or a key twice.
@@ -100,7 +100,7 @@ def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -
 
 
 def call(text: str, where: str) -> Item:
-    """``name``, ``name(value, key=value)``, or as it was written before: ``name:value,key=value``.
+    """Parse ``name``, ``name(value, key=value)``, or the older ``name:value,key=value``.
 
     Raises:
         BadInput: as of `arguments`, or the parentheses do not end it.
@@ -113,7 +113,7 @@ def call(text: str, where: str) -> Item:
 
 
 def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:
-    """Return what was written, by field.
+    """Return the texts of an item's values by field.
 
     Args:
         item: as written.
@@ -169,7 +169,7 @@ def record(
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
-    """Return the call as `call` reads it; numbers are read back exactly."""
+    """Format a call as `call` reads it; numbers are read back exactly."""
     inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
     return f"{name}({', '.join(inside)})" if inside else name
 

@@ -55,7 +55,7 @@ def _must_be(what: str) -> PydanticCustomError:
 
 
 def _shaped(pattern: str, what: str) -> AfterValidator:
-    """Return a validator that lets through what a pattern describes, all of it."""
+    """Return a validator that accepts texts that match a whole pattern."""
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -74,7 +74,7 @@ def _hops(text: str) -> str:
 
 
 def _address_of_one(text: str) -> str:
-    """Return an address in its usual form; neither one of every machine nor one of many."""
+    """Return an IP address in its usual form; refuse that of every machine, and of many."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -85,7 +85,7 @@ def _address_of_one(text: str) -> str:
 
 
 def _in_private_network(text: str) -> str:
-    """Return such an address where strangers do not reach it: workers listen there."""
+    """Return an IP address if it is one that strangers do not reach: workers listen there."""
     address = _address_of_one(text)
     if ipaddress.ip_address(address).is_global:
         raise _must_be("its address in a private network, such as 10.0.0.5")
@@ -153,7 +153,7 @@ class Hours(Record):
         return self
 
     def has(self, moment: datetime.datetime) -> bool:
-        """Return whether a moment, in the time of this machine, is in them."""
+        """Return whether a moment, in the time of this machine, is within the hours."""
         minute = 60 * moment.hour + moment.minute
         return any(
             begin <= minute < end if begin < end else minute >= begin or minute < end for begin, end in self.spans
@@ -213,37 +213,37 @@ class Host(Record):
 
     @property
     def through(self) -> tuple[Host, ...]:
-        """Return the hosts that ssh goes through, the nearest first."""
+        """The hosts that ssh goes through, the nearest first."""
         return () if self.jump is None else _hosts_at(self.jump)
 
     @property
     def reached_as(self) -> str:
-        """Return where ssh goes, for a person: ``box1 (alice@box1.lan:2222 through gateway)``."""
+        """The ssh address for people: ``box1 (alice@box1.lan:2222 through gateway)``."""
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
         way = f"{user}{self.address}{port}" + (f" through {self.jump}" if self.jump else "")
         return self.name if way == self.name else f"{self.name} ({way})"
 
     @property
     def cost_usd_per_hour(self) -> float | None:
-        """Return what an hour of training on it costs: as it was said, or its electricity; None: nobody said."""
+        """The cost of an hour of training on the host: as the inventory says, or its electricity; None: not known."""
         if self.usd_per_hour is not None:
             return self.usd_per_hour
         return None if self.kw is None or self.usd_per_kwh is None else self.kw * self.usd_per_kwh
 
     @property
     def cost_in_words(self) -> str:
-        """Return what that rests on: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
+        """The source of the hourly cost: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
         if self.usd_per_hour is not None or self.kw is None:
             return "as the inventory says"
         return f"{self.kw:g} kW at ${self.usd_per_kwh:g} a kWh"
 
     def may_be_used(self, moment: datetime.datetime) -> bool:
-        """Return whether its owner leaves it to us at a moment, in this machine's time."""
+        """Return whether the owner lets a run use the host at a moment, in this machine's time."""
         return self.hours is None or self.hours.has(moment)
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """Return the machines of a ``hosts.toml``, in its order.
+    """Read the machines of a ``hosts.toml``, in its order.
 
     Raises:
         BadInput: the file cannot be read, names no host, or says something of one that cannot be.
@@ -302,7 +302,7 @@ _SEEN_BY_PLANS = (
 
 
 def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Return hosts in which a plan sees no difference, by the name of the first.
+    """Group hosts in which a plan sees no difference, by the name of the first.
 
     Args:
         hosts: of an inventory.
@@ -316,7 +316,7 @@ def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tu
 
 
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """Return all of an inventory together."""
+    """Return the hosts of an inventory after checking them together."""
     if not 0 < len(hosts) <= MOST_HOSTS:
         raise BadInput(
             f"{where} must name 1 to {MOST_HOSTS} hosts, got {len(hosts)}.",

@@ -32,7 +32,7 @@ class Terminated(BaseException):
 
 
 def exit_code_of(error: KeyboardInterrupt | Terminated) -> int:
-    """Return what a shell gives for a command that the signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
+    """Return the shell's exit code of a command that a signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
     return 128 + (error.number if isinstance(error, Terminated) else int(signal.SIGINT))
 
 
@@ -67,7 +67,7 @@ _COMMAND = _Command()
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end what is inside by an exception; those that are ignored (nohup) stay so.
+    """Raise an exception inside on SIGINT, SIGTERM and SIGHUP; those that are ignored (nohup) stay so.
 
     After one of them has ended it, nothing is left but this process's own end, and its exit code: further ones are
     ignored.
@@ -93,7 +93,7 @@ def ends_by_signals() -> Iterator[None]:
 
 
 def ends_at_once() -> None:
-    """Before `ends_by_signals` and after it there is nothing to tidy up: a signal ends the process with its exit code.
+    """Let a signal end the process with its exit code at once, where there is nothing to tidy up.
 
     Python would print a traceback there, and end as if the signal had killed it.
     """
@@ -173,7 +173,7 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _write(text: str) -> None:
-    """To standard error, also from within a signal handler."""
+    """Write to standard error, also from within a signal handler."""
     with suppress(OSError):
         os.write(2, text.encode())
 
@@ -208,7 +208,7 @@ class StopSignal:
         self._number: int | None = None
 
     def listen(self) -> None:
-        """Take both as wishes from now on."""
+        """Handle SIGTERM and SIGINT as wishes to stop from now on."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -230,7 +230,7 @@ _GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what each of so many workers of this machine needs beside ``given``, which is kept where it says anything.
+    """Return the OpenMP variables of each of so many workers of this machine that ``given`` does not set.
 
     The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
     set before torch is loaded.
@@ -240,12 +240,12 @@ def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> d
 
 
 def threads_of_each(workers: int) -> int:
-    """Threads of each of so many workers that share this machine."""
+    """Return the number of threads of each of so many workers that share this machine."""
     return max(1, usable_processors() // workers)
 
 
 def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:
-    """Processors that this process may keep busy: those of its affinity, at most its control groups' quota.
+    """Return the number of processors that this process may keep busy: affinity, at most the control groups' quota.
 
     A quota is rounded down, as by Rust's ``available_parallelism``: a team of more threads is stopped in every period.
 
@@ -271,7 +271,7 @@ def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:
 
 
 def _quota_of(group: Path) -> float | None:
-    """Processors that a control group may use, of version 2 or 1; None where it has no limit."""
+    """Return the number of processors that a control group (version 2 or 1) may use; None where it has no limit."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             words = [word for name in files for word in (group / name).read_text(encoding="utf-8").split()]
@@ -304,5 +304,5 @@ class Reporter:
     note: Callable[[str], None] = _silent
 
     def __call__(self, text: str, done: float | None = None) -> None:
-        """Say what is going on."""
+        """Report what is going on, and the part of it that is done (0 to 1)."""
         self.progress(text, done)

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address, or the first that a name stands for, reaches this machine alone."""
+    """Return whether an address, or the first address of a name, reaches this machine alone."""
     try:
         ip_address = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -53,7 +53,7 @@ SECRET_PATTERN = r"[0-9a-f]{64}"
 
 
 def new_secret() -> str:
-    """Return a secret for one run."""
+    """Return a new random secret for one run."""
     return secrets.token_hex(32)
 
 

@@ -67,7 +67,7 @@ class Option:
     is_fixed: bool = False
 
     def called(self, name: str) -> str:
-        """Return what the field ``name`` is called on a command line, without dashes in front."""
+        """Return the command-line name of the field ``name``, without dashes in front."""
         return self.flag or name.replace("_", "-")
 
 
@@ -75,7 +75,7 @@ class Options:
     """A record whose values are read as their fields say."""
 
     def __post_init__(self) -> None:
-        """Replace what was given by what it means.
+        """Replace each value by what its option's ``read`` makes of it.
 
         Raises:
             BadInput: a value cannot be.
@@ -140,7 +140,7 @@ class _Names(dict[str, Any]):
 
 @cache
 def types_of(record: Any) -> dict[str, Any]:
-    """Return the type of each field of a record, with what it is annotated with beside."""
+    """Return the type of each field of a record, with its annotations."""
     known_names = _Names(vars(builtins))
     for base in reversed(record.__mro__):
         known_names.update(vars(sys.modules.get(base.__module__, builtins)))
@@ -162,7 +162,7 @@ options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names, with those of a literal type or a collection in the place of its ``module:NAME``."""
+    """Return the names, with the values of a literal type or a collection in the place of its ``module:NAME``."""
     values: list[str] = []
     for name in names:
         module, colon, attribute = name.partition(":")
@@ -172,7 +172,7 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 
 def _plain(annotation: str, option: Option | None) -> str:
-    """Return the type of what may be given for a field, as it is written: what it is annotated with, or a text."""
+    """Return the annotation of a field for signatures: the type itself, or a text."""
     tree = ast.parse(annotation, mode="eval").body
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Tuple) and ast.unparse(tree.value) == "Annotated":
         annotation = ast.unparse(tree.slice.elts[0])
@@ -196,7 +196,7 @@ def _described(record: type) -> str:
 
 
 def positive(value: float | str | None, name: str, unit: str) -> float | None:
-    """Return a finite number above zero, which may be a text such as '$20' or '110M'; None where nothing was given.
+    """Return a finite number above zero, also of a text such as '$20' or '110M'; None where nothing was given.
 
     Raises:
         BadInput: it is not.
@@ -213,7 +213,7 @@ def positive(value: float | str | None, name: str, unit: str) -> float | None:
 
 
 def within(value: Any, name: str, least: float, most: float, *, example: str, written: Unit | None = None) -> Any:
-    """Return the number, if it is one from ``least`` to ``most``; that of a text where ``written`` says how it is read.
+    """Check that a number is from ``least`` to ``most``, and return it; a text is read in the unit ``written``.
 
     Raises:
         BadInput: it is not.
@@ -230,7 +230,7 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
 
 
 def duration_s(given: str | float | None, name: str) -> float | None:
-    """Return '90s', '45m', '6h', '1h30m', '2d', or seconds as a number, in seconds; None where nothing was given.
+    """Parse '90s', '45m', '6h', '1h30m', '2d', or a number of seconds, into seconds; None where nothing was given.
 
     Raises:
         BadInput: it is no length of time above 0.
@@ -249,7 +249,7 @@ def duration_s(given: str | float | None, name: str) -> float | None:
 
 
 def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return names, also out of a text with commas between them.
+    """Return names as a tuple, also of a text with commas between them.
 
     Raises:
         BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.

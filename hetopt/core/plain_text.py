@@ -31,7 +31,7 @@ _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def is_plain(character: str) -> bool:
-    """Return whether a character shows as itself, and does nothing else."""
+    """Return whether a character shows as itself, and controls nothing."""
     return character.isprintable() or character in _JOINERS or unicodedata.category(character) not in _REFUSED
 
 
@@ -61,7 +61,7 @@ def texts_in(value: object) -> Iterable[str]:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Text in which no character does anything: the others are spelled as JSON does, ``\\u001b``.
+    """Escape the control characters of a text as JSON does: ``\\u001b``.
 
     Args:
         text: any.
@@ -84,7 +84,7 @@ def without_colours(text: str) -> str:
 
 
 def spelled(character: str) -> str:
-    """Return a character as JSON can spell it in letters that every encoding knows."""
+    """Escape a character as JSON does, in ASCII."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[first : first + 2].hex()}" for first in range(0, len(units), 2))
 
@@ -102,7 +102,7 @@ _INTERPRETERS = ("python", "python3")
 
 
 def typed_script(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a script's file and its arguments, of how people start it: ``python train.py``, ``-m package.train``.
+    """Return the script's file and its arguments of a typed command: ``python train.py``, ``-m package.train``.
 
     Raises:
         BadInput: there is no such module in this folder.
@@ -124,12 +124,12 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """Return what a script is called once a session was written into it: beside it, as it imports what lies there."""
+    """Return the name of a script with a session written into it: beside it, as it imports what lies there."""
     return script.with_name(f"{script.stem}_hetopt.py")
 
 
 def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> str:
-    """Return the name, if it is one of these.
+    """Return a name if it is among the names; refuse it else.
 
     Args:
         name: as it was given.
@@ -147,7 +147,7 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 
 
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
-    """Return the error of a name that is none of these; see `known`."""
+    """Return the error of a name that is not among the names; see `known`."""
     spelled = {other.casefold(): other for other in names}
     near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
     if hint is None:
@@ -159,7 +159,7 @@ def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = No
 
 @functools.lru_cache(maxsize=256)
 def meant(name: str, names: Iterable[str]) -> str | None:
-    """Return which of these a name is that has a slip or two; None: it is a name of its own, which somebody else reads.
+    """Return the name that a misspelt one means; None where it is too different to be a slip.
 
     Args:
         name: none of these.
@@ -170,20 +170,20 @@ def meant(name: str, names: Iterable[str]) -> str | None:
 
 
 def either(names: Iterable[object]) -> str:
-    """Such as ``a, b or c``."""
+    """Format names as a choice: ``a, b or c``."""
     *most, last = map(str, names)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the name that is most alike, and those that are just as much so; none where none is close."""
+    """Return the names that are most alike, equally so; none where none is close."""
     near = difflib.get_close_matches(name, names)
     alike = [difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in near]
     return [candidate for candidate, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
 
 
 def typed(*words: object) -> str:
-    """Return a command, or a part of one, as it is typed: a path with a space in it, a pattern or a quote is in quotes.
+    """Format a command, or a part of one, as it is typed: paths with a space, patterns and quotes are quoted.
 
     Args:
         words: of the command; each becomes one word of the shell.

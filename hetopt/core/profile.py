@@ -345,7 +345,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def is_counted(self) -> bool:
-        """Return whether operations were counted and nothing was measured, as `hetopt estimate` does it."""
+        """True where operations were counted and nothing was measured, as `hetopt estimate` does it."""
         return any(device.counted is not None for device in self.devices)
 
     @property
@@ -359,7 +359,7 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def measured_machines(self) -> frozenset[str]:
-        """Return types, or names of one's own machines, that its step samples are of."""
+        """The instance types, or names of one's own machines, that the step samples are of."""
         return frozenset(node.type for sample in self.samples for node in sample.nodes)
 
     def computing_in(self, precision: Precision) -> Self:

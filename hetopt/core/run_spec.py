@@ -84,7 +84,7 @@ class Stream(Record):
         return self
 
     def batch(self, rate_per_s: float) -> int:
-        """Samples of a worker whose stream brings so many a second: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
+        """Return a worker's samples by its stream's rate: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
         return max(self.min_batch, min(self.max_batch, round(rate_per_s * self.batch_interval_s)))
 
 
@@ -211,7 +211,7 @@ _UNITS = {"gentle": FRACTION}
 def parse_policy(
     text: str, names: Iterable[str], settings: Mapping[str, type[Record]], where: str, what: str
 ) -> tuple[str, Settings]:
-    """``name(key=value)``: the name, and the settings that are not the usual ones.
+    """Parse ``name(key=value)`` into the name and the settings that are not the usual ones.
 
     Raises:
         BadInput: an unknown name or key, or a value that cannot be.
@@ -225,7 +225,7 @@ def parse_policy(
 
 
 def spell_policy(name: str, settings: Settings) -> str:
-    """Return the policy as `parse_policy` reads it."""
+    """Format a policy as `parse_policy` reads it."""
     return written(name, pairs=settings)
 
 
@@ -485,23 +485,23 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_local(self) -> bool:
-        """Return whether workers apply their own gradients, and are brought together now and then."""
+        """True where workers apply their own gradients, and average parameters now and then."""
         return len(self.workers) > 1 and self.sync.is_local
 
     @property
     def steers_exchange(self) -> bool:
-        """Return whether what is sent, or how, may change while the run goes on."""
+        """True where the ratio or collective of the exchange may change while the run goes on."""
         may_change = self.ratio_policy != "fixed" or self.collective_policy != "fixed"
         return len(self.workers) > 1 and not self.is_local and may_change
 
     @property
     def weighs_ways(self) -> bool:
-        """Return whether the ratio policy chooses among whole ways to exchange."""
+        """True where the ratio policy chooses among whole options: ratio, collective and coding."""
         return self.ratio_policy in WEIGHS_WAYS
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether workers that lose others go on with what they have in memory.
+        """True where workers that lose others go on with what they have in memory.
 
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
@@ -511,12 +511,12 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def script_command(self) -> tuple[str, ...]:
-        """Return the script and its arguments, with the folder of the data where they say `DATA_PLACE`."""
+        """The script and its arguments, with the data's folder in the place of `DATA_PLACE`."""
         return tuple(word.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for word in self.script)
 
     @property
     def global_batch_size(self) -> int:
-        """Return samples of one step over all workers."""
+        """The samples of one step over all workers."""
         return sum(worker.local_batch_size for worker in self.workers)
 
 
@@ -560,7 +560,7 @@ class Node:
                 )
 
     def to_arguments(self) -> list[str]:
-        """Return the node on a command line."""
+        """Return the command-line arguments that name the node."""
         return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]
 
     @classmethod
@@ -604,5 +604,5 @@ def first_rank(spec: RunSpec, host: str) -> int:
 
 
 def workers_on(spec: RunSpec, host: str) -> int:
-    """Return number of workers of a host."""
+    """Return the number of workers of a host."""
     return sum(worker.host == host for worker in spec.workers)

@@ -39,7 +39,7 @@ class RunState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Nothing of the run is left running."""
+        """True where nothing of the run is left running."""
         return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
@@ -52,7 +52,7 @@ class RunStatus:
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """Return what to do: what helps, where that is known, or else to read more."""
+        """Return the advice after a failure: the hint, where there is one, or to read more."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
@@ -62,7 +62,7 @@ def failure_reason(events: Sequence[LogEvent]) -> str | None:
 
 
 def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
-    """Return how the run is.
+    """Return the status of a run by its events, and by whether its processes are alive.
 
     Args:
         events: the end of its log, oldest first.
@@ -99,13 +99,13 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
 
 
 def log_bytes(run_dir: Path) -> int:
-    """Return how long a run's log is."""
+    """Return the size of a run's event log in bytes."""
     path = run_dir / EVENTS_FILE
     return path.stat().st_size if path.exists() else 0
 
 
 def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
-    """Return the end of a run's log.
+    """Read the events at the end of a run's log, none before byte ``since``.
 
     Args:
         run_dir: the run's folder.
@@ -135,7 +135,7 @@ def _tail(path: Path, since: int = 0) -> bytes:
 
 
 def read_tail(path: Path) -> str:
-    """Return the end of a file as text, from the start of a line; empty when there is none.
+    """Read the end of a file as text, from the start of a line; empty when there is none.
 
     Raises:
         BadInput: it cannot be read.
@@ -144,7 +144,7 @@ def read_tail(path: Path) -> str:
 
 
 def last_words(run_dir: Path) -> str | None:
-    """Return what can be told of a run whose processes are gone, if it wrote no event about its end."""
+    """Return a sentence on the end of a run whose processes are gone without an event about it."""
     if not (run_dir / SPEC_FILE).exists():
         return "it was never started: its folder holds no run"
     if shutil.disk_usage(run_dir).free < LOG_ROOM_BYTES:

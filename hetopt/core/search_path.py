@@ -26,8 +26,7 @@ INSTALLED_ONLY = {_VARIABLE: "1"}
 
 
 def search_first(folder: Path) -> None:
-    """Look in a folder first, in the place of the one that this process began with, if any; what it starts begins as
-    usual."""
+    """Search a folder first for imports, in the place of the one that this process began with, if any."""
     if not os.environ.pop(_VARIABLE, None):
         del sys.path[0]
     sys.path.insert(0, str(folder))
@@ -61,7 +60,7 @@ def code_folder(script: Path) -> Path:
 
 
 def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
-    """Around the packages that a statement imports, of those that the script is in."""
+    """Yield the folders around the packages that a statement imports, of those that the script is in."""
     if isinstance(node, ast.ImportFrom) and node.level:
         around = script.parents[min(node.level, len(script.parents) - 1)]
         while (around / "__init__.py").is_file():
@@ -82,8 +81,7 @@ def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
 
 
 def begin_in(folder: str) -> None:
-    """Look where a Python does that begins with this process's environment: in that folder first, or only at what is
-    installed."""
+    """Set the search path of a Python begun with this environment: a folder first, or only what is installed."""
     if not sys.flags.safe_path:
         del sys.path[0]
     if not os.environ.get(_VARIABLE):
@@ -111,7 +109,7 @@ def install_command(extra: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """Return what hetopt needs of a package, such as ``torch==2.13.0``; the package alone where it declares nothing."""
+    """Return hetopt's declared requirement of a package, such as ``torch==2.13.0``; else the package alone."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
     return next((line for line in declared if _name(line) == package), package)
 

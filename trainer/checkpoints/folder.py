@@ -60,7 +60,7 @@ _TREE = "tree"
 
 
 def pack(value: Any) -> bytes:
-    """Nested dictionaries, lists, tuples, tensors, numbers, texts and None as bytes.
+    """Serialise nested dictionaries, lists, tuples, tensors, numbers, texts and None into bytes.
 
     A tensor that is one number expanded to a shape takes the room of that number.
 
@@ -71,7 +71,7 @@ def pack(value: Any) -> bytes:
 
 
 def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Named tensors as a file, which is its owner's alone.
+    """Write named tensors to a file that its owner alone can read.
 
     Tied parameters are written under each of their names, so that the names are those of the state dictionary.
 
@@ -125,7 +125,7 @@ def _flattened(value: Any) -> dict[str, Tensor]:
 
 
 def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a value; its tensors are put aside under numbers."""
+    """Return JSON for a value; its tensors are put aside under numbers."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         expanded = value.numel() > 1 and not any(value.stride())
@@ -156,7 +156,7 @@ def _restored(described: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedState:
-    """The part that is the same on every rank.
+    """The part of the training state that is the same on every rank.
 
     Attributes:
         digest: which run it belongs to, see `run_digest`.
@@ -197,8 +197,7 @@ class SharedState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState(Generators):
-    """The part that is each worker's own; ``local`` where it trains for itself (`Synchronizer`), ``script`` where one
-    drives it."""
+    """The training state that is each worker's own; ``local`` of local SGD (`Synchronizer`), ``script`` of a script."""
 
     memory: State
     local: Mapping[str, Any] | None = None
@@ -215,7 +214,7 @@ class RankState(Generators):
 
 
 def run_digest(spec: RunSpec) -> str:
-    """Names the training that a checkpoint belongs to: what must not change between its attempts.
+    """Return a digest of the training that a checkpoint belongs to: what must not change between attempts.
 
     Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
     """
@@ -224,7 +223,7 @@ def run_digest(spec: RunSpec) -> str:
 
 
 def copied(value: Any) -> Any:
-    """Nested dictionaries, lists and tuples with a copy of every tensor, on the CPU."""
+    """Copy nested dictionaries, lists and tuples with every tensor in them onto the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
@@ -249,7 +248,7 @@ CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1
 
 
 class FileRecord(Record):
-    """One file as it was written."""
+    """The size and checksum of a file as it was written."""
 
     size_bytes: NonNegativeInt
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -267,7 +266,7 @@ class FileRecord(Record):
 
 
 class Manifest(Artifact):
-    """Written last, so that a checkpoint that has one was once whole."""
+    """The records of a checkpoint's files, written last, so that a checkpoint that has one was once whole."""
 
     KIND: ClassVar[str] = "checkpoint"
     VERSION: ClassVar[int] = 6
@@ -357,7 +356,7 @@ class CheckpointFolder:
         return Found(step=None)
 
     def write(self, step: int, name: str, state: SharedState | RankState) -> FileRecord:
-        """Write what all workers share, or what is a worker's own, into the checkpoint that is being written.
+        """Write the state that all workers share, or a worker's own, into the checkpoint under way.
 
         Raises:
             OSError: the disk refuses.
@@ -673,11 +672,11 @@ class CheckpointSaver:
         return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)], keeps=keeps)
 
     def close(self) -> None:
-        """Let go of the thread, once it has written what it was at."""
+        """End the thread that writes checkpoints, once it has written what it was at."""
         self._thread.shutdown()
 
     def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float], keeps: int) -> str | None:
-        """Publish or give up, all workers alike; what the matter was, if there was any."""
+        """Publish or give up the checkpoint, all workers alike; return the problem, if there was any."""
         texts = gather_texts(self._account(under_way), self._context.world_size)
         problem = "; ".join(text for text, progress in zip(texts, progress_by_rank, strict=True) if progress < 0)
         made_room = False

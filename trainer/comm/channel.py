@@ -28,7 +28,7 @@ from hetopt.core.comm.cost import Primitive, deals, gathers_directly, reduces_di
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
-    """Workers in the group; ``None`` is the default group, and a process that never joined one is alone."""
+    """Return the number of workers in a group; ``None`` is the default group; without one a process is alone."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
@@ -164,7 +164,7 @@ class Channel:
             out.copy_(received)
 
     def gather_slices(self, own: Tensor, out: Tensor) -> None:
-        """Everyone's tensor, one after the other, into ``out``. Not counted."""
+        """Gather every worker's tensor, in rank order, into ``out``. Not counted."""
         if self.workers == 1 or not own.numel():
             out.copy_(own.view_as(out))
             return
@@ -175,7 +175,7 @@ class Channel:
             out.copy_(received)
 
     def _gather(self, tensor: Tensor, out: Tensor) -> None:
-        """Everyone's elements, one after the other, into ``out``; both lie where the backend wants them."""
+        """Gather every worker's elements, in rank order, into ``out``; both lie where the backend wants them."""
         if not _in_pairs(tensor):
             dist.all_gather_single(out, tensor, group=self._group)
         elif gathers_directly(tensor.nbytes, self.workers):
@@ -193,7 +193,7 @@ class Channel:
             self._exchange(rows[to], to, out[source], source)
 
     def _circulate(self, parts: Sequence[Tensor]) -> None:
-        """Fill ``parts`` with everyone's, this worker's is there already; N - 1 messages in a row, around the ring."""
+        """Fill ``parts`` with every worker's (its own is there already); N - 1 messages in a row, around the ring."""
         to, source = (self.rank + 1) % self.workers, (self.rank - 1) % self.workers
         for distance in range(self.workers - 1):
             held, next_ = (self.rank - distance) % self.workers, (source - distance) % self.workers

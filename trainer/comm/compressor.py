@@ -46,7 +46,7 @@ class Turn:
     seed: int = 0
 
     def private(self, device: torch.device | None = None) -> Generator:
-        """Return a source of randomness that no other worker or step has, on the CPU unless a device is given."""
+        """Return a random generator that no other worker or step has, on the CPU unless a device is given."""
         return Generator(device or "cpu").manual_seed(_mixed(self.seed, self.channel.rank, self.step))
 
 
@@ -57,7 +57,7 @@ class Payload:
     """Elements of that gradient."""
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield what was sent, 1-D fp32, part of the gradient after part; what is left out is zero."""
+        """Yield the values sent, 1-D fp32, slice after slice of the gradient; what is left out is zero."""
         raise NotImplementedError
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
@@ -115,7 +115,7 @@ class Stateful:
         return {}
 
     def load_state(self, state: State) -> None:
-        """Go on from what `state` gave, of this worker or another; keys and shapes have been checked."""
+        """Restore what `state` gave, of this worker or another; keys and shapes have been checked."""
 
 
 class Compressor(Stateful, Generic[PayloadT]):
@@ -157,7 +157,7 @@ class Identity(Summed[DensePayload]):
         return out if out.data_ptr() == payload.values.data_ptr() else out.copy_(payload.values)
 
     def decode(self, payload: DensePayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """It is there already (see `Summed`)."""
+        """Do nothing: the sum is in ``out`` already (see `Summed`)."""
 
 
 class Collective(Protocol):
@@ -181,7 +181,7 @@ class AllReduce:
     """Each element is summed in one place and handed out, so all workers hold the same bits."""
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
-        """Sum on the way (see `Collective`)."""
+        """Sum the payloads element by element on the way (see `Collective`)."""
         payload = compressor.encode(flat, turn)
         total = compressor.wire(payload, out)
         turn.channel.all_reduce(total)
@@ -190,10 +190,10 @@ class AllReduce:
 
 
 class IndexChoice(Stateful):
-    """Says which elements are exchanged in a step."""
+    """The choice of the elements that are exchanged in a step."""
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Distinct int32 indices, the same on every worker, as many in every step."""
+        """Return distinct int32 indices, the same on every worker, as many in every step."""
         raise NotImplementedError
 
 
@@ -204,7 +204,7 @@ class Resumable(Protocol):
         """Return a copy of the state to save."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave.
+        """Restore what `state` gave.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -230,7 +230,7 @@ class Residual(Resumable, Protocol):
 
 
 class Chain:
-    """From every worker's gradient to the sum that all of them hold.
+    """The links from every worker's gradient to the sum that all of them hold.
 
     Args:
         compressor: of the gradient, or of the values of chosen elements.
@@ -272,7 +272,7 @@ class Chain:
         return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
 
     def load_state(self, state: State) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` gave."""
         self._compressor.load_state(state)
         if self._choice is not None:
             self._choice.load_state(state)
@@ -315,7 +315,7 @@ class NoResidual:
         return gradient
 
     def commit(self, prepared: Tensor, sent: Payload) -> None:
-        """Nothing to remember (see `Residual`)."""
+        """Do nothing: there is no residual (see `Residual`)."""
 
     def state(self) -> State:
         """Return an empty state: there is no residual."""
@@ -338,11 +338,11 @@ class ErrorFeedback:
         self._prepared = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Gradient plus residual (see `Residual`)."""
+        """Return gradient plus residual (see `Residual`)."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent (see `Residual`)."""
+        """Keep as the residual what was not sent (see `Residual`)."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
         sent.add_to(self._prepared, -1)
@@ -354,7 +354,7 @@ class ErrorFeedback:
         return {"residual": self._residual.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a residual (see `Residual`)."""
+        """Restore a residual (see `Residual`)."""
         check_state(state, {"residual": self._residual})
         self._residual.copy_(state["residual"])
 
@@ -378,7 +378,7 @@ def redistribute(states: Sequence[State], workers: int) -> list[State]:
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse a state that does not fit.
+    """Refuse a saved state whose keys or shapes are not as expected.
 
     Raises:
         BadInput: its keys or shapes are not those of ``expected``.
@@ -447,7 +447,7 @@ class MomentumCorrection:
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent of what was prepared here, and forget the velocity of what was (see `Residual`)."""
+        """Keep what was not sent of what was prepared, and clear the velocity of what was (see `Residual`)."""
         sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
@@ -456,18 +456,18 @@ class MomentumCorrection:
         return energy(self._unsent)
 
     def state(self) -> State:
-        """``{"velocity": ..., "unsent": ...}``, copied."""
+        """Return a copy of velocity and unsent velocity, as ``{"velocity": ..., "unsent": ...}``."""
         return {"velocity": self._velocity.clone(), "unsent": self._unsent.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over both (see `Residual`)."""
+        """Restore velocity and unsent velocity (see `Residual`)."""
         check_state(state, {"velocity": self._velocity, "unsent": self._unsent})
         self._velocity.copy_(state["velocity"])
         self._unsent.copy_(state["unsent"])
 
 
 def hand_over_momentum(optimizer: Optimizer) -> float:
-    """Take the momentum out of an SGD optimizer, for the workers' residuals to have; returns what it was.
+    """Take the momentum out of an SGD optimizer, for the workers' residuals to have, and return it.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.

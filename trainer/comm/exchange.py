@@ -148,7 +148,7 @@ class Exchange:
         self._begin(first)
 
     def use(self, compression: Compression) -> None:
-        """Exchange like this from the next step on; all workers must decide the same.
+        """Exchange by another compression from the next step on; all workers must decide the same.
 
         Raises:
             BadInput: it does not go with the residual.
@@ -213,7 +213,7 @@ class Exchange:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave, or from a residual alone.
+        """Restore what `state` gave, or a residual alone.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -248,7 +248,7 @@ class Exchange:
 
 
 def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:
-    """Kept energies at the ratios, and how long it took to find them."""
+    """Measure the kept energies at the ratios, and the seconds that it took."""
     if not ratios:
         return (), 0.0
     begun = channel.now()
@@ -257,7 +257,7 @@ def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Weights in proportion to samples, of those that take part (None: all), that sum to 1."""
+    """Return weights in proportion to samples, of those that take part (None: all), that sum to 1."""
     counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
     return tuple(count / sum(counted) for count in counted)
 
@@ -345,7 +345,7 @@ Span = tuple[int, int]
 
 
 class DenseBuckets(NoResidual):
-    """Sums buckets as they are.
+    """The dense sum of buckets under the backward pass.
 
     Args:
         guard: names who is lost when the workers do not all come.
@@ -362,7 +362,7 @@ class DenseBuckets(NoResidual):
         self._sent.append(work)
 
     def wait(self) -> None:
-        """Return when all buckets are summed (see `BucketSum`)."""
+        """Wait until all buckets are summed (see `BucketSum`)."""
         sent, self._sent = self._sent, []
         with self._guard:
             for work in sent:
@@ -450,7 +450,7 @@ class BucketExchange:
         self._sent.append(self.sum_bucket(parameters, buffer, last=last))
 
     def wait(self) -> ExchangeStats:
-        """Return what the buckets cost, once all are summed (see `BucketSum`)."""
+        """Wait until all buckets are summed, and return what they cost (see `BucketSum`)."""
         sent, self._sent = self._sent, []
         for promise in sent:
             promise.wait()
@@ -468,7 +468,7 @@ class BucketExchange:
         return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Remember what `state` gave.
+        """Restore what `state` gave.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -506,7 +506,7 @@ class BucketExchange:
         return exchange
 
     def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
-        """Copy what buckets remember to where the parameters have it."""
+        """Copy the residuals of buckets into the vector of all parameters."""
         for spans in keys:
             state = self._buckets[spans].residual.state()
             for key, value in state.items():

@@ -39,11 +39,11 @@ class LowPrecisionFloats:
 
     @property
     def _header(self) -> int:
-        """Elements before the values."""
+        """The elements of a row before its values."""
         return int(self.dtype == torch.float16)
 
     def width(self, size: int) -> int:
-        """Elements of the row of a slice of ``size`` values."""
+        """Return the elements of the row of a slice of ``size`` values."""
         return size + self._header
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
@@ -86,7 +86,7 @@ class ScaledCodes:
         return (1 << (self.bits - 1)) - 1
 
     def width(self, size: int) -> int:
-        """Bytes of the row of a slice of ``size`` values."""
+        """Return the bytes of the row of a slice of ``size`` values."""
         return scaled_code_bytes(size, self.bits)
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
@@ -150,7 +150,7 @@ def _table(flat: Tensor, block: RowBlock) -> Tensor:
 
 
 def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
-    """Powers of two, one for each row, shape (rows, 1)."""
+    """Return powers of two, one for each row, shape (rows, 1)."""
     return torch.tensor([[2.0**exponent] for exponent in exponents], device=device)
 
 
@@ -178,12 +178,12 @@ class LowPrecision(Compressor["LowPrecisionPayload"]):
         return LowPrecisionPayload(rows=rows, size=size, coding=self.coding, numel=numel, rank=turn.channel.rank)
 
     def rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
-        """Residual for so many coded slices, the same whenever ``name`` is asked for."""
+        """Return memory for so many coded slices, the same whenever ``name`` is asked for."""
         width = self.coding.width(size)
         return self._workspace.take(name, count * width, self.coding.dtype, like.device).view(count, width)
 
     def total(self, size: int, like: Tensor) -> Tensor:
-        """Zeros for the sum of a slice."""
+        """Return zeros for the sum of a slice."""
         return self._workspace.take("total", size, torch.float32, like.device).zero_()
 
 
@@ -200,7 +200,7 @@ class SlicedAllReduce:
     """
 
     def run(self, compressor: LowPrecision, flat: Tensor, out: Tensor, turn: Turn) -> LowPrecisionPayload:
-        """Round, sum slices, round (see `Collective`)."""
+        """Round, sum slices, and round the sums (see `Collective`)."""
         channel, coding = turn.channel, compressor.coding
         payload = compressor.encode(flat, turn)
         rows, size = payload.rows, payload.size

@@ -134,7 +134,7 @@ class LowRank(Summed[LowRankPayload]):
         return self._workspace.take("right", payload.right.numel(), torch.float32, payload.right.device)
 
     def decode(self, payload: LowRankPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """Products of the summed factors, and what was sent as it is; the sum is the next step's Q (see `Summed`)."""
+        """Write the products of the summed factors, and the rest as sent; keep the sum as the next Q (see `Summed`)."""
         left = self._workspace.take("left", self._left_elements, torch.float32, out.device)
         for place in self._places:
             if place.rank:
@@ -159,7 +159,7 @@ class LowRank(Summed[LowRankPayload]):
         return {"right": self._right.clone()}
 
     def load_state(self, state: State) -> None:
-        """Go on with the saved right factors."""
+        """Restore the saved right factors."""
         self._right.copy_(state["right"])
 
 
@@ -191,7 +191,7 @@ def ordered_sum(values: Tensor) -> Tensor:
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """``left right^T`` into ``out``, rounded alike on every machine: products, then sums, column after column."""
+    """Write ``left right^T`` into ``out``, rounded alike on every machine: products, then sums, by column."""
     torch.mul(left[:, :1], right[:, 0], out=out)
     for column in range(1, left.shape[1]):
         out.add_(left[:, column : column + 1] * right[:, column])

@@ -88,12 +88,12 @@ class Asked:
 
     @property
     def ratio(self) -> float:
-        """Fraction of the elements to send."""
+        """The fraction of the elements to send."""
         return self.compression.ratio
 
 
 def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
-    """Codes on a grid: summed on the way, or gathered."""
+    """Make the compressor of codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
         bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
@@ -132,7 +132,7 @@ _ROTATING = ("global_randomk_maxnorm", "global_randomk_two_scale")
 
 
 def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]) -> None:
-    """Add a compression method: from here on it has its row in the composition table, a price, and its name in options.
+    """Add a compression method to the composition table, with a price, and with its name in options.
 
     Args:
         name: as people write it.

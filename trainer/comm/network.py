@@ -50,17 +50,17 @@ class Network:
         return cls(lines={kind: _line([t for t in timings if t.operation.primitive == kind]) for kind in kinds})
 
     def expected_s(self, operations: Sequence[Operation]) -> float:
-        """Seconds of an exchange, its operations one after the other."""
+        """Return the seconds of an exchange, its operations one after the other."""
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
         return sum(line.time_s(operation.terms(TRAINER)) for line, operation in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
-        """Seconds of all buckets of an option, without what backward hides of them."""
+        """Return the seconds of all buckets of an option, without what backward hides of them."""
         return option.buckets * self.expected_s(option.operations)
 
     @property
     def hop(self) -> LinkSpeed:
-        """Latency and rate of a sum, for people."""
+        """The latency and rate of a sum, for people."""
         return next(iter(self.lines.values()))
 
 
@@ -135,7 +135,7 @@ def _timed(
     }
 
     def agreed_s(count: int) -> list[float]:
-        """Times of the worker that waited least; of a broadcast, whose source is done at once, of the last."""
+        """Time runs on the worker that waited least; a broadcast, whose source is done at once, on the last."""
         times_s = []
         for _ in range(count):
             time.sleep(PAUSE_S)
@@ -231,7 +231,7 @@ def made_up_gradient(numel: int, device: torch.device, seed: int) -> Tensor:
 def _ratios(
     name: str, collective: str, coding: str, numel: int, workers: int, network: Network, shapes: Shapes | None
 ) -> tuple[float, float]:
-    """Two neighbours of `_SELECTED`, the largest that do not take long."""
+    """Return two neighbours of `_SELECTED`, the largest that do not take long."""
     for large, small in itertools.pairwise(_SELECTED):
         parts = operations(name, numel, large, workers=workers, collective=collective, coding=coding, shapes=shapes)
         if network.expected_s(parts) <= LONGEST_S / 2:
@@ -240,7 +240,7 @@ def _ratios(
 
 
 def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
-    """Own work in a median exchange, on the worker to which it took longest; the first does not count."""
+    """Return a worker's own seconds in a median exchange, on the slowest worker; the first does not count."""
     times_s = [exchange.run(flat.clone()).compress_s for _ in range(1 + LEAST_REPEATS)]
     slowest = torch.tensor(times_s[1:], dtype=torch.float64)
     channel.all_reduce(slowest, "max")

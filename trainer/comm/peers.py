@@ -36,7 +36,7 @@ class LostPeer(RuntimeError):
 
 
 def meet(description: str, channel: Channel) -> None:
-    """Exchange descriptions with all workers before the first step: one gather of a fixed size, which cannot hang
+    """Compare descriptions with all workers before the first step: one gather of a fixed size, which cannot hang
     because of what they are about to do differently.
 
     Args:
@@ -65,7 +65,7 @@ def meet(description: str, channel: Channel) -> None:
 
 
 def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size: int) -> Exception | None:
-    """Return what a failed collective says about the other workers; None if it says nothing.
+    """Return the error about other workers that a failed collective means; None if it means none.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
     each when it has waited for so long itself, and a roll call in the store tells who hangs from who waits.
@@ -88,7 +88,7 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size
 
 
 def in_words(said: str) -> str:
-    """Return what a collective said of a connection that broke, as a sentence, once; anything else stays."""
+    """Describe a collective's message on a broken connection in a sentence; anything else stays as it is."""
     match = None if _LEFT in said else _PEER.search(said)
     return said if match is None else f"a worker at {match[1]} {_LEFT}: {said}"
 
@@ -112,7 +112,7 @@ def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
 
 
 def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
-    """Return the ranks that do not say within `ROLL_CALL_S` that they lost the exchange, too."""
+    """Return the ranks that do not confirm within `ROLL_CALL_S` that they lost the exchange, too."""
     _answer(store, rank)
     missing = [other for other in range(world_size) if other != rank]
     deadline = time.monotonic() + ROLL_CALL_S

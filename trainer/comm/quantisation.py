@@ -73,7 +73,7 @@ class Grid:
         return cls(peak=peak, levels=levels, fits=fits)
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of ``flat``."""
+        """Write the codes of the values of ``flat`` into ``codes``."""
         if self._unit == 0:
             codes.zero_()
             return
@@ -85,7 +85,7 @@ class Grid:
             codes[block].copy_(rounding(levels).clamp_(-self.levels, self.levels))
 
     def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Codes times the unit of their scale."""
+        """Yield the values of codes: codes times the unit of their scale."""
         for block in blocks(codes.numel(), codes.device):
             values = codes[block] * self._unit
             for packed in self.fits:
@@ -100,7 +100,7 @@ class Grid:
 
     @staticmethod
     def _factors(packed: Tensor, block: slice, factor: float) -> Tensor:
-        """``factor`` where a flag is set, and 1 elsewhere."""
+        """Return ``factor`` where a flag is set, and 1 elsewhere."""
         table = bit_values(torch.tensor([1.0, factor]), 1).to(packed.device)
         return look_up(packed[block.start // 8 : -(-block.stop // 8)], table, block.stop - block.start)
 
@@ -131,7 +131,7 @@ _LANES = 64 // _RANDOM_BITS
 
 
 def nearest(levels: Tensor) -> Tensor:
-    """Round 1-D fp32, in place; halves to even."""
+    """Round 1-D fp32 levels to the nearest integer, in place; halves to even."""
     return levels.round_()
 
 
@@ -151,7 +151,7 @@ class StochasticRounding:
         self._workspace = Workspace()
 
     def __call__(self, levels: Tensor) -> Tensor:
-        """Round 1-D fp32 ``levels``, in place; best a block at a time."""
+        """Round 1-D fp32 ``levels`` at random, in place; best a block at a time."""
         numel = levels.numel()
         words = self._workspace.take("words", -(-numel // _LANES), torch.int64, levels.device)
         words.random_(-(2**63), None, generator=self._generator)
@@ -189,7 +189,7 @@ class Quantised(Summed[QuantisedPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> QuantisedPayload:
-        """Agree on a grid, and round (see `Compressor`)."""
+        """Agree on a grid, and round to codes (see `Compressor`)."""
         bits, levels = summed_bits(turn.channel.workers, bits=self._bits, levels=self._levels)
         # A maximum may lose a NaN on its way, infinity it does not.
         largest = torch.nan_to_num(flat.new_tensor([largest_magnitude(flat)]), nan=math.inf, posinf=math.inf)
@@ -204,7 +204,7 @@ class Quantised(Summed[QuantisedPayload]):
         return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
     def wire(self, payload: QuantisedPayload, out: Tensor) -> Tensor:
-        """Codes side by side in words (see `Summed`)."""
+        """Return the codes side by side in words (see `Summed`)."""
         return payload.lanes.pack(payload.codes)
 
     def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
@@ -238,7 +238,7 @@ class PackedPayload(Payload):
         return torch.cat((self.unit.view(torch.uint8), self.packed))
 
     def read(self, message: Tensor) -> PackedPayload:
-        """Another worker's payload of the same gradient, from the message that it sent."""
+        """Decode another worker's payload of the same gradient from its message."""
         head = self.unit.nbytes
         # A copy: fp32 must begin at a multiple of four bytes.
         unit = message[:head].clone().view(torch.float32)
@@ -272,7 +272,7 @@ class Packed(Compressor[PackedPayload]):
         self._code_values = (*(float(value) for value in values), *[0.0] * (2**bits - len(values)))
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """Everything, rounded at random or to nearest (see `Compressor`)."""
+        """Round all elements to codes, at random or to nearest (see `Compressor`)."""
         peak = largest_magnitude(flat)
         grid = Grid(peak=peak if math.isfinite(peak) else 0.0, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)
@@ -303,7 +303,7 @@ class PackedAllGather:
     """One all-gather of bytes; payloads are unpacked and added in rank order, so all workers hold the same bits."""
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
-        """Gather, and sum on arrival (see `Collective`)."""
+        """Gather the packed codes, and sum on arrival (see `Collective`)."""
         payload = compressor.encode(flat, turn)
         messages = turn.channel.all_gather(payload.message())
         out.zero_()

@@ -90,14 +90,14 @@ class ElementCoding:
         return torch.bfloat16 if self.name == PACKED_BF16 else torch.float32
 
     def rounded(self, payload: SparsePayload) -> SparsePayload:
-        """Round values to their type: then this is what was sent, and the rest is the residual.
+        """Round a payload's values to their type on the wire; the rest is the residual.
 
         An infinity may come of the largest numbers of fp32.
         """
         return replace(payload, values=payload.values.to(self.values).float())
 
     def write(self, payload: SparsePayload, out: Tensor) -> None:
-        """Into ``out``, uint8 of at least `element_bytes`; values must fit their type, as `rounded` makes them."""
+        """Write a payload into ``out``, uint8 of at least `element_bytes`; values must be `rounded`."""
         count = payload.values.numel()
         split = count * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
@@ -110,7 +110,7 @@ class ElementCoding:
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
     def write_indices(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Into ``out``, which begins with them: lower parts, then the string of upper ones; or as they are."""
+        """Write indices to the start of ``out``: lower parts, then the string of upper ones; or as they are."""
         count, low = indices.numel(), low_index_bits(numel, indices.numel())
         out = out[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
@@ -160,7 +160,7 @@ class AllGather:
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of all workers' payloads into ``out``; returns what this one sent."""
+        """Write the sum of all workers' payloads into ``out``, and return this worker's as it was sent."""
         channel, coding = turn.channel, self._coding
         payload = coding.rounded(payload)
         count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
@@ -200,7 +200,7 @@ class RandomElements(IndexChoice):
         self._rotates = rotates
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Drawn anew for each step, or the next element of each stratum (see `IndexChoice`)."""
+        """Draw the indices anew for each step, or take the next element of each stratum (see `IndexChoice`)."""
         numel = flat.numel()
         count = kept_elements(numel, self._ratio)
         bounds = torch.arange(count + 1) * numel // count
@@ -291,7 +291,7 @@ class SharedSelection(IndexChoice):
         return {"skew": torch.tensor(self._skew, dtype=torch.float64), "electing": torch.tensor(self._electing)}
 
     def load_state(self, state: State) -> None:
-        """Go on with the saved skew and election."""
+        """Restore the saved skew and election."""
         if state:
             self._skew, self._electing = float(state["skew"]), bool(state["electing"])
 
@@ -331,7 +331,7 @@ def select(flat: Tensor, indices: Tensor) -> SparsePayload:
 
 
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
-    """Ascending int64 indices of k elements with the largest ``|value|``: the same magnitudes that `torch.topk` finds.
+    """Return ascending int64 indices of the k largest ``|value|``: the same magnitudes that `torch.topk` finds.
 
     `torch.topk` on a CPU carries an index along with every element. Instead, a threshold that about k elements and a
     safety margin should pass is read off a sample; one pass keeps the elements that do pass, and `torch.topk` chooses
@@ -364,7 +364,7 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 
 
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Ascending indices and magnitudes of all elements not below the threshold (NaN included), in one pass."""
+    """Return ascending indices and magnitudes of all elements not below the threshold (NaN included), in one pass."""
     indices, magnitudes = [], []
     crowded = flat.device.type != "cpu"
     for block in blocks(flat.numel(), flat.device):
@@ -379,7 +379,7 @@ def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 def _few_false(flags: Tensor) -> Tensor:
-    """Indices of the False among many True: eight at a time, a word that is all True is passed over with one look."""
+    """Return the indices of the False among many True: eight at a time, skipping words that are all True."""
     whole = flags.numel() // _WORD * _WORD
     words = flags[:whole].view(torch.int64).bitwise_xor_(_ALL_TRUE)
     hit = words.nonzero().squeeze(1)
@@ -391,7 +391,7 @@ def _few_false(flags: Tensor) -> Tensor:
 
 
 def top_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """True at the k largest magnitudes; a NaN counts as the largest, so that it is sent and seen."""
+    """Return a mask of the k largest magnitudes; a NaN counts as the largest, so that it is sent and seen."""
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[torch.topk(magnitudes, k, sorted=False).indices] = True
     return mask
@@ -401,7 +401,7 @@ class ThresholdSelection(Selection):
     """Sends what is not below a threshold, mostly another number of elements on every worker."""
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep what passes; Top-k decides where no threshold is found, and where everything is to be sent."""
+        """Keep the elements not below the threshold; Top-k decides where there is none, or everything is sent."""
         k = kept_elements(flat.numel(), self.ratio)
         indices = None if k == flat.numel() else self.search(flat, k, turn)
         return TopK(self.ratio).encode(flat, turn) if indices is None else select(flat, indices)
@@ -412,7 +412,7 @@ class ThresholdSelection(Selection):
 
 
 def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, float | None]:
-    """Bisect r until k to ``most`` elements are not below ``mean + r (max - mean)``.
+    """Bisect r until k to ``most`` elements are not below the threshold ``mean + r (max - mean)``.
 
     Returns:
         That threshold, and None. Where no such r is found in so many rounds: the highest threshold that more elements
@@ -454,7 +454,7 @@ class Dgc(ThresholdSelection):
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep what passes (see `ThresholdSelection`); which elements are sampled is up to the turn."""
+        """Return the elements not below a sampled threshold (see `ThresholdSelection`); the turn picks the sample."""
         numel = flat.numel()
         sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
         if sample == numel:
@@ -481,7 +481,7 @@ class RedSync(ThresholdSelection):
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
+        """Return the elements not below a bisected threshold (see `ThresholdSelection`); the same for one gradient."""
         lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
         return None if lower is None or upper is not None else not_below(flat, lower)[0]
 
@@ -500,7 +500,7 @@ class MsTopK(ThresholdSelection):
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep exactly k elements (see `ThresholdSelection`); what fills up is up to the turn."""
+        """Return exactly k elements (see `ThresholdSelection`); the turn picks those that fill up."""
         lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
         if lower is None:
             return None

@@ -21,7 +21,7 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Slices that cover ``numel`` elements in order. A GPU gets all of them at once: there, calls are what costs."""
+    """Yield slices that cover ``numel`` elements in order. A GPU gets one: there, calls are what costs."""
     step = most if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, step):
         yield slice(start, min(start + step, numel))
@@ -51,7 +51,7 @@ def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]
 
 
 class Workspace:
-    """Residual that is used anew in every step: a fresh vector of this size costs as much as several passes over it."""
+    """Memory that is reused in every step: a fresh vector of this size costs as much as several passes over it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -68,7 +68,7 @@ _SMALLEST_SAFE = 1e-30  # below, squares of single elements may have vanished in
 
 
 def energy(flat: Tensor) -> float:
-    """Sum of squares of a 1-D fp32 tensor; NaN if it has one.
+    """Return the sum of squares of a 1-D fp32 tensor; NaN if it has one.
 
     Blocks are summed in fp32, where a dot product costs a fifth of a copy, and block sums in double precision. Where
     squares leave the range of fp32 everything is done again in double precision.
@@ -100,7 +100,7 @@ _COLLECT = 0x0102040810204080
 
 
 def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
-    """Eight flags a byte.
+    """Pack flags into ``out``, eight a byte.
 
     Args:
         flags: 1-D bool.
@@ -122,7 +122,7 @@ def unpack_flags(packed: Tensor, numel: int) -> Tensor:
 
 
 def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
-    """``8 / bits`` codes a byte, the first in the lowest bits.
+    """Pack codes into ``out``, ``8 / bits`` a byte, the first in the lowest bits.
 
     Args:
         codes: 1-D uint8, each below ``2^bits``.
@@ -187,7 +187,7 @@ class Lanes:
         return words.mul_(1 << self._bits).add_(codes[:half]).add_(self._levels)
 
     def unpack(self, words: Tensor, numel: int, workers: int) -> Tensor:
-        """Sums of the codes from the sums of the words over ``workers`` workers."""
+        """Return the sums of the codes from the sums of the words over ``workers`` workers."""
         if self._bits in (8, 32):
             return words
         sums = self._workspace.take("sums", numel, self.code_dtype, words.device)

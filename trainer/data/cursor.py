@@ -174,7 +174,7 @@ class Passes:
         self.drawn = drawn
 
     def skip(self, count: int) -> None:
-        """Go on as if so many had been drawn."""
+        """Skip so many samples, as if they had been drawn."""
         left = count
         while left >= (rest := len(self._present) - self._offset):
             left -= rest
@@ -221,13 +221,13 @@ class MicroBatch:
 
 
 def by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
-    """Cut where the epoch changes."""
+    """Cut the indices of samples where the epoch changes."""
     edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
     return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
 
 
 def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
-    """Cut into as few and as equal parts as a limit allows; None: there is none."""
+    """Cut indices into as few and as equal parts as a limit on samples allows; None: there is no limit."""
     if len(indices) == 0:
         return []
     if max_samples is None or len(indices) <= max_samples:
@@ -272,7 +272,7 @@ def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
 
 
 def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
-    """SelDP: a ring of all samples, cut into an arc for each worker; from turn to turn all move on by 1/N of the ring.
+    """Cut a ring of all samples into an arc for each worker; from turn to turn all move on by 1/N of it (SelDP).
 
     In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
     those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
@@ -329,7 +329,7 @@ def make_parts(
 
 
 def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
-    """Samples of so many labels for each worker; of labels that several have, each has an equal part.
+    """Deal each worker samples of so many labels; of labels that several have, each has an equal part.
 
     Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
 
@@ -363,14 +363,14 @@ def _of_label(labels: Indices, label: int, seed: int) -> Indices:
 
 
 def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:
-    """Cut in proportion to weights."""
+    """Cut indices in proportion to weights."""
     total = sum(weights)
     edges = [len(whole) * before // total for before in accumulate(weights, initial=0)]
     return tuple(whole[first:last] for first, last in pairwise(edges))
 
 
 def _words(count: int, *key: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Random words; the same for the same key, everywhere."""
+    """Return random 64-bit words, the same for the same key everywhere."""
     return np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
 
 
@@ -478,11 +478,11 @@ class Replay:
         self._origin_s = 0.0
 
     def begin(self) -> None:
-        """Let samples arrive from now on; where a place was set, from there."""
+        """Let samples arrive from now on, or from the place that was set."""
         self._origin_s = self._clock() - self._taken / self._rate_per_s
 
     def take(self, count: int) -> tuple[Indices, Indices]:
-        """Return the next samples that the buffer still has, and the pass that each belongs to; wait until they arrive.
+        """Wait for the next samples that the buffer still has; return them with the pass that each belongs to.
 
         Raises:
             RunFailed: they would take longer than the run's patience.
@@ -502,11 +502,11 @@ class Replay:
         return self._passes.take(count)
 
     def place(self) -> Mapping[str, int]:
-        """Return how far this worker's stream was taken, in samples; 0 for the streams of others."""
+        """Return the samples taken from this worker's stream; 0 for the streams of others."""
         return {f"taken_by_{rank}": self._taken * (rank == self._rank) for rank in range(len(self._stream.rates))}
 
     def go_to(self, place: Mapping[str, int]) -> None:
-        """Go on from a place, summed over all workers; in proportion where it is one of another number of workers."""
+        """Continue from a place, summed over all workers; in proportion where it is of another number of workers."""
         taken = [value for key, value in place.items() if key.startswith("taken_by_")]
         if len(taken) == len(self._stream.rates):
             self._taken = place[f"taken_by_{self._rank}"]
@@ -514,7 +514,7 @@ class Replay:
             self._taken = int(sum(taken) * self._rate_per_s / sum(self._stream.rates))
 
     def flow(self) -> dict[str, float]:
-        """Return what the stream was like since the last call, by the names of a control row.
+        """Return the stream's waits and rates since the last call, by the names of a control row.
 
         Most samples that waited at once, seconds that the worker waited, and samples that are never trained on.
         """
@@ -535,7 +535,7 @@ class Replay:
         return math.floor((now_s - self._origin_s) * self._rate_per_s + _ROUNDING)
 
     def _aged(self, now_s: float) -> int:
-        """Samples that have arrived, and are too old by now."""
+        """Return the number of samples that have arrived, and are too old by now."""
         return max(0, self._arrived(now_s - self._stream.max_age_s))
 
     def _wait(self, wait_s: float, count: int) -> None:
@@ -576,7 +576,7 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
 
 
 def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """Samples that wait, where batches have ``count``."""
+    """Return the number of samples that wait, where batches have ``count``."""
     return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
 
 
@@ -601,7 +601,7 @@ class StreamCursor(Cursor):
         self._workers = workers
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Return this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
+        """Take this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
         total, share = sum(shares), shares[self._rank]
         names = np.full(total, ELSEWHERE, dtype=np.int64)
         epochs = np.zeros(total, dtype=np.int64)
@@ -615,14 +615,14 @@ class StreamCursor(Cursor):
         return batch
 
     def state(self) -> dict[str, int]:
-        """Return where every worker's stream stands. A collective: all workers ask at the same point of the program."""
+        """Return the position of every worker's stream. A collective: all workers ask at the same point."""
         place = self.replay.place()
         rows = gather_numbers([float(value) for value in place.values()], self._workers)
         places = {key: int(sum(column)) for key, column in zip(place, zip(*rows, strict=True), strict=True)}
         return {**super().state(), **places}
 
     def at(self, state: Mapping[str, int]) -> StreamCursor:
-        """Return this cursor, gone to where ``state`` was taken: a stream can be read in one place only."""
+        """Move this cursor to where ``state`` was taken, and return it: a stream can be read in one place only."""
         self._position = state["position"]
         self.replay.go_to(state)
         return self

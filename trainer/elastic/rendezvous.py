@@ -201,7 +201,7 @@ def entitled(registered: Mapping[int, Member], presence: Presence = Presence()) 
 
 
 def _electorate(registered: Mapping[int, Member], presence: Presence) -> list[int] | None:
-    """Places of the last generation's workers that may be alive; None: nobody here was part of one.
+    """Return the places of the last generation's workers that may be alive; None: nobody here was part of one.
 
     A place that somebody else has registered for was given to it because the worker that had it before is dead.
     """
@@ -244,7 +244,7 @@ class RendezvousStore(Protocol):
         """Write ``value`` under ``key``, whatever was there."""
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
-        """Write a value where the present one is as expected (empty: there is none); the value after that."""
+        """Write a value where the present one is as expected (empty: there is none); return the value after that."""
 
 
 def wanted(store: RendezvousStore) -> int:
@@ -258,7 +258,7 @@ def begun(store: RendezvousStore) -> int:
 
 
 def want(store: RendezvousStore, number: int) -> None:
-    """Let everybody know that this generation is wanted, or a newer one."""
+    """Announce that a generation is wanted, or a newer one."""
     while (present := store.get("generation")) == "" or int(present) < number:
         store.compare_set("generation", present, str(number))
 
@@ -329,7 +329,7 @@ def meet_again(
 
 
 def _check_version(store: RendezvousStore, me: Member) -> None:
-    """Keep a worker out that the others would not understand, before they stop for it."""
+    """Refuse a worker that the others would not understand, before they stop for it."""
     closed = store.get(f"{begun(store)}/closed")
     there = read_words(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
     if there != me.hetopt:

@@ -86,12 +86,12 @@ _ENDS_WHEN_DEAF = (
 
 
 def open_sockets() -> frozenset[str]:
-    """Names of the sockets that this process has open."""
+    """Return the names of the sockets that this process has open."""
     return frozenset(_sockets())
 
 
 def break_all_but(known: frozenset[str]) -> int:
-    """Break every TCP connection of this process that was opened since `open_sockets` gave ``known``; how many."""
+    """Break every TCP connection of this process opened since `open_sockets` gave ``known``; return their number."""
     broken = 0
     for connection in _opened_since(known):
         with suppress(OSError):  # it went by itself
@@ -101,7 +101,7 @@ def break_all_but(known: frozenset[str]) -> int:
 
 
 def break_when_deaf(known: frozenset[str]) -> None:
-    """Have the kernel break every TCP connection that was opened since, once its other end has gone without a word.
+    """Have the kernel break every TCP connection opened since ``known``, once its other end is gone silently.
 
     Without this, whoever waits for the answer of a host that is cut off waits for a quarter of an hour.
 
@@ -115,7 +115,7 @@ def break_when_deaf(known: frozenset[str]) -> None:
 
 
 def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
-    """Connections of this process that were opened since, each by a descriptor of its own."""
+    """Yield the connections of this process that were opened since, each by a descriptor of its own."""
     for name, descriptor in _sockets().items():
         if name not in known:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -130,7 +130,7 @@ def _is_connected(connection: socket.socket) -> bool:
 
 
 def _sockets() -> dict[str, int]:
-    """Descriptors by the socket's name."""
+    """Return the descriptors of open sockets by the socket's name."""
     sockets: dict[str, int] = {}
     if sys.platform != "linux":
         return sockets
@@ -162,7 +162,7 @@ def connect(meeting: str) -> TCPStore:
 
 
 def reachable(meetings: Sequence[str]) -> list[str]:
-    """Return those of the addresses where somebody listens, in their order."""
+    """Return the addresses at which somebody listens, in their order."""
     with ThreadPoolExecutor(max(1, len(meetings))) as pool:
         return [meeting for meeting, there in zip(meetings, pool.map(_answers, meetings), strict=True) if there]
 
@@ -344,7 +344,7 @@ _REASON_LETTERS = 200
 
 
 class WorkerGroup:
-    """One worker's side.
+    """The membership of one worker in a run's changing groups.
 
     Args:
         spec: of the run, with all of its workers.
@@ -416,7 +416,7 @@ class WorkerGroup:
         return is_peer_loss(error) or (rang and isinstance(error, RuntimeError) and not isinstance(error, HetoptError))
 
     def check(self) -> None:
-        """Between steps: a worker that is alone waits for nobody, and would not notice that others have come.
+        """Check between steps that no other generation is wanted, which a worker that is alone would not notice.
 
         Raises:
             RuntimeError: another generation is wanted.
@@ -425,7 +425,7 @@ class WorkerGroup:
             raise RuntimeError("another generation of workers is wanted")
 
     def leave(self, reason: str) -> None:
-        """Let go of the present generation, and let everybody know that it is over.
+        """Leave the present generation, and announce that it is over.
 
         Args:
             reason: by what its end showed here; the first one counts until training goes on.

@@ -49,7 +49,7 @@ def import_everything(*more: str) -> None:
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
-    """Torchrun's agent in this process forks its workers; once, before any thread runs and any store is open.
+    """Let torchrun's agent fork its workers inside; once, before any thread runs and any store is open.
 
     Where that cannot be, the agent starts them as it always does, and each imports everything for itself.
     """
@@ -71,7 +71,7 @@ def forked_workers() -> Iterator[None]:
 
 
 def fork_from(server: ForkServer) -> None:
-    """Have torchrun's agent in this process start workers as forks of a server, and by itself where that has ended."""
+    """Let torchrun's agent fork workers from a server inside, and start them itself where that has ended."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
@@ -149,7 +149,7 @@ def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
 
 
 def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
-    """Exit codes by rank, without those of survivors that the agent itself killed: they come seconds later."""
+    """Return exit codes by rank, without those of survivors that the agent killed: they come seconds later."""
     first_s = min(failure.timestamp for failure in failures.values())
     return {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp < first_s + _SAME_EVENT_S}
 
@@ -167,7 +167,7 @@ def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path,
 
 
 def main(argv: list[str]) -> int:
-    """Host the workers of one run until they end; the exit code is hetopt's.
+    """Host the workers of one run until they end; return hetopt's exit code.
 
     Raises:
         BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> int:
 
 
 def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) -> int:
-    """Be torchrun's agent until its workers end; the exit code."""
+    """Run torchrun's agent until its workers end; return the exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -86,16 +86,16 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send it SIGTERM, unless it has ended."""
+        """Send SIGTERM to the process, unless it has ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send it SIGKILL, unless it has ended."""
+        """Send SIGKILL to the process, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -231,7 +231,7 @@ _one_adopts = threading.Lock()
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of what descendants leave behind: a fork whose parent, a fork of the server, has ended."""
+    """Adopt descendants inside whose parent, a fork of the server, has ended."""
     libc = ctypes.CDLL(None, use_errno=True)
     with _one_adopts:
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -272,7 +272,7 @@ def _serve(descriptor: int) -> NoReturn:
 
 
 def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:
-    """Be the process that was asked for; whatever happens, this one does not go on as a second server."""
+    """Become the process that was asked for; whatever happens, never return as a second server."""
     code = 1
     try:
         _hear(heard)
@@ -305,7 +305,7 @@ def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], 
 
 
 def _hear(ignored_meanwhile: Sequence[int]) -> None:
-    """Signals do what they do in a program that begins, whoever listened to them in the process that this is a fork of.
+    """Reset signal handlers to those of a program that begins, whatever the forked process had.
 
     As with ``exec``, what that process ignored stays ignored. A listener of its own would take a signal that is to end
     this process, and tell nobody here.
@@ -319,7 +319,7 @@ def _hear(ignored_meanwhile: Sequence[int]) -> None:
 
 
 def _open_streams() -> None:
-    """Python keeps what it has found out about a stream's file (whether one can seek in it): these have others now."""
+    """Open the standard streams anew: Python remembers properties of their old files, such as whether they seek."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         usual = getattr(sys, f"__{name}__")
         buffering = 1 if usual.line_buffering or os.isatty(number) else -1
@@ -338,7 +338,7 @@ def _enter(network: Path) -> None:
 
 
 def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
-    """Have the list of processes show what this one does, not what the process does that it is a fork of.
+    """Show these arguments and variables in the list of processes, instead of those of the fork's origin.
 
     The kernel shows what lies where a process's words and variables lay when it began (see proc(5)). A secret that was
     among the variables is to go in any case. What does not fit is left out.
@@ -364,7 +364,7 @@ def _write(start: int, end: int, texts: Iterable[str]) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Do what Python does with these arguments; the exit code."""
+    """Run what Python runs with these arguments; return the exit code."""
     with suppress(AttributeError):
         # Logs follow what it does line by line, and being killed takes none of them.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # unless something has replaced it
@@ -409,7 +409,7 @@ def _exit_code(ended: SystemExit) -> int:
 
 @contextmanager
 def only_imports() -> Iterator[None]:
-    """Nobody looks for cycles among what is imported: it stays, and looking is a fifth of the time that it takes."""
+    """Disable garbage collection inside: imports stay, and searching them takes a fifth of their time."""
     gc.disable()
     try:
         yield

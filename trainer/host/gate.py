@@ -91,7 +91,7 @@ def open_door(listener: socket.socket) -> socket.socket:
 
 
 def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
-    """Let the other hosts of the run reach a store of this one, for as long as this process lives; the gate's port.
+    """Open a gate for other hosts to a store of this one, for as long as this process lives; return its port.
 
     Args:
         address: of this host in the run's network.
@@ -120,7 +120,7 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
 
 
 def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int:
-    """Reach the store of another host through its gate, for as long as this process lives; the port on loopback.
+    """Open a relay to another host's store through its gate, for as long as this process lives; return its port.
 
     Args:
         address: of the host that holds the store.
@@ -211,7 +211,7 @@ async def _splice(
     other_reader: asyncio.StreamReader,
     other_writer: asyncio.StreamWriter,
 ) -> None:
-    """Hand on what either side sends, until one of them closes; then both are closed."""
+    """Forward the bytes that either side sends, until one of them closes; then close both."""
     for end in (writer, other_writer):
         end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -236,7 +236,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] | None = None) -> int:
-    """Answer every connection in a thread of its own, on loopback those of this user alone; the port."""
+    """Answer every connection in a thread of its own, on loopback those of this user alone; return the port."""
     port: int
     address, port = listener.getsockname()[:2]
 
@@ -261,7 +261,7 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
 
 
 async def _finish_others() -> None:
-    """Let this loop's other tasks learn that there is nothing left for them, and cancel those that do not."""
+    """End this loop's other tasks: wait a moment for them, then cancel them."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_ENDING_S):
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -331,7 +331,7 @@ def _as_listed(family: int, address: str, port: int) -> str:
 
 
 def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
-    """Have the kernel drop every TCP segment that is not signed with a key (RFC 2385); false where it cannot.
+    """Have the kernel drop TCP segments not signed with a key (RFC 2385); return false where it cannot.
 
     Args:
         endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
@@ -349,7 +349,7 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedelta = _TIMEOUT) -> TCPStore:
-    """Return a store that is reached at one address alone, and lives as long as the object.
+    """Open a store that is reached at one address alone, and lives as long as the object.
 
     On loopback it is open to processes of the same user (see `open_door`). The process that holds it must not ask for
     `list_keys` or `queue_len`: torch keeps the interpreter locked meanwhile, so that the door cannot answer.

@@ -67,7 +67,7 @@ class Rendezvous:
         return cls(store=TCPStore(LOOPBACK, relay, is_master=False), port=relay, rank=rank, hosts=hosts)
 
     def run_torchrun(self, arguments: Sequence[str]) -> None:
-        """Be torchrun's agent of this host until its workers end; once in a process."""
+        """Run torchrun's agent of this host until its workers end; once in a process."""
         rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters.run_id))
         read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
         read.standalone = False  # which would choose another backend

@@ -249,7 +249,7 @@ class DynamicState(Record):
 
 
 class DynamicShares(DynamicSettings):
-    """The law above. ``least`` and ``most`` are b_min and b_max, in equal shares.
+    """The law of dynamic batching. ``least`` and ``most`` are b_min and b_max, in equal shares.
 
     Attributes:
         minimum: least share of a worker, whatever an equal one is.
@@ -399,11 +399,11 @@ class WorkerLine(Record):
         return through_origin._turnable(OVERHEAD_SD)
 
     def time_s(self, samples: float) -> float:
-        """Expected compute time of a step."""
+        """Return the expected compute time of a step, in seconds."""
         return self.fixed_s + self.per_sample_s * samples
 
     def relative_sd(self, samples: float) -> float:
-        """Standard error of `time_s`, relative to it."""
+        """Return the standard error of `time_s`, relative to it."""
         squares = self.fixed_variance + samples * samples * self.per_sample_variance
         return math.sqrt(max(0.0, squares + 2 * samples * self.covariance)) / self.time_s(samples)
 
@@ -619,14 +619,14 @@ def _next_lines(lines: Sequence[WorkerLine], observation: BatchObservation) -> t
 
 
 def _step_variances(observation: BatchObservation, otherwise: Sequence[float]) -> Sequence[float]:
-    """Relative variance of one step's time of each worker; ``otherwise`` where the steps were too few to tell."""
+    """Return the relative variance of one step's time by worker; ``otherwise`` where steps were too few to tell."""
     if observation.steps < _FEW_STEPS:
         return otherwise
     return [(sd / time_s) ** 2 for sd, time_s in zip(observation.spread_s, observation.compute_s, strict=True)]
 
 
 def _median_error(step_variance: float, steps: int) -> float:
-    """Relative standard error of the median over a period's steps (pi / 2 times a mean's variance, if normal)."""
+    """Return the median's relative standard error over a period's steps (pi / 2 times a mean's variance, if normal)."""
     return math.hypot(LEAST_ERROR, math.sqrt(math.pi / 2 * step_variance / steps))
 
 
@@ -751,7 +751,7 @@ def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
 
 
 def _told(policy: type[ProportionalShares | DynamicShares]) -> Maker:
-    """Makes a policy by what the run tells it."""
+    """Return a maker of a policy by the run's settings."""
     return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
 
 

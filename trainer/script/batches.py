@@ -54,11 +54,11 @@ class States:
 
     @classmethod
     def now(cls) -> States:
-        """Return the present states."""
+        """Return the present states of torch's, Python's and NumPy's generators."""
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
     def vector(self) -> Tensor:
-        """Return the same as float64 numbers, which checkpoints keep and workers send."""
+        """Return the states as float64 numbers, which checkpoints keep and workers send."""
         _, words, gauss = self.python
         _, keys, place, has_gauss, cached = self.numpy
         rest = [float("nan") if gauss is None else gauss, place, has_gauss, cached]
@@ -109,7 +109,7 @@ class CommonNumbers:
 
     @contextmanager
     def drawn(self, *, keep: bool = False) -> Iterator[None]:
-        """Draw them inside.
+        """Draw the common random numbers inside.
 
         Args:
             keep: whether this worker goes on with them, too, as one machine would.
@@ -152,7 +152,7 @@ class Audits:
     largest: int | None = None
 
     def is_due(self, step: int, samples: int, *, changed: bool) -> bool:
-        """Return whether a batch is audited.
+        """Return whether a batch is audited, by its step and samples.
 
         Args:
             step: that it is of, from 1.
@@ -184,7 +184,7 @@ class Found:
 
     @classmethod
     def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> Found:
-        """Return what an audit found.
+        """Return the result of an audit from the gradient difference ``apart`` and the leader's ``norm``.
 
         Args:
             apart: [elements] the difference.
@@ -239,7 +239,7 @@ class AuditRecord:
             )
 
     def tell(self, found: Found, step: int, events: EventLog) -> None:
-        """Write what an audit found into the log, and a sentence the first time that it is beyond the tolerance.
+        """Log the result of an audit, and a sentence the first time that it is beyond the tolerance.
 
         Raises:
             RunFailed: it is, and the run is to stop then; all workers raise it.
@@ -290,12 +290,12 @@ class Part:
 
     @property
     def weight(self) -> float:
-        """Return the weight of this worker's mean gradient in that of the batch."""
+        """The weight of this worker's mean gradient in that of the batch."""
         return self.samples / self.batch
 
     @property
     def rows(self) -> int:
-        """Return the samples that this worker computes; without a share of the batch, a few whose weight is 0."""
+        """The samples that this worker computes; without a share of the batch, a few whose weight is 0."""
         return self.samples or min(ROWS_WITHOUT_SHARE, self.batch)
 
 
@@ -328,16 +328,15 @@ class ShareTable:
         return list(self._entries)
 
     def resume(self, entries: Sequence[tuple[Place, Shares]]) -> None:
-        """Go on with what `state` gave."""
+        """Restore what `state` gave."""
         self._entries = [(tuple(place), tuple(shares)) for place, shares in entries]  # type: ignore[misc]  # of two
 
     def change(self, shares: Shares, *, since: Place) -> None:
-        """Use others from a batch on that no worker has drawn yet."""
+        """Use other shares from a batch on that no worker has drawn yet."""
         self._entries = [*self._entries[-1:], (since, shares)]
 
     def of(self, place: Place, samples: int) -> Shares:
-        """Return the shares of a batch; in proportion where it is not a full one. Workers go without only where they
-        must."""
+        """Return the shares of a batch, in proportion where it is not full; 0 only where it is too small."""
         wanted = self._wanted(place)
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
@@ -347,7 +346,7 @@ class ShareTable:
         return shares[turn:] + shares[:turn]
 
     def _in_proportion(self, wanted: Shares, samples: int) -> Shares:
-        """Return shares of at least the minimum; where a batch has less, the largest shares alone are of it."""
+        """Return shares of at least the minimum; where a batch has less, only the largest shares are served."""
         count = max(1, min(len(wanted), samples // self._minimum))
         taking = sorted(range(len(wanted)), key=lambda rank: -wanted[rank])[:count]
         least = min(self._minimum, samples)
@@ -385,7 +384,7 @@ class ShareTable:
 
 
 def own_items(items: Sequence[Any], part: Part) -> Sequence[Any]:
-    """Return the items of a batch that a worker computes: never none, and for BatchNorm not one alone."""
+    """Return the items of a batch that a worker computes: never none, and for BatchNorm not a single one."""
     return items[part.first : part.first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 

@@ -130,7 +130,7 @@ def make_plan(
 
 @dataclass
 class Registry:
-    """Knows the open session.
+    """The open session of this process.
 
     Attributes:
         open: it, or nothing.

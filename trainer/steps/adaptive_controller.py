@@ -183,7 +183,7 @@ class GroupTraffic:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the mean of what a worker contributed, in bytes."""
+        """The mean of the bytes that a worker contributed."""
         return round(statistics.fmean(row.sent_bytes for row in self.rows))
 
     @property
@@ -198,7 +198,7 @@ class GroupTraffic:
         return all(map(math.isfinite, numbers))
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
-        """At the ratios that runs look at; None: nobody looked."""
+        """Return the gain curve at the ratios that runs look at; None: no step looked."""
         looked = [row for row in self.rows if row.look_energy]
         if not ratios or not looked:
             return None
@@ -232,7 +232,7 @@ class ControllerState(Record):
 
 
 class AdaptiveController:
-    """The same on every rank: what changes it is what all ranks read.
+    """The ratio policy of a run with its state, the same on every rank.
 
     Args:
         spec: of the run; it steers its exchange.
@@ -290,12 +290,12 @@ class AdaptiveController:
 
     @property
     def look_at(self) -> Sequence[float]:
-        """Ratios at which the next look reads gains; none where nobody asks for one."""
+        """The ratios at which the next look reads gains; none where nobody asks for one."""
         return self.looks if self._decision.measure_gain else ()
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """Ratios at which this run looks at gains, whenever it does."""
+        """The ratios at which this run looks at gains, whenever it does."""
         asked = self.candidates.asked.ratio
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
@@ -309,7 +309,7 @@ class AdaptiveController:
         self._verdict = verdict
 
     def period_steps(self, steps: int) -> int:
-        """Steps until the next look, where the run would look after so many."""
+        """Return the steps until the next look, where the run would look after so many."""
         wished = self._decision.look_after_steps
         if wished is None:
             return steps
@@ -335,7 +335,7 @@ class AdaptiveController:
         steps_left: int | None = None,
         loss: float | None = None,
     ) -> Event | None:
-        """Learn from a period, and decide; what changed, if anything did.
+        """Learn from a period, and decide; return the change as an event's fields, if any.
 
         Args:
             traffic: of the period, of the candidate in use.
@@ -422,7 +422,7 @@ class AdaptiveController:
         ).model_dump(mode="json")
 
     def resume(self, saved: Mapping[str, object]) -> None:
-        """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
+        """Restore the state in a checkpoint, where it suits the policy and the cluster that the run has now.
 
         The network is not part of it: it was measured anew.
         """
@@ -519,22 +519,22 @@ class ExchangeConfig:
 
     @property
     def in_use(self) -> Compression:
-        """The present compression."""
+        """The compression in use."""
         return self.compression if self.steering is None else self.steering.candidate.compression
 
     @property
     def way(self) -> str:
-        """Name of the present way to exchange."""
+        """The name of the exchange in use."""
         return way_name(self.compression) if self.steering is None else self.steering.candidate.key
 
     def follow(self) -> None:
-        """Exchange as the steering says from the next step on."""
+        """Exchange by the controller's candidate from the next step on."""
         assert self.steering is not None
         assert self.exchange is not None
         self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
-        """Go on with what a checkpoint holds, whose residual the step has already."""
+        """Restore the controller's state in a checkpoint, whose residual the step has already."""
         if self.steering is None:
             return
         if state is not None:
@@ -594,7 +594,7 @@ def make_exchange(
     bf16_in_buckets: bool = False,
     tries_twins: bool = False,
 ) -> ExchangeConfig:
-    """Return the exchange of a run's whole gradients; where anything is left to decide, the network is measured first.
+    """Make the exchange of a run's whole gradients; where anything is left to decide, measure the network first.
 
     Args:
         spec: who decides how much is sent, and how it travels.

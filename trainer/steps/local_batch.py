@@ -45,13 +45,13 @@ from hetopt.trainer.data.fetch import (
 
 
 def drawn_samples(injection: Injection, shares: Sequence[int]) -> tuple[int, ...]:
-    """Return how many samples each worker draws for its share; at least one, the same in every step."""
+    """Return the number of samples that each worker draws for its share; at least one, the same in every step."""
     factor = 1 + _givers(injection, len(shares)) * injection.samples
     return tuple(max(1, round(share / factor)) for share in shares)
 
 
 def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, position: int) -> tuple[int, ...]:
-    """Return how many of the samples that it has drawn each worker gives to every other, alike on every rank.
+    """Return the number of drawn samples that each worker gives to every other, alike on every rank.
 
     Args:
         injection: how many workers give how much.
@@ -67,7 +67,7 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
 
 
 def samples_of_step(spec: RunSpec) -> int:
-    """Return how many samples all workers together draw in the first step; they may hold copies of some besides."""
+    """Return the number of samples that all workers draw in the first step; they may hold copies besides."""
     if spec.injection is None or len(spec.workers) == 1:
         return spec.global_batch_size
     return sum(drawn_samples(spec.injection, first_shares(spec)))
@@ -78,7 +78,7 @@ def _givers(injection: Injection, workers: int) -> int:
 
 
 class Injector:
-    """Mixes what this worker has drawn with what others give it."""
+    """The exchange of samples between workers, so that each computes some of the others'."""
 
     def __init__(self, injection: Injection, seed: int) -> None:
         self.injection = injection
@@ -88,7 +88,7 @@ class Injector:
         self._samples = 0
 
     def mix(self, own: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
-        """Return this worker's samples with those that it is given behind them, and how many each worker then holds.
+        """Return this worker's samples with those it is given behind them, and the number that each worker then holds.
 
         Args:
             own: micro-batches of what this worker has drawn, on the host.
@@ -121,7 +121,7 @@ class Injector:
         return each_tensor(own[0], lambda _: next(mixed)), held
 
     def event(self) -> Event:
-        """Return what all workers together handed over since this was last asked for, and how long it took this one."""
+        """Return the samples and bytes that all workers handed over since the last call, and this one's seconds."""
         counters = {
             "samples": self._samples,
             "sent_bytes": sum(message.payload_bytes for message in self._channel.messages)
@@ -132,7 +132,7 @@ class Injector:
         return {"injection": counters}
 
     def _check(self, leaves: Sequence[Tensor]) -> None:
-        """Bytes can be told apart only where all samples look alike: the first step asks all workers."""
+        """Check in the first step, with all workers, that all samples look alike: bytes cannot be told apart else."""
         layout = " ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape[1:])}" for leaf in leaves)
         seen = {self._layout, layout} if self._layout else set(gather_texts(layout, self._channel.workers))
         if len(seen) > 1:
@@ -174,7 +174,7 @@ class ReadAhead:
         self.follow(upcoming)
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
-        """Drop what was read, and read these from here on."""
+        """Drop what was read, and read the upcoming micro-batches from here on."""
         for _, future in self._reading:
             future.cancel()
         self._reading.clear()
@@ -291,11 +291,11 @@ class SampleFeed:
 
     @property
     def max_samples(self) -> int | None:
-        """The largest micro-batch that is tried."""
+        """The largest micro-batch that is tried, in samples; None: there is no limit."""
         return self._reader.max_samples
 
     def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
-        """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
+        """Return the samples that each worker draws in a step of these shares; fewer where others hand some on."""
         return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
 
     def event(self) -> Event:
@@ -308,7 +308,7 @@ class SampleFeed:
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
     def begin(self, shares: Sequence[int]) -> None:
-        """Training begins, with these shares: start to read ahead."""
+        """Begin training with these shares: start to read ahead."""
         if self._reads_ahead:
             self._followed = self.drawn(shares)
             self._ahead = ReadAhead(self._reader.read_for_later, self._from_here(self._followed))
@@ -367,7 +367,7 @@ class SampleFeed:
         return [MicroBatch(epoch=batch.epoch, indices=np.arange(part, size, count)) for part in range(count)]
 
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
-        """Return this worker's micro-batches in all steps to come, as long as shares stay."""
+        """Yield this worker's micro-batches in all steps to come, as long as shares stay."""
         cursor, reader = self.cursor.at(self.cursor.state()), self._reader
         steps = (reader.cut(cursor.take(shares), self._rank) for _ in (repeat(None) if shares[self._rank] else ()))
         return chain.from_iterable(steps)

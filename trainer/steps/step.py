@@ -89,7 +89,7 @@ def lacks_units(device: torch.device, precision: Precision) -> bool:
 
 @contextlib.contextmanager
 def matrices_in(precision: Precision) -> Iterator[None]:
-    """Products of fp32 matrices are TF32's meanwhile, backward too, if that is the precision; else as usual.
+    """Compute products of fp32 matrices in TF32 inside, backward too, if that is the precision; else as usual.
 
     GPUs before Ampere have no such units, and compute in fp32.
     """
@@ -178,7 +178,7 @@ class LossModule(nn.Module):
         self._calls = 0
 
     def follow(self, *, counts: bool, targets_per_sample: float) -> None:
-        """Weigh batches as a test of the loss found (see `hetopt.trainer.training`).
+        """Weigh batches as a test of the loss has shown (see `hetopt.trainer.training`).
 
         Args:
             counts: whether the loss is a mean over something else than samples.
@@ -325,7 +325,7 @@ class Buckets:
         self._missing = [passes * len(part.members) for part in self.parts]
 
     def finish(self) -> None:
-        """Follow no longer; what backward left out is ready now."""
+        """End the backward passes; buckets that backward left out are ready now."""
         self.is_armed = False
         while self.told < len(self.parts):
             self._tell()
@@ -376,8 +376,7 @@ class DoesNotFit(RunFailed):
 
 
 def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """Keep what a forward pass changes besides gradients, the buffers and torch's random sequences; return what puts
-    them back."""
+    """Remember buffers and torch's random sequences, which a forward pass changes; return what restores them."""
     buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
 
     def restore() -> None:
@@ -409,7 +408,7 @@ whether the step looks at gains."""
 
 
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
-    """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
+    """Return a function that says in each step whether gradients are summed at once or in buckets, and by which.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
     so is every step that looks at gains.
@@ -509,7 +508,7 @@ class FusedStep:
         return in_use or NoResidual()
 
     def warm_up(self, part: MicroBatch) -> None:
-        """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
+        """Compute a micro-batch once, discard its gradient, and restore all else.
 
         Raises:
             DoesNotFit: memory ran out.
@@ -588,7 +587,7 @@ class FusedStep:
         )
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
-        """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
+        """Accumulate the gradient; send its buckets as they are made, unless a micro-batch may be too large."""
         largest = max(map(len, parts), default=0)
         fits = largest <= self.proven
         if self.in_buckets is not None and fits and not self._module.is_counted:
@@ -670,7 +669,7 @@ class FusedStep:
             )
 
     def _take_gradients(self) -> None:
-        """Gradients go into the buffer from here on; another step may have led them elsewhere."""
+        """Point the gradients to the buffer from here on; another step may have led them elsewhere."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view

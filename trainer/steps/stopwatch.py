@@ -92,10 +92,10 @@ class Slowdown:
         """Begin the computation of so many samples, now or as long ago as reading them took."""
 
     def reach(self, done: float) -> None:
-        """Computation has come this far (1 = all of it): wait until the machine it stands for would have, too."""
+        """Wait until the machine it stands for would have computed this part (1 = all of it), too."""
 
     def use(self) -> float:
-        """Real over declared time: the median of the steps since it was last told; 0: not known, or none declared."""
+        """Return real over declared time, the median of the steps since the last call; 0: not known or declared."""
         return 0.0
 
 
@@ -117,7 +117,7 @@ class Stretched(Slowdown):
         self._begun_s = 0.0
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Remember how much time was used so far."""
+        """Remember the seconds used so far."""
         self._begun_s = self._used_s()
 
     def reach(self, done: float) -> None:
@@ -163,7 +163,7 @@ class Declared(Slowdown):
         self._uses: list[float] = []
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Decide how long this step takes."""
+        """Decide the declared seconds of this step."""
         now = self._conditions.now()
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
         self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
@@ -192,7 +192,7 @@ class Declared(Slowdown):
 
 
 def busy(seconds: float) -> None:
-    """Wait without letting go of the core.
+    """Wait so many seconds without letting go of the core.
 
     A weaker machine computes all the while. Where a paced worker sleeps instead, its core falls idle and its caches
     cool, and waking up for the exchange costs milliseconds that no weaker machine would have paid.
@@ -203,7 +203,7 @@ def busy(seconds: float) -> None:
 
 
 def precisely(seconds: float) -> None:
-    """Sleep, but for the last moment, in which the core is only offered to whoever else has work."""
+    """Sleep so many seconds, but in the last moment only offer the core to whoever else has work."""
     until = time.perf_counter() + seconds
     if seconds > _YIELDING_S:
         time.sleep(seconds - _YIELDING_S)

@@ -215,13 +215,13 @@ class SelSync:
     """The state before the first vote."""
 
     def threshold(self, state: SelSyncState) -> float | None:
-        """Delta as it is now; None: it is steered, and no change was seen yet."""
+        """Return the present delta; None: it is steered, and no change was seen yet."""
         if self.delta is not None:
             return self.delta
         return None if state.log_delta is None else math.exp(state.log_delta)
 
     def decide(self, state: SelSyncState, observation: SyncObservation) -> tuple[SelSyncState, SyncDecision]:
-        """Count the votes (see `SyncPolicy`)."""
+        """Decide by the workers' votes (see `SyncPolicy`)."""
         change = None if observation.changes is None else self._decisive(observation.changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
@@ -249,7 +249,7 @@ class SelSync:
         return descending[min(self.needed, len(descending)) - 1]
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
-        """Delta begins at the first change that is one."""
+        """Begin delta at the first change that is finite and above zero."""
         if state.log_delta is not None or change is None or not 0 < change < math.inf:
             return state
         return SelSyncState(log_delta=math.log(change))
@@ -333,7 +333,7 @@ class ModelVector:
         return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._tensors])
 
     def write(self, flat: Tensor) -> None:
-        """Make the model what ``flat`` is, [elements]."""
+        """Write the elements of ``flat`` into the model, [elements]."""
         with torch.no_grad():
             parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
@@ -376,7 +376,7 @@ class OuterStep:
         self._parameters = parameters
 
     def take(self, update: Tensor) -> None:
-        """Make of an averaged update, in place, what is added to the last common parameters."""
+        """Turn an averaged update, in place, into the outer step that is added to the last common parameters."""
         parameters = update[: self._parameters]
         if self._momentum:
             self.velocity.mul_(self._momentum).add_(parameters)
@@ -386,7 +386,7 @@ class OuterStep:
 
 
 class Synchronizer:
-    """Brings the models together of workers that train for themselves: one worker's end of averages of parameters.
+    """The parameter averaging of local SGD workers, on one of them.
 
     Asked after every step, on every rank, in the same order as everything else that workers do together.
 
@@ -433,7 +433,7 @@ class Synchronizer:
         self._told: deque[tuple[int, int, float | None]] = deque()  # step, bytes sent, divergence where it averaged
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Vote, and average if it is time to, after this worker's optimizer has done a step.
+        """Vote after this worker's optimizer step, and average parameters if it is time to.
 
         Args:
             step: its number, from 1.
@@ -474,7 +474,7 @@ class Synchronizer:
         return None if rows is None else tuple(row[0] for row in rows)
 
     def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
-        """Average; how far the workers had come apart."""
+        """Average the parameters; return the divergence of the workers before that."""
         parameters, step = self._vector.read(), self._outer.take
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
         divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=step)
@@ -484,7 +484,7 @@ class Synchronizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Make the model, running statistics included, the average of all workers' inside; may be nested."""
+        """Make the model the average of all workers' inside, running statistics included; may be nested."""
         is_settled = self._local_steps == 0 and self._rounded is None
         if self._vector.is_replaced or is_settled:
             yield
@@ -497,7 +497,7 @@ class Synchronizer:
             yield
 
     def event(self, step: int) -> Event:
-        """Return how many steps averaged, what was sent, and how far workers had come apart, since the last call."""
+        """Return the number of averages, the bytes sent and the workers' divergence since the last call."""
         entries = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
         if not entries:
             return {}
@@ -516,7 +516,7 @@ class Synchronizer:
         return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: this worker's model and optimizer, what it holds back, and its votes."""
+        """Return the state for a checkpoint: this worker's model and optimizer, residual, and votes."""
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -533,7 +533,7 @@ class Synchronizer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` gave; with another policy, from the average."""
+        """Restore what `state` gave; with another policy, begin from the average."""
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return

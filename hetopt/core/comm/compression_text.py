@@ -28,7 +28,7 @@ _UNITS = {"ratio": FRACTION, "floor_ratio": FRACTION}
 
 
 def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
-    """``NAME(RATIO, key=value)``; keys are the fields of `Compression`, a ratio may be written as ``100x`` or ``1%``.
+    """Parse ``NAME(RATIO, key=value)``; keys are fields of `Compression`, a ratio may be ``100x`` or ``1%``.
 
     Raises:
         BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
@@ -42,12 +42,12 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
 
 
 def parse_wish(text: str) -> Compression | str:
-    """Return a compression, or ``auto``: the run decides; errors as of `parse_compression`."""
+    """Parse a compression, or ``auto``, which leaves it to the run; errors as of `parse_compression`."""
     return text if text == AUTO else parse_compression(text)
 
 
 def compressor(name: str) -> str:
-    """Return the registry's name of a method as a person calls it.
+    """Return the registry's name of a method that a person named.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.
@@ -59,13 +59,13 @@ def compressor(name: str) -> str:
 
 
 def spell(compression: Compression) -> str:
-    """Return the compression as `parse_compression` reads it."""
+    """Format a compression as `parse_compression` reads it."""
     ratio = (compression.ratio,) if METHODS[compression.name].by_ratio else ()
     return written(compression.name, ratio, _options(compression))
 
 
 def spell_options(compression: Compression) -> list[str]:
-    """Return what is said of it beyond name and ratio, as ``key=value``."""
+    """Format the fields of a compression beyond name and ratio, as ``key=value``."""
     return [f"{key}={value}" for key, value in _options(compression).items()]
 
 

@@ -45,7 +45,7 @@ class LogUnwritable(RunFailed):
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[None]:
-    """Say of a refusal which log it is of: whoever sees it from outside cannot tell it from others of the process.
+    """Turn an operating system's refusal into an error that names the log.
 
     Raises:
         LogUnwritable: the block was refused.
@@ -110,7 +110,7 @@ class EventLog:
 
 
 def tell_failure(path: Path, reason: str, **fields: Any) -> None:
-    """Append ``run_failed`` to a log, as somebody's last word. Where the disk refuses even that, stderr has it."""
+    """Append ``run_failed`` to a log; to stderr where the disk refuses it."""
     try:
         with closing(EventLog(path)) as log:
             log.write("run_failed", reason=reason, **fields)
@@ -173,7 +173,7 @@ class Unread:
 
     @property
     def sentence(self) -> str | None:
-        """Return what a person is told; None where all was read."""
+        """A sentence on the unread lines for people; None where all was read."""
         if not self.lines:
             return None
         many, are = ("1 line", "is") if self.lines == 1 else (f"{self.lines:,} lines", "are")
@@ -258,11 +258,11 @@ class EventReader:
 
     @property
     def unread(self) -> Unread:
-        """Return lines that were no events so far."""
+        """The lines that were no events so far."""
         return self._parser.unread
 
     def read(self) -> list[LogEvent]:
-        """Return what the log has gained.
+        """Read the events that the log has gained since the last call.
 
         Raises:
             BadInput: the file cannot be read.
@@ -270,7 +270,7 @@ class EventReader:
         return list(chain.from_iterable(self.parts()))
 
     def parts(self) -> Iterator[list[LogEvent]]:
-        """Yield the same in parts, for whoever does not keep them all.
+        """Yield the events that the log has gained in parts, for whoever does not keep them all.
 
         Raises:
             BadInput: the file cannot be read.
@@ -297,7 +297,7 @@ class EventReader:
 
 
 def read_log(path: Path) -> EventsRead:
-    """Return all that a log holds so far; nothing where there is none yet.
+    """Read all events that a log holds so far; none where there is no log yet.
 
     Raises:
         BadInput: the file cannot be read.
@@ -317,7 +317,7 @@ def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None
 
 
 def read_with_decisions(run_dir: Path) -> EventsRead:
-    """Return the run's events and the supervisor's, in the order of their times; none of a run that has not begun.
+    """Read the run's events and the supervisor's, in the order of their times; none of a run that has not begun.
 
     Raises:
         BadInput: a log cannot be read.

@@ -88,7 +88,7 @@ class PairedTrial:
     thin: list[float] = field(default_factory=list)
 
     def after(self, rows: Sequence[Sequence[float]]) -> Verdict | None:
-        """Judge after another chunk; None: nothing can be said yet.
+        """Judge the trial after another chunk; None: nothing can be said yet.
 
         Args:
             rows: of each worker, mean losses of the whole and of the thin twin over the chunk, and its samples a step.
@@ -154,7 +154,7 @@ class StepTimes(Record):
         return StepTimes(timings=timings, compute_s=compute_s, steps=self.steps + steps)
 
     def step_s(self, option: Option, network: Network) -> float:
-        """Seconds of a step, as timed or else as predicted."""
+        """Return the seconds of an option's step, as timed or else as predicted."""
         timing = self.timings.get(option.key)
         if timing is not None:
             return timing.step_s
@@ -262,7 +262,7 @@ class AutoRatio:
     """The state before the first step: no option was measured."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Dense, or the largest ratio with a curve if that exchanges sooner: from there all other gains can be read."""
+        """Return dense, or the largest ratio with a curve if that is faster: from there all other gains can be read."""
         starts = [self.dense]
         if looking := [option for option in self.options if option.gain is None]:
             largest = max(option.ratio for option in looking)
@@ -387,7 +387,7 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: Judged) -> Judged | None:
-        """Return what to try next: no option twice as slow as the best, or better by less than a change is worth."""
+        """Return the option to try next: none twice as slow as the best, nor better by less than a change is worth."""
         hopeful = [
             candidate
             for candidate in self.usable()
@@ -398,7 +398,7 @@ class Outlook:
         return min(hopeful, key=lambda candidate: candidate.hoped_s, default=None)
 
     def _steps_per_progress(self, gain: float, coefficient: float) -> float:
-        """Steps for one dense step's progress over the steps that are left: what is held back at the end was none."""
+        """Return the steps for one dense step's progress, over the steps left: residuals at the end are lost."""
         state, delivered = self.state, 1 / (1 + coefficient * distance(gain))
         if state.steps_left is not None:
             delivered -= (backlog_after(state.backlog, gain, state.steps_left) - state.backlog) / state.steps_left

@@ -41,7 +41,7 @@ class GainCurve:
     energy: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
+        """Return kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
         return self._at(ratio, [sum(column) for column in zip(*self.kept, strict=True)], sum(self.energy))
 
     def gains(self, ratio: float) -> tuple[float, ...]:
@@ -49,7 +49,7 @@ class GainCurve:
         return tuple(self._at(ratio, row, energy) for row, energy in zip(self.kept, self.energy, strict=True))
 
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Ratios with the gain over all workers."""
+        """Return the ratios with the gain over all workers."""
         return tuple((ratio, self.gain(ratio)) for ratio in self.ratios)
 
     def _at(self, ratio: float, kept: Sequence[float], energy: float) -> float:
@@ -59,12 +59,12 @@ class GainCurve:
 
 
 def gain_of(kept: float, energy: float) -> float:
-    """Kept energy over energy, in [0, 1]; 1 where there was none. Rounding can keep less than nothing: that is 0."""
+    """Return kept energy over energy, clipped to [0, 1] against rounding; 1 where there was none."""
     return min(1.0, max(0.0, kept / energy)) if energy > 0 else 1.0
 
 
 def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) -> float:
-    """Gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
+    """Interpolate the gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
 
     Below the smallest point the gain is taken to fall in proportion, which is the least that it can be: the largest
     elements come first, so what is kept falls no faster than what is sent.

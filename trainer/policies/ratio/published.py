@@ -73,7 +73,7 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledRatio:
-    """The schedule, then the ratio.
+    """The policy of a schedule of ratios, then a fixed one.
 
     Args:
         ratio: fraction of the elements that is sent after the schedule; 1: dense.
@@ -116,7 +116,7 @@ class AccordionState(Record):
 
 
 class Accordion(AccordionSettings):
-    """Two ratios by the change of the gradient's norm.
+    """The policy of two ratios by the change of the gradient's norm.
 
     Attributes:
         gentle: fraction that is sent in critical regimes.
@@ -130,7 +130,7 @@ class Accordion(AccordionSettings):
     """Nothing was seen; training begins in a critical regime."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Begin with the larger ratio, as gradients change most at first."""
+        """Return the larger ratio, as gradients change most at first."""
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
@@ -171,7 +171,7 @@ _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 
 
 class ThresholdRatio(ThresholdSettings):
-    """One ratio or everything.
+    """The policy of one ratio or everything.
 
     A ``delta`` of 0 is dense, of 1 always compressed. Votes that are combined by ``mean`` judge the workers' mean loss.
 
@@ -185,7 +185,7 @@ class ThresholdRatio(ThresholdSettings):
     """The state before the first step: nothing was sent."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Everything: nobody has voted yet."""
+        """Return a dense decision: nobody has voted yet."""
         return RatioDecision(ratio=DENSE, measure_gain=True)
 
     def decide(
@@ -234,7 +234,7 @@ class GravacState(Record):
 
 
 class Gravac(GravacSettings):
-    """The search. With ``eps`` above 1 everything is sent always.
+    """The search of GraVAC. With ``eps`` above 1 everything is sent always.
 
     Attributes:
         largest: factor beyond which nothing is tried; no less than the floor.
@@ -336,7 +336,7 @@ class ScanState(Record):
 
 
 class ScanRatio(ScanSettings):
-    """Scans its options.
+    """The policy that scans its options for the best of time and gain.
 
     Without ``least_gain``, of which the paper knows nothing, the choice went to 0.3 % after one step over quick links,
     whose gain fell to 4 %, and little was learned.
@@ -391,7 +391,7 @@ class ScanRatio(ScanSettings):
 
 
 def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
-    """Index of the best of some; the first of equals."""
+    """Return the index of the best prospect; of equals the first."""
     front = pareto(prospects)
     times = _scaled([prospects[i].time_s for i in front])
     losses = _scaled([1 / prospects[i].gain for i in front])
@@ -400,7 +400,7 @@ def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: floa
 
 
 def pareto(prospects: Sequence[Prospect]) -> list[int]:
-    """Indices of the prospects that no other beats or equals in both respects; of equal ones the first."""
+    """Return the indices of the prospects that no other beats or equals in both respects; of equal ones the first."""
     order = sorted(range(len(prospects)), key=lambda i: (prospects[i].time_s, -prospects[i].gain, i))
     front: list[int] = []
     best = -math.inf
