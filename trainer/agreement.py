@@ -78,7 +78,7 @@ def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
 
 
 class Gathering:
-    """Rows of all workers on their way: what `gather_numbers` gives, with something else done in between.
+    """The rows of all workers on their way: `gather_numbers`, with something else done in between.
 
     Begun and waited for at the same points of the program on all ranks, like every collective. Others may be begun and
     finished in between: gloo carries out what is begun in that order, and keeps the messages of each apart.

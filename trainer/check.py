@@ -30,7 +30,7 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something about a task.
+    """A finding about a task: an error or a remark.
 
     Attributes:
         level: ``error``: it cannot be trained, or not rightly; ``warning``: it can, at a price that is told.

@@ -212,7 +212,7 @@ class Period:
 
 
 class PeriodLog:
-    """Collects the traces of steps until they are gathered; marks are read only then.
+    """The traces of steps until they are gathered; marks are read only then.
 
     Attributes:
         stopwatch: of the device.

@@ -115,11 +115,11 @@ _MEMORY_REFUSED = (
 
 
 class OthersFailed(RunFailed):
-    """This worker goes no further because another one ended, who or whose host says why."""
+    """The end of this worker because another one ended, who or whose host says why."""
 
 
 class FailureReport:
-    """Around a worker's whole life: appends ``run_failed`` to the event log when it ends with an error.
+    """The context of a worker's whole life, which logs ``run_failed`` when that ends with an error.
 
     Every rank may write (one short line is appended whole); the first reason of an attempt is the one that counts. A
     worker that merely lost a peer says nothing: the peer, or the host that saw it die, knows why.

@@ -91,7 +91,7 @@ NO_TARGET = Target(metric="loss", value=0.0, higher_is_better=False)
 
 
 def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    """Stands for the task's own loss, summed over samples, where nothing else judges it."""
+    """Raise NotImplementedError: a task without its own evaluation puts its summed loss in this place."""
     raise NotImplementedError("a task replaces it")
 
 
@@ -332,7 +332,7 @@ def normalises_apart(model: nn.Module) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Sets the learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
+    """The learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
 
     Attributes:
         task: for its schedule.

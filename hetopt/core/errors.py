@@ -41,7 +41,7 @@ class BadInput(HetoptError):
 
 
 class NoFeasiblePlan(HetoptError):
-    """No cluster in the catalogue fits the budget and the deadline."""
+    """The failure to find a cluster in the catalogue that fits the budget and the deadline."""
 
     exit_code = 3
 
@@ -65,7 +65,7 @@ class RunFailed(HetoptError):
 
 
 class RunStopped(HetoptError):
-    """Somebody, or something else than its plan, ended the run before it was done."""
+    """The end of a run before it was done, by somebody or by something else than its plan."""
 
     exit_code = 7
 

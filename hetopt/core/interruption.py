@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP came. No KeyboardInterrupt: nobody may take it for the wish to go on with less."""
+    """The exception of SIGTERM and SIGHUP. No KeyboardInterrupt: nobody may take it for the wish to go on with less."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -202,7 +202,7 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
 
 
 class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
+    """The first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
 
     def __init__(self) -> None:
         self._number: int | None = None

@@ -182,7 +182,7 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
+    """The line of peak memory: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
 
     fixed_bytes: float
     per_sample_bytes: float

@@ -132,7 +132,7 @@ def takes(record: Any) -> Callable[[Function], Function]:
 
 
 class _Names(dict[str, Any]):
-    """Names that annotations are written with; of those that only type checkers import, anything."""
+    """The names that annotations are written with; of those that only type checkers import, anything."""
 
     def __missing__(self, name: str) -> Any:
         return Any

@@ -252,7 +252,7 @@ def write_conditions(run_dir: Path, conditions: Conditions) -> None:
 
 
 class ConditionsReader:
-    """Reads the conditions again only when the file was replaced: a look costs one system call."""
+    """The reader of conditions, which reads again only when the file was replaced: a look costs one system call."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)

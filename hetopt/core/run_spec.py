@@ -89,7 +89,7 @@ class Stream(Record):
 
 
 class GravacSettings(Record):
-    """GraVAC (arXiv 2305.12201).
+    """The settings of GraVAC (arXiv 2305.12201).
 
     Attributes:
         window: steps between candidates.
@@ -109,7 +109,7 @@ class GravacSettings(Record):
 
 
 class AccordionSettings(Record):
-    """Accordion (MLSys 2021) as its released script has it; the paper: threshold 0.5, smoothing 1, 10 epochs, decay.
+    """The settings of Accordion (MLSys 2021) as released; the paper: threshold 0.5, smoothing 1, 10 epochs, decay.
 
     Attributes:
         gentle: ratio in critical regimes; absent: ten times the run's.
@@ -127,7 +127,7 @@ class AccordionSettings(Record):
 
 
 class ThresholdSettings(Record):
-    """ScaDLES' rule (arXiv 2301.08897).
+    """The settings of ScaDLES' rule (arXiv 2301.08897).
 
     Attributes:
         delta: part of the energy that a worker votes to lose.
@@ -139,7 +139,7 @@ class ThresholdSettings(Record):
 
 
 class ScanSettings(Record):
-    """AR-Topk's choice (arXiv 2312.02493).
+    """The settings of AR-Topk's choice (arXiv 2312.02493).
 
     Attributes:
         time, gain: weights of the two objectives.
@@ -154,7 +154,7 @@ class ScanSettings(Record):
 
 
 class ProportionalSettings(Record):
-    """Shares by the law of proportion (arXiv 2110.08941).
+    """The settings of shares by the law of proportion (arXiv 2110.08941).
 
     Attributes:
         every: when they are judged.
@@ -164,7 +164,7 @@ class ProportionalSettings(Record):
 
 
 class DynamicSettings(Record):
-    """Dynamic batching (arXiv 2305.12213).
+    """The settings of dynamic batching (arXiv 2305.12213).
 
     Attributes:
         smoothing: weight of the newest time.
@@ -181,7 +181,7 @@ class DynamicSettings(Record):
 
 
 class AllocationSettings(Record):
-    """Self-adaptive allocation (arXiv 2111.08272).
+    """The settings of self-adaptive allocation (arXiv 2111.08272).
 
     Attributes:
         micro: samples of a micro-batch; absent: the run's, or an eighth of an equal share.

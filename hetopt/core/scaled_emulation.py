@@ -36,7 +36,7 @@ class EmulatedHost(Record):
 
 
 class Change(Record):
-    """Something that happens to a host, or to every host ('*'), while the run goes on.
+    """A change of a host, or of every host ('*'), while the run goes on.
 
     It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
     that has died may return; one that has notice will die soon; one that is cut off reaches nobody until it heals.

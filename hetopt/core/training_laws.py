@@ -65,7 +65,7 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Both moments of the gradient.
+    """The two moments of the gradient.
 
     Attributes:
         gradient_variance: estimate of ``V``, the summed variance of one sample's gradient; never negative.

@@ -78,7 +78,7 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DensePayload(Payload):
-    """Every element of a flat gradient: ``values`` is 1-D fp32 and may share memory with what was compressed."""
+    """The payload of every element: ``values`` is 1-D fp32 and may share memory with what was compressed."""
 
     values: Tensor
 
@@ -93,7 +93,7 @@ class DensePayload(Payload):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparsePayload(Payload):
-    """Some elements of a flat gradient of ``numel``: distinct int32 ``indices`` and their fp32 ``values``."""
+    """The payload of some of ``numel`` elements: distinct int32 ``indices`` and their fp32 ``values``."""
 
     indices: Tensor
     values: Tensor
@@ -119,7 +119,7 @@ class Stateful:
 
 
 class Compressor(Stateful, Generic[PayloadT]):
-    """Makes a gradient small. What was left out is the residual's business."""
+    """The compression of a gradient into a payload. What was left out is the residual's business."""
 
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
         """Compress a flat gradient into a payload.
@@ -146,7 +146,7 @@ class Summed(Compressor[PayloadT]):
 
 
 class Identity(Summed[DensePayload]):
-    """Sends the gradient itself, without a copy."""
+    """The compressor that sends the gradient itself, without a copy."""
 
     def encode(self, flat: Tensor, turn: Turn) -> DensePayload:
         """Return the gradient as a payload, not copied (see `Compressor`)."""
@@ -178,7 +178,7 @@ class Collective(Protocol):
 
 
 class AllReduce:
-    """Each element is summed in one place and handed out, so all workers hold the same bits."""
+    """The all-reduce of payloads: each element is summed in one place, so all workers hold the same bits."""
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
         """Sum the payloads element by element on the way (see `Collective`)."""
@@ -327,7 +327,7 @@ class NoResidual:
 
 
 class ErrorFeedback:
-    """Adds the residual of earlier steps to the gradient: ``residual <- (gradient + residual) - sent``.
+    """The residual of earlier steps, added to the gradient: ``residual <- (gradient + residual) - sent``.
 
     The residual starts at zero and is in units of the weighted sum over workers, so a sample keeps the weight of the
     step that computed it. Eight bytes a parameter: the residual, and the buffer it swaps places with.

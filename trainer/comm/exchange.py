@@ -91,7 +91,7 @@ SENDS_ALL = ("identity", "bf16")
 
 
 class Exchange:
-    """Sums gradients over all workers, by one compression after another with the same residual.
+    """The sum of gradients over all workers, by one compression after another with the same residual.
 
     The caller weights its local mean gradient by ``local_batch_size / global_batch_size`` first: then the sum is the
     gradient of one machine with the whole batch, and residuals are in units of that sum.
@@ -263,7 +263,7 @@ def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | Non
 
 
 class RoundedSum:
-    """Sums updates in fewer bytes, and remembers what rounding left (see `composition.LOW_PRECISION`).
+    """The sum of updates in fewer bytes, with the residual of rounding (see `composition.LOW_PRECISION`).
 
     Args:
         compression: how they are rounded.
@@ -370,7 +370,7 @@ class DenseBuckets(NoResidual):
 
 
 class BucketExchange:
-    """Compresses and sums buckets of a gradient as they come, in a thread of its own, one after the other.
+    """The compressed sum of a gradient's buckets as they come, one after the other in a thread of its own.
 
     The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole

@@ -163,7 +163,7 @@ def _exponent(part: Tensor) -> int:
 
 
 class LowPrecision(Compressor["LowPrecisionPayload"]):
-    """Sends everything in a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
+    """The compressor to a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
 
     def __init__(self, coding: SliceCoding) -> None:
         self.coding = coding
@@ -188,7 +188,7 @@ class LowPrecision(Compressor["LowPrecisionPayload"]):
 
 
 class SlicedAllReduce:
-    """Each worker sums one slice of everyone's gradient, in fp32 and in rank order, and hands the sum to all.
+    """The all-reduce in which each worker sums one slice, in fp32 and in rank order, and hands the sum to all.
 
     Two steps of slices, all to all and back, move the same bytes over each link as a ring all-reduce of the smaller
     type would, in as many messages. But a ring rounds its partial sums to that type N - 1 times, and may overflow on

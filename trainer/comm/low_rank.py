@@ -67,7 +67,7 @@ def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankPayload(Payload):
-    """``P Q^T`` of each matrix with this worker's own Q, and the rest as it is."""
+    """The factors of each matrix, ``P Q^T`` with this worker's own Q, and the rest as it is."""
 
     places: Sequence[MatrixPlace]
     left: Tensor
@@ -85,7 +85,7 @@ class LowRankPayload(Payload):
 
 
 class LowRank(Summed[LowRankPayload]):
-    """Sums all matrices as products of rank r.
+    """The compressor of matrices to products of rank r (PowerSGD).
 
     Workers may be unlike machines, whose libraries add in unlike orders. So whatever all of them must compute alike,
     orthonormal columns and products of summed factors, is made of single additions and multiplications in a fixed

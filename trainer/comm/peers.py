@@ -28,11 +28,11 @@ _LOOKS_EVERY_S = 0.05
 
 
 class HungPeer(RunFailed):
-    """Another worker did not come to an exchange in time."""
+    """The error that another worker did not come to an exchange in time."""
 
 
 class LostPeer(RuntimeError):
-    """Another worker ended in the middle of an exchange. Not this worker's failure: whoever saw it end knows why."""
+    """The end of another worker during an exchange. Not this worker's failure: whoever saw it end knows why."""
 
 
 def meet(description: str, channel: Channel) -> None:
@@ -138,7 +138,7 @@ def _lost(rank: int) -> str:
 
 
 class Guard:
-    """Compares notes with the other workers before the first exchange in it, and names the peer that a later one loses.
+    """The check of descriptions before a first exchange, and of which peer a later one loses.
 
     Leaving it raises BadInput where workers are about to exchange in different ways, `HungPeer` where one did not come
     in time, and `LostPeer` where one left in the middle.

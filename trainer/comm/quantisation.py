@@ -38,7 +38,7 @@ SMALLEST_UNIT = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Turns values into codes, and codes or sums of them into values: ``code * peak / (levels * 16^m)``.
+    """The grid of codes, on which codes and sums of them are values: ``code * peak / (levels * 16^m)``.
 
     Attributes:
         peak: largest magnitude over all workers, finite.
@@ -107,7 +107,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantisedPayload(Payload):
-    """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read.
+    """The codes of one worker on a grid: its part of an integer sum, in units of its gradient when read.
 
     ``grid`` None: some worker's gradient was not finite, and nothing counts as sent.
     """
@@ -136,7 +136,7 @@ def nearest(levels: Tensor) -> Tensor:
 
 
 class StochasticRounding:
-    """``floor(x + u)`` with u uniform in [0, 1): x = 2.3 becomes 3 in three of ten cases, and 2 in the others.
+    """The rounding ``floor(x + u)`` with u uniform in [0, 1): x = 2.3 becomes 3 in three of ten cases, else 2.
 
     One random number of 64 bits serves four elements (drawing is most of the work). Sixteen bits alone would shift the
     mean by up to 2^-17 of a level; a second, finer number that all elements of a call share makes u uniform on all of
@@ -161,7 +161,7 @@ class StochasticRounding:
 
 
 class Quantised(Summed[QuantisedPayload]):
-    """Whole codes on a common grid, which add up without rounding: every worker reads the same sum off the same grid.
+    """The compressor to codes on a common grid, which add up without rounding: all workers read the same sum.
 
     The grid is ``w / s`` apart, w the largest magnitude over all workers, s levels, and each further scale 16 times as
     fine. Rounded at random to a neighbouring multiple, E[sent] = x and a coordinate's variance is at most
@@ -219,7 +219,7 @@ class Quantised(Summed[QuantisedPayload]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedPayload(Payload):
-    """Codes of ``bits`` each that stand for ``code_values[code] * unit``; a unit that is not finite makes them NaN.
+    """The codes of ``bits`` each that stand for ``code_values[code] * unit``; a unit that is not finite makes them NaN.
 
     Attributes:
         packed: uint8.
@@ -252,7 +252,7 @@ class PackedPayload(Payload):
 
 
 class Packed(Compressor[PackedPayload]):
-    """Quantises on each worker's own grid and packs the codes: where they are gathered, no grid need be shared.
+    """The compressor to packed codes on each worker's own grid: where they are gathered, no grid need be shared.
 
     Codes are not summed before they are values again, so levels do
     not shrink as workers are added (as they do in `Quantised`); the bytes that everyone receives grow instead.
@@ -284,7 +284,7 @@ class Packed(Compressor[PackedPayload]):
 
 
 class Sign(Compressor[PackedPayload]):
-    """Sends one bit an element, its sign, and the mean magnitude of all of them: ``mean(|g|) sign(g)``.
+    """The compressor to one bit an element, its sign, and the mean magnitude of all: ``mean(|g|) sign(g)``.
 
     Of all multiples of the signs this is the closest to the gradient. A zero goes as positive; a gradient of zeros has
     a mean of zero. (Karimireddy et al., arXiv 1901.09847; signs alone: Bernstein et al., arXiv 1802.04434.)

@@ -70,7 +70,7 @@ from hetopt.trainer.comm.vectors import (
 
 @dataclass(frozen=True, slots=True)
 class ElementCoding:
-    """Writes a sparse payload into bytes: values first, so that they lie at a multiple of four bytes, then indices.
+    """The bytes of a sparse payload: values first, so that they lie at a multiple of four bytes, then indices.
 
     Both sides know how many ascending indices there are, of how many elements. Plain ones are int32. Packed ones are
     Elias and Fano's code of an ascending sequence: about ``2 + log2(n / k)`` bits each instead of 32. The lower bits of
@@ -180,7 +180,7 @@ class AllGather:
 
 
 class RandomElements(IndexChoice):
-    """k of n elements at random, without replacement; each is as likely as any other, k / n.
+    """The choice of k of n elements at random, without replacement; each is as likely as any other, k / n.
 
     The vector is cut into k strata whose sizes differ by one at most, each gives one element, and the whole is turned
     by a random number of places so that members of small strata have no advantage. Drawing is then O(k); a permutation
@@ -220,7 +220,7 @@ _WEIGHT = 0.5
 
 
 class SharedSelection(IndexChoice):
-    """Selects with a compressor of fixed size, and hands indices on: one worker's choice is that of all.
+    """The choice of indices that one worker's compressor of fixed size selects for all.
 
     STAR: workers choose in turn; only one of them selects, and each waits N steps for its turn. VAR: the worker chooses
     whose selection holds most energy, which takes a gather of four bytes in every step. Else turns while the workers'
@@ -303,7 +303,7 @@ _ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
 
 
 class Selection(Compressor[SparsePayload]):
-    """Selects elements of a gradient, as they are; each worker gathers those of all, or one worker's choice is shared.
+    """The selection of gradient elements as they are; each worker gathers those of all, or one's choice is shared.
 
     Args:
         ratio: fraction of the elements, in (0, 1].
@@ -314,7 +314,7 @@ class Selection(Compressor[SparsePayload]):
 
 
 class TopK(Selection):
-    """Sends the ``kept_elements(numel, ratio)`` largest magnitudes of the fused gradient, in ascending order of index.
+    """The ``kept_elements(numel, ratio)`` largest magnitudes of the fused gradient, in ascending order of index.
 
     One selection over all parameters, not one a layer: a per-layer k starves layers with large gradients (arXiv
     2312.02493).
@@ -398,7 +398,7 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
 
 
 class ThresholdSelection(Selection):
-    """Sends what is not below a threshold, mostly another number of elements on every worker."""
+    """The elements not below a threshold, mostly another number of them on every worker."""
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep the elements not below the threshold; Top-k decides where there is none, or everything is sent."""
@@ -443,7 +443,7 @@ RAISE, LOWER = 1.3, 0.7
 
 
 class Dgc(ThresholdSelection):
-    """Sends what is not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
+    """The elements not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
 
     While more than 1.3 k elements pass, the threshold is raised by 1.3, and lowered by 0.7 while fewer than 0.7 k do;
     after ten corrections (where many magnitudes are equal, or not finite) Top-k decides. So a payload has between
@@ -474,7 +474,7 @@ REDSYNC_ROUNDS = 20
 
 
 class RedSync(ThresholdSelection):
-    """Sends what is not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
+    """The elements not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
 
     Where no such r is found in twenty rounds, or k elements are more than lie above the mean, Top-k decides: the
     released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
@@ -490,7 +490,7 @@ MSTOPK_ROUNDS = 25
 
 
 class MsTopK(ThresholdSelection):
-    """Sends all that is above the upper of two thresholds, and fills up to k from between the two.
+    """The elements above the upper of two thresholds, filled up to k from between the two.
 
     Both thresholds close in on k elements in 25 rounds of bisecting ``mean + r (max - mean)``. What fills up is a run
     of neighbours at a random place, which never reaches past the end (it does in the released code). (Shi et al.,

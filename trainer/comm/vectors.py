@@ -29,7 +29,7 @@ def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBlock:
-    """Some whole rows of a matrix, or a part of one, and where their elements lie when rows follow each other."""
+    """A block of whole rows of a matrix, or a part of a row, and the place of its elements in row-major order."""
 
     rows: slice
     columns: slice
@@ -159,7 +159,7 @@ def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
 
 
 class Lanes:
-    """Packs codes for summing, and unpacks their sums.
+    """The packing of codes into words for summing, and the unpacking of their sums.
 
     Args:
         bits: of a lane: 4, 8, 16 or 32.

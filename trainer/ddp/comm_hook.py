@@ -231,7 +231,7 @@ class CommState(GradientState):
         self.stats = ExchangeStats(sent_bytes=2 * self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return the shares' gradient minus the leader's, [elements], and the norm of the leader's.
+        """Return the leader's gradient minus the shares', [elements], and the norm of the leader's.
 
         Returns:
             None where the backward pass that ended exchanged no audited gradient.

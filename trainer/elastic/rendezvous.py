@@ -231,7 +231,7 @@ them at most, and two who live would have all the others meet again for ever."""
 
 
 class Abandoned(RuntimeError):
-    """Nobody is to look for the others any longer: the run was asked to stop, is over, or has this worker twice."""
+    """The end of looking for other workers: the run was asked to stop, is over, or has this worker twice."""
 
 
 class RendezvousStore(Protocol):

@@ -49,7 +49,7 @@ _Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class WrongSecret(RunFailed):
-    """Whoever answered does not know the secret of this run."""
+    """The error that whoever answered does not know the secret of this run."""
 
 
 def open_door(listener: socket.socket) -> socket.socket:

@@ -76,7 +76,7 @@ class Rendezvous:
 
 
 class _Handler(StaticTCPRendezvous):
-    """torchrun's side of a `Rendezvous`. The hosts are those that were told, in every round."""
+    """The handler of torchrun's rendezvous. The hosts are those of the `Rendezvous`, in every round."""
 
     def __init__(self, meeting: Rendezvous, run_id: str) -> None:
         super().__init__(LOOPBACK, meeting.port, meeting.rank, meeting.hosts, run_id, timeout=0)

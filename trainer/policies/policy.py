@@ -161,7 +161,7 @@ class BatchDecision:
 
 
 class BatchPolicy(Protocol, Generic[StateT]):
-    """Shares the global batch: asked once a control period, with the same arguments on every rank."""
+    """The policy of local batch sizes, asked once a control period, with the same arguments on every rank."""
 
     def initial(self) -> StateT:
         """Return the state before the first observation; its type reads a checkpoint's (`Record.model_validate`)."""
@@ -527,7 +527,7 @@ class ModelState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShares:
-    """Fits each worker's line and hands out the shares that are best for the lines.
+    """The policy that fits each worker's line, and takes the shares that are best for the lines.
 
     Args:
         minimum: least share of a worker.
@@ -631,7 +631,7 @@ def _median_error(step_variance: float, steps: int) -> float:
 
 
 class ProportionalShares(ProportionalSettings):
-    """Shares in proportion to ``b / t`` of the last epoch.
+    """The policy of shares in proportion to ``b / t`` of the last epoch.
 
     Attributes:
         minimum: least share of a worker.
@@ -665,7 +665,7 @@ class ProportionalShares(ProportionalSettings):
 
 
 class AllocateMicroBatches(AllocationSettings):
-    """Shares in whole micro-batches.
+    """The policy of shares in whole micro-batches.
 
     Attributes:
         micro: samples of a micro-batch.

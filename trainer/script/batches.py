@@ -94,7 +94,7 @@ def draw_by_rank(rank: int) -> None:
 
 
 class CommonNumbers:
-    """Random numbers that all workers draw alike in an epoch.
+    """The random numbers that all workers draw alike in an epoch.
 
     Args:
         states: to begin with; those of rank 0 count.

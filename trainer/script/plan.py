@@ -158,4 +158,4 @@ REGISTRY = Registry()
 
 
 class Stopped(BaseException):
-    """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""
+    """The exception of a stopped run. Raised on all workers between the same two steps; no script catches it."""

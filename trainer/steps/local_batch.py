@@ -159,7 +159,7 @@ AHEAD = 2
 
 
 class ReadAhead:
-    """Reads micro-batches in one thread, in the order in which they will be asked for.
+    """The reader of micro-batches ahead, in one thread, in the order in which they will be asked for.
 
     Args:
         read: gives the samples of a micro-batch; called in the thread alone.
@@ -202,7 +202,7 @@ class ReadAhead:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReader:
-    """Cuts slices into micro-batches and reads them.
+    """The reader of slices in micro-batches.
 
     Attributes:
         dataset: the training data.

@@ -65,7 +65,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class Autocast:
-    """Chooses the number format of each operator (parameters and gradients stay fp32)."""
+    """The number format of each operator in a precision (parameters and gradients stay fp32)."""
 
     device_type: str
     precision: Precision
@@ -254,7 +254,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Elements of a flat gradient that travel together.
+    """The elements of a flat gradient that travel together.
 
     Attributes:
         index: of the part, in the order in which parts travel.
@@ -291,7 +291,7 @@ def parts_of(parameters: Sequence[nn.Parameter]) -> list[Part]:
 
 
 class Buckets:
-    """Calls ``ready`` with each part of a flat gradient, in one order on all workers, once backward has made it.
+    """The hooks that call ``ready`` with each part of a gradient, in one order on all workers, once it is made.
 
     Args:
         parameters: in the order in which their gradients lie.
@@ -432,7 +432,7 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
 
 
 class FusedStep:
-    """Computes a gradient in one flat fp32 buffer, and sums it at once or in buckets under backward.
+    """The gradient of a step in one flat fp32 buffer, summed at once or in buckets under backward.
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
 

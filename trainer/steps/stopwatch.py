@@ -35,7 +35,7 @@ Mark: TypeAlias = "CpuMark | torch.cuda.Event"
 
 
 class Stopwatch:
-    """Sets marks on a device, and tells the time between them and how much of it the device computed.
+    """The clock of a device: marks on it, the time between them, and how much of that the device computed.
 
     Marks of a CPU are readings of two clocks: the thread that drives forward and backward computes all the while,
     whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
@@ -100,7 +100,7 @@ class Slowdown:
 
 
 class Stretched(Slowdown):
-    """Waits ``(factor - 1)`` times the time that was used since the last wait.
+    """The slowdown by a factor: waits of ``(factor - 1)`` times the seconds used since the last wait.
 
     Args:
         factor: how many times longer computing takes, at least 1.
@@ -127,7 +127,7 @@ class Stretched(Slowdown):
 
 
 class Declared(Slowdown):
-    """Waits until the declared time is over; one step takes
+    """The slowdown to a declared time; one step takes
 
         (fixed_s + per_sample_s * samples) * slowdown / speed_factor
 

@@ -99,7 +99,7 @@ class Rounds(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Periodic:
-    """Every H-th step: local SGD (Stich 2018, 1805.09767), or FedAvg (McMahan et al. 2017, 1602.05629).
+    """The average of every H-th step: local SGD (Stich 2018, 1805.09767), or FedAvg (McMahan et al. 2017, 1602.05629).
 
     H = 1 is BSP for optimizers that are linear in the gradient. In FedAvg some of the workers, drawn anew each time,
     enter an average that all receive. On devices the others rest. Machines that are paid for train on, and lose what
@@ -192,7 +192,7 @@ class SelSyncState(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SelSync:
-    """Synchronises where enough workers meet a large enough change, and in each of the first steps.
+    """The average where enough workers meet a large enough change, and in each of the first steps.
 
     Attributes:
         delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
@@ -315,7 +315,7 @@ VOTE_BYTES = 8
 
 
 class ModelVector:
-    """Reads a model into a flat fp32 vector, and writes it back.
+    """The model as a flat fp32 vector, to be read and written.
 
     Args:
         model: parameters that are not trained, and counters, stay out of it.
@@ -361,7 +361,7 @@ class ModelVector:
 
 
 class OuterStep:
-    """Turns averaged updates into outer steps, and remembers its momentum.
+    """The outer optimizer of averaged updates, with its momentum.
 
     Args:
         parameters: elements that are stepped; running statistics behind them are averaged as they are.

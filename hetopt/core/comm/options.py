@@ -65,7 +65,7 @@ class Option:
 
     @functools.cached_property
     def key(self) -> str:
-        """The name of the option among its peers; cached, as every decision asks for it a hundred times."""
+        """Name of the option among its peers; cached, as every decision asks for it a hundred times."""
         return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else "")
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
@@ -202,7 +202,7 @@ class Candidates:
 
     @functools.cached_property
     def dense(self) -> Option:
-        """The option that sends everything in fp32, and residuals with it."""
+        """Dense option: everything in fp32, and residuals with it."""
         part_bytes = VALUE_BYTES * self.numel / self.buckets
         return Option(
             compression=Compression(name=IDENTITY, memory=self.memory),
@@ -214,7 +214,7 @@ class Candidates:
 
     @functools.cached_property
     def all(self) -> tuple[Option, ...]:
-        """All options: dense, in fewer bits, and every ratio, collective and coding."""
+        """Dense, rounded and selected options: every ratio, collective and coding."""
         ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
         selected = [
             self._selected(ratio, collective, coding)

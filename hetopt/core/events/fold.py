@@ -540,7 +540,7 @@ class PlacedEvent:
 
 @dataclass(kw_only=True)
 class RunHistory:
-    """All that a log holds, each event in its place.
+    """The events of a log, each in its place.
 
     Attributes:
         run: what it has come to.

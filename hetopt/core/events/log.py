@@ -60,7 +60,7 @@ def _written(path: Path | None) -> Iterator[None]:
 
 
 class EventLog:
-    """Appends events to a file. A log without a path (ranks other than 0) drops them.
+    """The file that events are appended to. A log without a path (ranks other than 0) drops them.
 
     Where the machine's clock is set, or it stood still with the machine, the next event has one before it that says by
     how much: the times on both sides do not belong together.
@@ -161,7 +161,7 @@ ITS_OWNER = "ask its owner, or run the command as the user who started the run"
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """Lines of a log that are no events.
+    """The lines of a log that are no events.
 
     Attributes:
         lines: how many.
@@ -186,7 +186,7 @@ class Unread:
 
 @dataclass(frozen=True, kw_only=True)
 class EventsRead:
-    """Events in their order, and what else was there."""
+    """The events of a log in their order, and its unread lines."""
 
     events: list[LogEvent]
     unread: Unread = Unread()
@@ -194,7 +194,7 @@ class EventsRead:
 
 @dataclass(kw_only=True)
 class LineParser:
-    """Turns lines into events and counts the others.
+    """The parser of a log's lines into events, which counts the others.
 
     Attributes:
         unread: so far.
@@ -246,7 +246,7 @@ class LineParser:
 
 @dataclass(kw_only=True)
 class EventReader:
-    """Reads on in a log that grows, from where it last stopped.
+    """The reader of a log that grows, from where it last stopped.
 
     Attributes:
         path: of the log; a file that is not there yet has no events.

@@ -124,7 +124,7 @@ class StreamTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunStarted(Happened):
-    """Workers are about to train: at the start, when a run goes on, and each time that other workers train."""
+    """The start of workers: when a run begins, when it goes on, and each time that other workers train."""
 
     event: Literal["run_started"]
     task: Name
@@ -135,7 +135,7 @@ class RunStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingStarted(Happened):
-    """The first step begins, after ``step`` earlier ones."""
+    """The beginning of the first step, after ``step`` earlier ones."""
 
     event: Literal["training_started"]
     step: Count = 0
@@ -143,7 +143,7 @@ class TrainingStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepsLogged(Happened):
-    """``steps`` steps, of which ``step`` was the last. Times are means of one step; lists are in rank order."""
+    """A period of ``steps`` steps, the last of them ``step``. Times are means of one step; lists are in rank order."""
 
     event: Literal["step"]
     step: Count
@@ -182,7 +182,7 @@ class Evaluated(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointSaved(Happened):
-    """``save_s`` is how long training stood still for it, ``written_s`` how long it took altogether."""
+    """A saved checkpoint: training stood still for ``save_s`` seconds, and writing took ``written_s`` altogether."""
 
     event: Literal["checkpoint_saved"]
     step: Count
@@ -205,7 +205,7 @@ class Remarked(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingFinished(Happened):
-    """Training ended in good order: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
+    """The orderly end of training: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
 
     event: Literal["training_finished"]
     step: Count = 0
@@ -217,7 +217,7 @@ class TrainingFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SharesChanged(Happened):
-    """Other local batch sizes from here on."""
+    """A change of local batch sizes from here on."""
 
     event: Literal["shares_changed"]
     step: Count
@@ -227,7 +227,7 @@ class SharesChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeChanged(Happened):
-    """Gradients go another way from here on."""
+    """A change of the gradients' exchange from here on."""
 
     event: Literal["exchange_changed"]
     step: Count
@@ -258,7 +258,7 @@ class PairedTrialEnded(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MemoryBoundLearned(Happened):
-    """More samples at a time than these do not fit into a worker's memory."""
+    """The largest micro-batch that fits into a worker's memory, learned by running out of it."""
 
     event: Literal["memory_bound_learned"]
     step: Count | None = None
@@ -268,7 +268,7 @@ class MemoryBoundLearned(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkerLost(Happened):
-    """A worker ended; others take its work over."""
+    """The end of a worker, whose work others take over."""
 
     event: Literal["worker_lost"]
     host: Name
@@ -277,7 +277,7 @@ class WorkerLost(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkersChanged(Happened):
-    """Another generation of workers trains; ``source`` says what it goes on from."""
+    """A new generation of workers that train; ``source`` says what it goes on from."""
 
     event: Literal["workers_changed"]
     step: Count
@@ -298,7 +298,7 @@ class RunFailure(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SessionFinished(Happened):
-    """A script's session ended in good order."""
+    """The orderly end of a script's session."""
 
     event: Literal["session_finished"]
     step: Count
@@ -307,7 +307,7 @@ class SessionFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConditionChanged(Happened):
-    """A host is another from here on; it may also die (for a reason), return, have notice, or be cut off."""
+    """A change of a host from here on; it may also die (for a reason), return, have notice, or be cut off."""
 
     event: Literal["condition_changed"]
     host: Name
@@ -324,7 +324,7 @@ class ConditionChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClockJumped(Happened):
-    """The machine's clock was set, or stood still with the machine."""
+    """A jump of the machine's clock, which was set, or stood still with the machine."""
 
     event: Literal["clock_jumped"]
     by_s: Annotated[float, Field(ge=-1e11, le=1e11)]

@@ -116,7 +116,7 @@ ANOTHER, IN_A_ROW = 1.25, 2
 
 
 class Timing(Record):
-    """Mean seconds of a way's steps, how many say so, and its exchange over what was predicted of it (None: hidden)."""
+    """The mean seconds of an option's steps, their number, and measured over predicted exchange time (None: hidden)."""
 
     collective: str
     step_s: PositiveFloat
@@ -125,7 +125,7 @@ class Timing(Record):
 
 
 class StepTimes(Record):
-    """Timings of ways by key since something last changed, mean seconds of computation, and signs of a change."""
+    """The timings of options by key since something last changed, mean compute seconds, and signs of a change."""
 
     timings: dict[str, Timing] = Field(default_factory=dict)
     compute_s: NonNegativeFloat = 0.0
@@ -242,7 +242,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoRatio:
-    """Chooses the option that promises the least time to the target.
+    """The policy of the option that promises the least time to the target.
 
     Args:
         options: what there is to choose from, each of another key; dense exchange among them.

@@ -177,7 +177,7 @@ class RatioDecision:
 
 
 class RatioPolicy(Protocol, Generic[StateT]):
-    """Says how much of the gradient is sent: asked once a control period, with the same arguments on every rank."""
+    """The policy of the compression ratio, asked once a control period, with the same arguments on every rank."""
 
     def initial(self) -> StateT:
         """Return the state before the first observation; its type reads a checkpoint's (`Record.model_validate`)."""
