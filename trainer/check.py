@@ -58,7 +58,7 @@ class Ended(Exception):  # carries the finding that ends the look
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
-    """Run the user's code; raise what it raises as a finding with the line of its own file."""
+    """Run the user's code; raise its exception as a finding with the line of its own file."""
     try:
         return do()
     except Ended:

@@ -451,7 +451,7 @@ class Milestones:
         return self._evaluations(samples_seen) > self._evaluations(samples_before)
 
     def all_meet(self, step: int, samples_seen: int, steps: int) -> bool:
-        """Return whether the run ends or is evaluated after so many more steps: then all workers meet there anyway."""
+        """Return whether the run ends or is evaluated after ``steps`` more steps: then all workers meet anyway."""
         seen = samples_seen + steps * self.global_batch_size
         return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
 
@@ -531,7 +531,7 @@ class Engine:
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
-        """Begin a control period of so many steps.
+        """Begin a control period of ``steps`` steps.
 
         A message of a few numbers takes as long as a small gradient does: where it can, it travels under the last step,
         and tells about the steps before that one.

@@ -180,7 +180,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: Exception, who: str = "", lines: Lines | None = None) -> HetoptError:
-    """Turn any error into one of a sentence and an exit code: the line of the user's code, and what was said there.
+    """Turn an error into one with a sentence and an exit code: the line of the user's code, and the message.
 
     Args:
         error: of a worker, or of a script that is measured.

@@ -485,7 +485,7 @@ def _tried_loss(task: Task, module: LossModule, feed: SampleFeed, samples: int) 
 
 
 def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, rank: int) -> None:
-    """Compute a share of so many samples, or as much of it as fits into memory at once."""
+    """Compute a share of ``samples`` samples, or as much of it as fits into memory at once."""
     while True:
         try:
             compute(feed.first_part(samples))

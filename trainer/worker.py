@@ -263,7 +263,7 @@ def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
 
 
 def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:
-    """Log that a signal has killed a worker, which may be replaced so many times more."""
+    """Log that a signal has killed a worker, which may be replaced ``replacements`` times more."""
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
             "worker_lost",

@@ -50,7 +50,7 @@ _MINUTES = 24 * 60
 
 
 def _must_be(what: str) -> PydanticCustomError:
-    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.artifact`)."""
+    """Return a fault worded as those of pydantic's own types (`hetopt.core.artifact`)."""
     return PydanticCustomError("host", "Input should be {what}", {"what": what})
 
 

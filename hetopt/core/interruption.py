@@ -230,7 +230,7 @@ _GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the OpenMP variables of each of so many workers of this machine that ``given`` does not set.
+    """Return the OpenMP variables, beside ``given``, of each of ``workers`` workers of this machine.
 
     The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
     set before torch is loaded.
@@ -240,7 +240,7 @@ def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> d
 
 
 def threads_of_each(workers: int) -> int:
-    """Return the number of threads of each of so many workers that share this machine."""
+    """Return the number of threads of each of ``workers`` workers that share this machine."""
     return max(1, usable_processors() // workers)
 
 

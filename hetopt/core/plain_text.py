@@ -124,7 +124,7 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """Return the name of a script with a session written into it: beside it, as it imports what lies there."""
+    """Return the name of a script with a session written into it: beside it, for its imports."""
     return script.with_name(f"{script.stem}_hetopt.py")
 
 

@@ -150,7 +150,7 @@ def why_not_local(spec: RunSpec) -> str | None:
 
 
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
-    """Return the steps of so many passes over the data; at least one."""
+    """Return the steps of ``epochs`` passes over the data; at least one."""
     return max(1, round(epochs * dataset_size / global_batch_size))
 
 
@@ -209,7 +209,7 @@ def check_batch(spec: RunSpec, samples: int) -> None:
 
 
 def left_to_script(spec: RunSpec) -> str:
-    """Return a sentence on what the plan reckons with and the script's own loop decides; None: nothing."""
+    """Return a sentence on the length and checkpoints of the plan that the script's own loop decides instead."""
     stop = spec.stop
     amount, unit = (stop.max_epochs, "epoch") if stop.max_epochs else (stop.max_steps or 0, "step")
     saving = f", and with a checkpoint every {formatting.duration(spec.checkpoint_every_s)}" if spec.resumes else ""

@@ -447,7 +447,7 @@ class MomentumCorrection:
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent of what was prepared, and clear the velocity of what was (see `Residual`)."""
+        """Keep the unsent part of what was prepared, and clear the velocity of the sent part (see `Residual`)."""
         sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)

@@ -137,7 +137,7 @@ of small gradients, calls are what costs.
 
 
 def _stretched(columns: slice, units: int, elements: int) -> slice:
-    """Return the slice of columns where so many units hold so many elements."""
+    """Return the slice of units that holds a slice of elements, where ``units`` hold ``elements``."""
     return slice(columns.start * units // elements, columns.stop * units // elements)
 
 
@@ -178,7 +178,7 @@ class LowPrecision(Compressor["LowPrecisionPayload"]):
         return LowPrecisionPayload(rows=rows, size=size, coding=self.coding, numel=numel, rank=turn.channel.rank)
 
     def rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
-        """Return memory for so many coded slices, the same whenever ``name`` is asked for."""
+        """Return memory for ``count`` coded slices, the same whenever ``name`` is asked for."""
         width = self.coding.width(size)
         return self._workspace.take(name, count * width, self.coding.dtype, like.device).view(count, width)
 

@@ -109,7 +109,7 @@ class LowRank(Summed[LowRankPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> LowRankPayload:
-        """Agree on the left factors, a sum; the right ones are what remains to be added up (see `Compressor`)."""
+        """Sum the left factors over workers; return this worker's right factors, to be summed (see `Compressor`)."""
         take, device = self._workspace.take, flat.device
         left = take("left", self._left_elements, torch.float32, device)
         for place in self._places:

@@ -36,7 +36,7 @@ class LostPeer(RuntimeError):
 
 
 def meet(description: str, channel: Channel) -> None:
-    """Compare descriptions with all workers before the first step: one gather of a fixed size, which cannot hang
+    """Compare descriptions with all workers before the first step, by one gather of a fixed size, which cannot hang
     because of what they are about to do differently.
 
     Args:

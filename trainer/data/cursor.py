@@ -174,7 +174,7 @@ class Passes:
         self.drawn = drawn
 
     def skip(self, count: int) -> None:
-        """Skip so many samples, as if they had been drawn."""
+        """Skip ``count`` samples, as if they had been drawn."""
         left = count
         while left >= (rest := len(self._present) - self._offset):
             left -= rest
@@ -329,7 +329,7 @@ def make_parts(
 
 
 def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
-    """Deal each worker samples of so many labels; of labels that several have, each has an equal part.
+    """Deal each worker samples of ``each`` labels; of labels that several have, each has an equal part.
 
     Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
 

@@ -216,7 +216,7 @@ class TcpRendezvousStore:
         return written.decode()
 
     def forget_before(self, number: int) -> None:
-        """Remove what generations before this one have left; whoever still looks for them finds a newer one wanted.
+        """Remove the keys of generations before a number; whoever still looks for them finds a newer one wanted.
 
         A run that workers leave and join for weeks would fill the memory of the process that holds the store.
         """

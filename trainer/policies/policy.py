@@ -480,7 +480,7 @@ class WorkerLine(Record):
         return self.model_copy(update={"fixed_s": fixed_s, "per_sample_s": per_sample_s})
 
     def _scaled(self, factor: float, *, relative_sd: float) -> WorkerLine:
-        """Return the line of a worker that is so many times slower, give or take ``relative_sd``."""
+        """Return the line of a worker ``factor`` times as slow, give or take ``relative_sd``."""
         fixed_s, per_sample_s = self.fixed_s * factor, self.per_sample_s * factor
         return self.model_copy(
             update={

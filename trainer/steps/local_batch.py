@@ -303,7 +303,7 @@ class SampleFeed:
         return {} if self._injector is None else self._injector.event()
 
     def first_part(self, samples: int) -> MicroBatch:
-        """Return the largest micro-batch of a share of so many samples, made of the first samples of the data set."""
+        """Return the largest micro-batch of a share of ``samples``, made of the first samples of the data set."""
         limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
@@ -326,7 +326,7 @@ class SampleFeed:
         return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
-        """Limit micro-batches to so many samples, and cut those of the last `take` anew."""
+        """Limit micro-batches to ``max_samples``, and cut those of the last `take` anew."""
         self._reader = replace(self._reader, max_samples=max_samples)
         self.learned_bound = max_samples
         if self._batch is None:

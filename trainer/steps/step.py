@@ -389,7 +389,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """Return the samples of the micro-batch to try when one of so many samples does not fit.
+    """Return the samples of the micro-batch to try when one of ``samples`` does not fit.
 
     Raises:
         RunFailed: it was a single sample.

@@ -192,7 +192,7 @@ class Declared(Slowdown):
 
 
 def busy(seconds: float) -> None:
-    """Wait so many seconds without letting go of the core.
+    """Wait for ``seconds`` without letting go of the core.
 
     A weaker machine computes all the while. Where a paced worker sleeps instead, its core falls idle and its caches
     cool, and waking up for the exchange costs milliseconds that no weaker machine would have paid.
@@ -203,7 +203,7 @@ def busy(seconds: float) -> None:
 
 
 def precisely(seconds: float) -> None:
-    """Sleep so many seconds, but in the last moment only offer the core to whoever else has work."""
+    """Sleep for ``seconds``, but in the last moment only offer the core to whoever else has work."""
     until = time.perf_counter() + seconds
     if seconds > _YIELDING_S:
         time.sleep(seconds - _YIELDING_S)

@@ -208,7 +208,7 @@ class Traffic:
     dense_bytes: float = 0.0
 
     def take(self, told: ExchangeTold, steps: int) -> None:
-        """Add the exchanges of so many more steps."""
+        """Add the exchanges of ``steps`` more steps."""
         self.way = told.way
         self.steps[told.way] = self.steps.get(told.way, 0) + steps
         self.sent_bytes += steps * told.sent_bytes

@@ -138,7 +138,7 @@ class StepTimes(Record):
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Add a period's median step, in seconds, of so many steps."""
+        """Add a period's median step time, in seconds, over ``steps`` steps."""
         before = self.timings.get(option.key)
         # The first step of a way is slower than those that follow, and tells nothing alone.
         if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):

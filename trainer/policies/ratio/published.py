@@ -100,7 +100,7 @@ class ScheduledRatio:
         return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
 
     def at(self, epoch: float) -> float:
-        """Return the ratio after so many epochs."""
+        """Return the ratio after ``epoch`` epochs."""
         done = int(epoch)
         return max(self.ratio, self.schedule[done]) if done < len(self.schedule) else self.ratio
 
@@ -305,7 +305,7 @@ class Gravac(GravacSettings):
         return state.model_copy(update={"candidate": candidate, "raised": raised})
 
     def _raise(self, raised: int) -> float:
-        """Return the multiple of the first floor after so many raises: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
+        """Return the multiple of the first floor after ``raised`` raises: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
         exponent = 2 ** (raised - 1) if self.raises == "exponential" else raised
         return 2.0 ** min(exponent, 64)
 
