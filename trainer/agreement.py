@@ -34,16 +34,16 @@ def meet_one_version(store: Store, rank: int, world_size: int, own: str | None =
         BadInput: versions differ. All workers raise it.
     """
     store.set(f"hetopt/version/{rank}", own or version("hetopt"))
-    told = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
-    if len(set(told)) > 1:
-        each = ", ".join(f"worker {other} has {one}" for other, one in enumerate(told))
+    versions = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
+    if len(set(versions)) > 1:
+        each = ", ".join(f"worker {other} has {release}" for other, release in enumerate(versions))
         raise BadInput(
             f"the workers run different versions of hetopt: {each}.", hint="install one version on all machines"
         )
 
 
 def choose_backend(devices: list[str]) -> str:
-    """The collective backend for workers on these devices, each named ``machine/device``, in rank order.
+    """Return the collective backend for workers on these devices, each named ``machine/device``, in rank order.
 
     NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
     tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
@@ -53,7 +53,7 @@ def choose_backend(devices: list[str]) -> str:
 
 
 def join_group(store: Store, rank: int, world_size: int, device: object, timeout_s: float) -> None:
-    """Make the default process group, over the backend that suits the devices of all workers.
+    """Open the default process group, over the backend that suits the devices of all workers.
 
     Args:
         store: that they meet in.
@@ -73,12 +73,12 @@ def join_group(store: Store, rank: int, world_size: int, device: object, timeout
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
-    """The rows of all workers, in rank order, bit for bit as they were (NaN included); all rows have one length."""
+    """Gather a row of numbers from every worker, in rank order, bit for bit (NaN included); rows have one length."""
     return Gathering(row, world_size).wait()
 
 
 class Gathering:
-    """Rows of all workers on their way: what `gather_numbers` gives, with something else done in between.
+    """The rows of all workers on their way: `gather_numbers`, with something else done in between.
 
     Begun and waited for at the same points of the program on all ranks, like every collective. Others may be begun and
     finished in between: gloo carries out what is begun in that order, and keeps the messages of each apart.
@@ -88,12 +88,12 @@ class Gathering:
         self._row = list(row)
         self._work: dist.Work | None = None
         if world_size > 1:
-            own = torch.tensor(self._row, dtype=torch.float64)
-            self._rows = [torch.empty_like(own) for _ in range(world_size)]
-            self._work = dist.all_gather(self._rows, own, async_op=True)
+            numbers = torch.tensor(self._row, dtype=torch.float64)
+            self._rows = [torch.empty_like(numbers) for _ in range(world_size)]
+            self._work = dist.all_gather(self._rows, numbers, async_op=True)
 
     def wait(self) -> list[list[float]]:
-        """The rows, in rank order."""
+        """Return the rows of all workers, in rank order."""
         if self._work is None:
             return [self._row]
         self._work.wait()
@@ -102,11 +102,11 @@ class Gathering:
 
 
 def gather_texts(text: str, world_size: int) -> list[str]:
-    """A short text of each worker, in rank order; cut to 256 bytes."""
+    """Gather a short text from every worker, in rank order; cut to 256 bytes."""
     if world_size == 1:
         return [text]
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    rows = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(rows, own)
+    packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    rows = [torch.empty_like(packed) for _ in range(world_size)]
+    dist.all_gather(rows, packed)
     return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="ignore") for gathered in rows]

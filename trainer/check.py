@@ -30,7 +30,7 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something about a task.
+    """A finding about a task: an error or a remark.
 
     Attributes:
         level: ``error``: it cannot be trained, or not rightly; ``warning``: it can, at a price that is told.
@@ -58,7 +58,7 @@ class Ended(Exception):  # carries the finding that ends the look
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
-    """Run the user's code; what it raises is a finding with the line of its own file."""
+    """Run the user's code; raise its exception as a finding with the line of its own file."""
     try:
         return do()
     except Ended:
@@ -66,15 +66,15 @@ def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str 
     except Exception as failed:
         file = place(part).rpartition(":")[0]
         line = line_in(file, failed) if file else None
-        own = f"{file}:{line}" if line else where or place(part)
+        location = f"{file}:{line}" if line else where or place(part)
         if isinstance(failed, HetoptError):
-            raise Ended(failed.message, hint=failed.hint or "correct that line", where=own) from failed
+            raise Ended(failed.message, hint=failed.hint or "correct that line", where=location) from failed
         text = f"{what} raised {type(failed).__name__}: {first_line(failed)}"
-        raise Ended(text, hint="correct that line", where=own) from failed
+        raise Ended(text, hint="correct that line", where=location) from failed
 
 
 def place(*written: object) -> str:
-    """``file:line`` of the first function or class that is neither torch's nor hetopt's; empty: there is none."""
+    """Return ``file:line`` of the first function or class that is neither torch's nor hetopt's; empty: none is."""
     for code in written:
         function = getattr(code, "__wrapped__", code)
         if isinstance(function, type):
@@ -127,13 +127,13 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     yield from _evaluation(task, model, data.evaluation)
 
 
-def _must_be(kind: type, made: object, part: Callable[..., object], what: str, hint: str) -> None:
-    if not isinstance(made, kind):
-        raise Ended(f"{what} gives a {type(made).__name__}, not {kind.__name__}.", hint=hint, where=place(part))
+def _must_be(kind: type, value: object, part: Callable[..., object], what: str, hint: str) -> None:
+    if not isinstance(value, kind):
+        raise Ended(f"{what} gives a {type(value).__name__}, not {kind.__name__}.", hint=hint, where=place(part))
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> Iterator[Finding]:
-    """A scalar, finite, of the model, and one whose parts add up to the whole."""
+    """Check that a task's loss is a finite scalar of the model, and that parts of a batch add up to the whole."""
     where = place(task.loss)
     model.eval()  # without dropout, and BatchNorm by its running statistics
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
@@ -155,7 +155,7 @@ def _loss(task: Task, model: nn.Module, batch: Batch, dataset: MapDataset) -> It
 
 
 def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
-    """One of the model's parameters, that steps by gradients of them."""
+    """Check that a task's optimizer has the model's parameters alone, and that it steps."""
     optimizer = run(task.optimizer, lambda: make_optimizer(task, model), "The task's optimizer")
     known = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
@@ -170,7 +170,7 @@ def _optimizer(task: Task, model: nn.Module, batch: Batch) -> Iterator[Finding]:
 
 
 def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[Finding]:
-    """Sums, which double when the samples come twice; and metrics that the target is among."""
+    """Check that evaluation sums double when samples come twice, and that metrics include the target's."""
     model.eval()
     few = list(range(min(SAMPLES, len(dataset))))
     # Those of a task without its own are its loss's.
@@ -179,11 +179,11 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     def sums(indices: list[int]) -> dict[str, float]:
         batch = fetch(dataset, indices)
         with torch.no_grad():
-            told = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
-        if not isinstance(told, Mapping) or not told:
-            said = "no sums" if isinstance(told, Mapping) else f"a {type(told).__name__}, not a dictionary of sums"
+            totals = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
+        if not isinstance(totals, Mapping) or not totals:
+            said = "no sums" if isinstance(totals, Mapping) else f"a {type(totals).__name__}, not a dictionary of sums"
             raise Ended(f"The task's evaluate gives {said}.", hint=_SUMS, where=where)
-        return {name: float(value) for name, value in told.items()}
+        return {name: float(value) for name, value in totals.items()}
 
     before = Generators.at(_CPU)
     once, twice = sums(few), sums(few + few)

@@ -55,7 +55,7 @@ class Generators:
 
     @staticmethod
     def at(device: torch.device) -> Generators:
-        """As they are at this moment."""
+        """Return the present states of the random generators of the CPU and of a device."""
         on_gpu = device.type == "cuda"
         return Generators(
             cpu_generator=torch.get_rng_state(),
@@ -72,4 +72,6 @@ class Generators:
         """Return whether random numbers of torch were drawn since these states were taken."""
         now = Generators.at(device)
         pairs = ((now.cpu_generator, self.cpu_generator), (now.cuda_generator, self.cuda_generator))
-        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
+        return any(
+            current is not None and other is not None and not torch.equal(current, other) for current, other in pairs
+        )

@@ -113,7 +113,7 @@ class Period:
 
     @classmethod
     def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...]) -> Period:
-        """The period that the workers sent rows of (a `ControlRow`, then a `Traffic`)."""
+        """Return the period of the rows that the workers sent (a `ControlRow`, then a `Traffic`)."""
         first, last = len(fields(ControlRow)), len(fields(ControlRow)) + len(fields(Traffic)) - 1
         return cls(
             rows=tuple(ControlRow(*numbers[:first]) for numbers in gathered),
@@ -140,7 +140,7 @@ class Period:
 
     @property
     def diverged(self) -> bool:
-        """Whether some worker met a loss that is NaN or infinite."""
+        """True where some worker met a loss that is NaN or infinite."""
         return not math.isfinite(self.loss)
 
     @property
@@ -152,7 +152,7 @@ class Period:
 
     @property
     def stop_wished(self) -> bool:
-        """Whether any worker was asked to stop."""
+        """True where any worker was asked to stop."""
         return any(row.stop_wished for row in self.rows)
 
     @property
@@ -161,7 +161,7 @@ class Period:
         return tuple(int(row.memory_bound) for row in self.rows)
 
     def observation(self, epoch: int) -> BatchObservation:
-        """What shares are judged by, when so many epochs are completed."""
+        """Return the compute times by which batch policies judge shares, after ``epoch`` completed epochs."""
         return BatchObservation(
             local_batch_sizes=self.local_batch_sizes,
             compute_s=tuple(row.compute_median_s for row in self.rows),
@@ -186,7 +186,7 @@ class Period:
         }
 
     def event(self, *, step: int, epoch: float, samples_seen: int) -> Event:
-        """The fields of the ``step`` event that the workers measured.
+        """Return the fields of the ``step`` event that the workers measured.
 
         The worker that waits least is the one the others wait for, so the least exchange time of the cluster is that of
         the exchange itself (``sync_s``, the same for all) and what a worker spends beyond it is its wait.
@@ -212,7 +212,7 @@ class Period:
 
 
 class PeriodLog:
-    """Collects the traces of steps until they are gathered; marks are read only then.
+    """The traces of steps until they are gathered; marks are read only then.
 
     Attributes:
         stopwatch: of the device.
@@ -230,15 +230,15 @@ class PeriodLog:
 
     @property
     def unread(self) -> int:
-        """Steps that no row tells about yet."""
+        """The number of steps that no row tells about yet."""
         return len(self.traces)
 
     def resume(self) -> None:
-        """The next step begins now: what happened since the last one is no part of it."""
+        """Begin the next step now: time since the last one is no part of it."""
         self._resumed = self.stopwatch.mark()
 
     def add(self, trace: StepTrace) -> None:
-        """One more step is over."""
+        """Add the trace of a step that is over."""
         now = self.stopwatch.mark()
         self.traces.append(trace)
         self.spans.append((self._resumed, now))
@@ -256,7 +256,7 @@ class PeriodLog:
         model_mark: int = 0,
         drawn: tuple[int, int] = (0, 0),
     ) -> ControlRow:
-        """The row for the steps since the last call, at least one; waits until the device has done them."""
+        """Return the row for the steps since the last call, at least one; waits until the device has done them."""
         seconds = self.stopwatch.seconds
         traces, self.traces = self.traces, []
         spans, self.spans = self.spans, []
@@ -291,7 +291,7 @@ class PeriodLog:
         )
 
     def judged(self, *, changed: bool) -> None:
-        """Shares were judged, and perhaps changed: the steps that count next time are those from now on."""
+        """Note that shares were judged, and perhaps changed: only steps from now on count next time."""
         self._judged_s = []
         if changed:
             self._with_other_shares = len(self.traces)
@@ -311,7 +311,7 @@ _WORD = {4: torch.int32, 8: torch.int64}
 
 
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
-    """A checksum of some tensors in their order, for comparison between workers."""
+    """Return a checksum of tensors in their order, for comparison between workers."""
     total: Tensor | None = None
     for index, tensor in enumerate(tensors):
         flat = tensor.detach().contiguous().reshape(-1)
@@ -322,25 +322,26 @@ def tensors_mark(tensors: Iterable[Tensor]) -> int:
 
 
 def options_of(optimizer: Any) -> list[tuple[str, float]]:
-    """The optimizer's numbers by name: learning rates, momenta and so on of every group."""
-    found = []
+    """Return an optimizer's numbers by name: learning rates, momenta and so on of every group."""
+    numbers = []
     for index, group in enumerate(optimizer.param_groups):
         for key in sorted(group.keys() - {"params"}):
             values = group[key] if isinstance(group[key], (tuple, list)) else (group[key],)
             if all(
-                isinstance(one, (bool, int, float)) or (isinstance(one, Tensor) and one.numel() == 1) for one in values
+                isinstance(value, (bool, int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+                for value in values
             ):
-                found += [(f"{key} of parameter group {index}", float(one)) for one in values]
-    return found
+                numbers += [(f"{key} of parameter group {index}", float(value)) for value in values]
+    return numbers
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """All that it has, in the order of its groups."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    """Return all parameters of an optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Balance:
-    """The same on every rank: what changes it is what all ranks read.
+    """The batch policy of a run with its state, the same on every rank.
 
     Args:
         spec: of the run.
@@ -357,7 +358,7 @@ class Balance:
         self.shares = first_shares(spec, minimum=minimum)
 
     def is_due(self, period: Period) -> bool:
-        """Whether shares are to be judged now, after one more period."""
+        """Return whether shares are to be judged now, after one more period."""
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
         enough = min(_STEPS_TO_JUDGE, self._spec.control_period_steps)  # a period may be very short
@@ -367,7 +368,7 @@ class Balance:
         return True
 
     def judge(self, period: Period, epoch: int) -> Event | None:
-        """Let the policy decide; what changed, if anything did.
+        """Let the policy judge a period; return the change of shares as an event, if any.
 
         Args:
             period: the last one, whose medians are over all steps since shares were last judged.
@@ -382,11 +383,11 @@ class Balance:
         return {"before": list(before), "after": list(self.shares), "reason": decision.reason}
 
     def state(self) -> Mapping[str, object]:
-        """What the policy remembers, as plain JSON."""
+        """Return the state of the batch policy, as plain JSON."""
         return self._state.model_dump(mode="json")
 
     def resume(self, *, policy: str, shares: tuple[int, ...], state: Mapping[str, object]) -> None:
-        """Continue with what a checkpoint holds, where it suits the cluster and the policy that the run has now."""
+        """Restore the state in a checkpoint, where it suits the cluster and the policy that the run has now."""
         spec = self._spec
         if policy != spec.batch_policy or len(shares) != len(spec.workers):
             return
@@ -410,7 +411,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Milestones:
-    """The fixed points of one run.
+    """The steps at which a run ends and is evaluated.
 
     Attributes:
         stop: when it ends.
@@ -427,7 +428,7 @@ class Milestones:
     control_period_steps: int
 
     def ended_by(self, step: int, samples_seen: int) -> str | None:
-        """Which limit has been reached: "steps", "epochs" or none."""
+        """Return the limit that has been reached: "steps", "epochs" or none."""
         if self.stop.max_steps is not None and step >= self.stop.max_steps:
             return "steps"
         if self.stop.max_epochs is not None and samples_seen >= self._samples(self.stop.max_epochs):
@@ -435,7 +436,7 @@ class Milestones:
         return None
 
     def steps_left(self, step: int, samples_seen: int) -> int | None:
-        """Steps until a limit is reached, at least 1; None where a target may end the run before."""
+        """Return the steps until a limit is reached, at least 1; None where a target may end the run before."""
         if self.stop.target:
             return None
         limits = []
@@ -446,16 +447,16 @@ class Milestones:
         return max(1, min(limits)) if limits else None
 
     def evaluation_due(self, samples_before: int, samples_seen: int) -> bool:
-        """Whether an evaluation point was passed between two positions."""
+        """Return whether an evaluation point was passed between two positions."""
         return self._evaluations(samples_seen) > self._evaluations(samples_before)
 
     def all_meet(self, step: int, samples_seen: int, steps: int) -> bool:
-        """Whether the run ends or is evaluated after so many more steps: then all workers meet there anyway."""
+        """Return whether the run ends or is evaluated after ``steps`` more steps: then all workers meet anyway."""
         seen = samples_seen + steps * self.global_batch_size
         return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
 
     def period_steps(self, step: int, samples_seen: int, step_time_s: float | None) -> int:
-        """Steps until the next look at the statistics: never beyond the end of the run or an evaluation point.
+        """Return the steps of the next period, which ends at the latest with the run or at an evaluation point.
 
         Args:
             step: steps done.
@@ -477,7 +478,7 @@ class Milestones:
         return math.ceil(epochs * self.dataset_size * (1 - _ROUNDING))
 
     def _evaluations(self, samples_seen: int) -> int:
-        """Evaluation points up to a position."""
+        """Return the number of evaluation points up to a position."""
         return int(samples_seen / (self.evaluate_every_epochs * self.dataset_size) * (1 + _ROUNDING))
 
     def _steps_to(self, samples: int, samples_seen: int) -> int:
@@ -485,7 +486,7 @@ class Milestones:
 
 
 class Engine:
-    """Steps that somebody computes, in control periods: what all workers learn of them, and conclude alike.
+    """The steps of a run in control periods, after each of which all workers decide alike.
 
     A period goes `begin`, a step and `after` until it `is_over`, `gather`; then, of the rows of all workers, `tell`,
     `steer` and `share`. What a front cannot do it does not call, or is not given: no synchroniser, nothing to steer.
@@ -526,11 +527,11 @@ class Engine:
         self._steps = self._told = self._done = 0
 
     def period_steps(self, steps: int) -> int:
-        """Steps of the next period, where it would have so many."""
+        """Return the steps of the next period, where it would have ``steps``."""
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
-        """A period begins.
+        """Begin a control period of ``steps`` steps.
 
         A message of a few numbers takes as long as a small gradient does: where it can, it travels under the last step,
         and tells about the steps before that one.
@@ -546,7 +547,7 @@ class Engine:
 
     @property
     def gathers_now(self) -> bool:
-        """Whether the row is to be sent before the next step, and travels under it."""
+        """True where the control row is to be sent before the next step, and travels under it."""
         return self._done == self._told < self._steps
 
     @property
@@ -556,7 +557,7 @@ class Engine:
         return steering.look_at if steering is not None and self._done + 1 == self._told else ()
 
     def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
-        """The optimizer has done a step, on every worker.
+        """Log a step that the optimizer has done on every worker, and average parameters where the policy says so.
 
         Args:
             trace: of the step.
@@ -573,11 +574,11 @@ class Engine:
         self._done += 1
         self.is_over = self._done == self._steps
 
-    def gather(self, **told: Any) -> Gathering:
-        """Send this worker's row on its way.
+    def gather(self, **reported: Any) -> Gathering:
+        """Send this worker's control row to all workers.
 
         Args:
-            told: of this worker besides its steps (see `PeriodLog.close`).
+            **reported: fields of this worker besides its steps (see `PeriodLog.close`).
         """
         begun_s = self.context.clock()
         steering = self.exchange.steering
@@ -590,14 +591,14 @@ class Engine:
             spans=self.log.spans,
         )
         *exchanges, looked = astuple(traffic)
-        row = [*astuple(self.log.close(**told)), *exchanges, *looked]
+        row = [*astuple(self.log.close(**reported)), *exchanges, *looked]
         gathering = Gathering(row, self.context.world_size)
         self.control_s += self.context.clock() - begun_s
         self.log.resume()
         return gathering
 
     def read(self, gathering: Gathering) -> Period:
-        """What the workers' rows tell of the period; waits for them."""
+        """Return the period that the workers' rows tell of; waits for the rows."""
         return Period.of(gathering.wait(), local_batch_sizes=self.balance.shares)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
@@ -614,7 +615,7 @@ class Engine:
         self.control_s = 0.0
 
     def steer(self, period: Period, *, epoch: float, learning_rate: float, steps_left: int | None) -> None:
-        """Decide how gradients travel from now on.
+        """Decide the exchange of gradients from now on, and log a change.
 
         Args:
             period: that was gathered last.
@@ -638,7 +639,7 @@ class Engine:
             self.context.events.write("exchange_changed", step=self.step, **change)
 
     def share(self, period: Period, epoch: int) -> bool:
-        """Judge the shares if it is time to; whether they change from the next step on."""
+        """Judge the shares if it is time to; return whether they change from the next step on."""
         if not self.balance.is_due(period):
             return False
         change = self.balance.judge(period, epoch)
@@ -652,7 +653,7 @@ class Engine:
 def announce(
     context: WorkerContext, model: nn.Module, exchange: ExchangeConfig, *, shares: Sequence[int], step: int
 ) -> None:
-    """Write ``run_started``, and what the network is like where it was measured; called by every rank.
+    """Write ``run_started``, and the network's speed where it was measured; called by every rank.
 
     Args:
         context: this worker.

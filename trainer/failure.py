@@ -33,23 +33,23 @@ MOST_SAID = 240
 
 
 class Lines:
-    """Finds lines of a script and of the modules beside it."""
+    """The lines of a script and of the modules beside it."""
 
     def __init__(self, script: str) -> None:
         self._script = Path(script).resolve()
         self._name = script
 
     def now(self, *, not_by: str = "-") -> str | None:
-        """The innermost line that is being executed: ``train.py, line 12``; None: none of the user's is.
+        """Return the innermost line of the user's that is being executed: ``train.py, line 12``; None where none is.
 
         Args:
             not_by: a package; None as well where it stands between that line and this call.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            found = self._place(_module(frame), frame.f_code.co_filename, frame.f_lineno)
-            if found is not None or _module(frame).startswith(not_by):
-                return found
+            place = self._place(_module(frame), frame.f_code.co_filename, frame.f_lineno)
+            if place is not None or _module(frame).startswith(not_by):
+                return place
             frame = frame.f_back
         return None
 
@@ -76,7 +76,7 @@ class Lines:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's type and words on one line, with the module of a system call that names no file.
+    """Format an error's type and words on one line, with the module of a system call that names no file.
 
     Of an error that quotes the traceback of another process: what that process ended with.
     """
@@ -91,7 +91,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _module(frame: FrameType) -> str:
-    """Its full name, also of one that was started by ``python -m``; a script has none."""
+    """Return the full name of a frame's module, also of one started by ``python -m``; a script has none."""
     spec = frame.f_globals.get("__spec__")
     return str(frame.f_globals.get("__name__") if spec is None else spec.name)
 
@@ -115,11 +115,11 @@ _MEMORY_REFUSED = (
 
 
 class OthersFailed(RunFailed):
-    """This worker goes no further because another one ended, who or whose host says why."""
+    """The end of this worker because another one ended, who or whose host says why."""
 
 
 class FailureReport:
-    """Around a worker's whole life: appends ``run_failed`` to the event log when it ends with an error.
+    """The context of a worker's whole life, which logs ``run_failed`` when that ends with an error.
 
     Every rank may write (one short line is appended whole); the first reason of an attempt is the one that counts. A
     worker that merely lost a peer says nothing: the peer, or the host that saw it die, knows why.
@@ -164,7 +164,7 @@ class FailureReport:
 
 
 def is_peer_loss(error: Exception) -> bool:
-    """Whether the error only says that another worker is gone."""
+    """Return whether an error only says that another worker is gone."""
     if isinstance(error, HetoptError):
         return isinstance(error, OthersFailed)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
@@ -173,14 +173,14 @@ def is_peer_loss(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that there was not enough memory."""
+    """Return whether an error says that there was not enough memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_REFUSED)
 
 
 def explain(error: Exception, who: str = "", lines: Lines | None = None) -> HetoptError:
-    """Return any error as one sentence with an exit code: where the user's code was, and what was said there.
+    """Turn an error into one with a sentence and an exit code: the line of the user's code, and the message.
 
     Args:
         error: of a worker, or of a script that is measured.

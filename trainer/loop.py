@@ -42,14 +42,14 @@ from hetopt.trainer.training import Training, build_model, try_twins
 
 @dataclass(frozen=True)
 class Material:
-    """What a worker can have before it is one of a group: those that wait for it need not wait for this."""
+    """The task and data that a worker loads before it joins a group, so that no other worker waits for them."""
 
     task: Task
     data: TaskData
 
     @classmethod
     def load(cls, spec: RunSpec) -> Material:
-        """The task of a run and its data.
+        """Load the task of a run and its data.
 
         Raises:
             BadInput: they cannot be used.
@@ -85,7 +85,7 @@ def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Mat
 def _attempt(
     context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: Held | None
 ) -> tuple[bool, Held | None]:
-    """Train with one group of workers; return whether that was to the end, and else what this worker has of it."""
+    """Train with one group of workers; return whether that was to the end, and else the state that is held."""
     run: _Run | None = None
     try:
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
@@ -106,7 +106,7 @@ def _attempt(
 
 
 class _Run(Training):
-    """One worker's way through the run: what is done when, decided alike by all."""
+    """The training of one worker, in periods and checkpoints, decided alike by all."""
 
     def __init__(
         self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, crew: WorkerGroup | None = None
@@ -128,49 +128,53 @@ class _Run(Training):
             self._resume_from_disk()
             return
         assert crew.generation is not None
-        found = hand_over(held, crew.generation, self.context.rank)
-        if found is None:
+        handed = hand_over(held, crew.generation, self.context.rank)
+        if handed is None:
             self._resume_from_disk()
         else:
-            own = found.own or self.own_state()
-            self.take_over(found.shared, replace(own, memory={**own.memory, **found.alike}), "the other workers")
-            self._decisions, self._evaluation_owed = found.version.decisions, found.evaluation_owed
+            rank_state = handed.own or self.own_state()
+            self.take_over(
+                handed.shared, replace(rank_state, memory={**rank_state.memory, **handed.alike}), "the other workers"
+            )
+            self._decisions, self._evaluation_owed = handed.version.decisions, handed.evaluation_owed
         self._agreed = crew.generation.number
-        crew.agreed(found, step=self.step)
+        crew.agreed(handed, step=self.step)
 
     def held(self) -> Held | None:
-        """What this worker has of the training, as it was before the step under way; None: not all had one state yet.
+        """Return this worker's training state as of before the step under way; None before all workers had one state.
 
         To be asked for when the group has fallen apart: nothing here communicates.
         """
         if self._agreed is None:
             return None
         shared, own_after = self.shared_state(), self.own_state()
-        own, unfinished = own_after, self.unfinished
+        rank_state, unfinished = own_after, self.unfinished
         if unfinished is not None:
             cursor, generators = unfinished
-            shared, own = replace(shared, cursor=cursor), replace(own, **vars(generators))
+            shared, rank_state = replace(shared, cursor=cursor), replace(rank_state, **vars(generators))
         return Held(
             version=Version(agreed=self._agreed, step=self.step, decisions=self._decisions),
             shared=shared.snapshot(),
-            own=own.snapshot(),
+            own=rank_state.snapshot(),
             own_after=own_after.snapshot(),
-            alike=copied(alike_part(own.memory)),
+            alike=copied(alike_part(rank_state.memory)),
             evaluation_owed=self._evaluation_owed,
             share=self.balance.shares[self.context.rank],
         )
 
     def _resume_from_disk(self) -> None:
         context, folder = self.context, CheckpointFolder(self.context.run_dir)
-        found = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
-        for torn, reason in found.torn:
+        newest = folder.newest(run_digest(context.spec)) if context.is_leader else Found(step=None)
+        for torn, reason in newest.torn:
             context.events.write("checkpoint_skipped", step=torn, reason=reason)
-        step = int(gather_numbers([-1 if found.step is None else found.step], context.world_size)[0][0])
+        step = int(gather_numbers([-1 if newest.step is None else newest.step], context.world_size)[0][0])
         if step < 0:
             return
         shared = folder.load_shared(step)
-        own = folder.load_own(step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size)
-        self.take_over(shared, own, f"the checkpoint of step {step}")
+        rank_state = folder.load_own(
+            step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size
+        )
+        self.take_over(shared, rank_state, f"the checkpoint of step {step}")
         self._checkpoint_step = self._saver.saved_step = step
 
     def go(self) -> None:
@@ -213,12 +217,12 @@ class _Run(Training):
         self._finish(reason)
 
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """End the threads and processes of this run."""
         super().close()
         self._saver.close()
 
     def _period(self, steps: int) -> Period:
-        """Do some steps over the present shares, read what they were like, and decide."""
+        """Train some steps over the present shares, read their period, and decide."""
         context, clock = self.context, self.context.clock
         steps = self.period_steps(steps)
         gathering = self.run_period(
@@ -237,7 +241,7 @@ class _Run(Training):
         return period
 
     def _tell(self, gathering: Gathering) -> Period:
-        """Read what the workers' rows tell of a period, and write it.
+        """Read a period off the workers' rows, and log it.
 
         Raises:
             RunFailed: the loss is no longer finite.
@@ -313,7 +317,7 @@ class _Run(Training):
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self, *, stopped: bool) -> None:
-        """Save the last checkpoint: nothing is left to do meanwhile. A finished run has its model, and can do without.
+        """Save the last checkpoint, and wait for it. A finished run has its model, and can do without.
 
         Raises:
             RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.
@@ -364,7 +368,7 @@ class _Run(Training):
 
 
 def conclude(training: Training, period: Period) -> None:
-    """What every rank concludes from the same numbers: shares, exchange and learning rate from now on.
+    """Decide shares, exchange and learning rate from now on by a period's numbers, the same on every rank.
 
     Raises:
         RunFailed: the workers do not train the same model in the same way any more.

@@ -22,7 +22,7 @@ from hetopt.trainer.worker import keep, live_supervised, tell_lost
 
 
 def _live_placed(run_dir: Path, spec: RunSpec, node: Node, warden: int, place: int) -> int:
-    """Live the life of the worker in a place, in a fork of its warden; return the exit code."""
+    """Run the worker of a place in a fork of its warden; return the exit code."""
     local_rank = place - first_rank(spec, node.host)
     attempt = f"attempt_{os.environ.get(INCARNATION_VARIABLE, '0')}"
     log = host_log_folder(run_dir, node.host) / "run" / attempt / str(local_rank) / "stderr.log"
@@ -35,7 +35,7 @@ def _live_placed(run_dir: Path, spec: RunSpec, node: Node, warden: int, place: i
 
 
 def main(arguments: list[str]) -> int:
-    """Host the workers of one host until they end; the exit code is that of the first that failed.
+    """Host the workers of one host until they end; return the exit code of the first that failed.
 
     Raises:
         BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
@@ -45,9 +45,9 @@ def main(arguments: list[str]) -> int:
     spec, node = read_spec(run_dir), Node.of_arguments(arguments[2:])
     assert node is not None, "whoever starts it names the host"
     import_everything()
-    own = next(one for one in node.meeting.split(",") if one.rpartition(":")[0] == node.address)
+    endpoint = next(meeting for meeting in node.meeting.split(",") if meeting.rpartition(":")[0] == node.address)
     # In a process of its own: this one has no thread, so that it can be forked.
-    store = _start_store(own)
+    store = _start_store(endpoint)
     os.environ[HOST_PID_VARIABLE], os.environ[MEETING_VARIABLE] = str(os.getpid()), node.meeting
 
     first = first_rank(spec, node.host)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _start_store(meeting: str) -> int:
-    """Return the number of a process that holds a store at an address until its parent ends."""
+    """Start a process that holds a store at an address until its parent ends; return its id."""
     warden = os.getpid()
     child = os.fork()
     if child == 0:

@@ -36,7 +36,7 @@ Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 
 
 def mean_of(told: Loss) -> Tensor:
-    """The mean that a task's loss is, also where it gives a sum and its count."""
+    """Return the mean loss of a task, also where it gives a sum and its count."""
     if not isinstance(told, tuple):
         return told
     summed, count = told
@@ -51,13 +51,13 @@ Schedule: TypeAlias = Callable[[float], float]
 
 
 def constant(epoch: float) -> float:
-    """Keep the learning rate as it is: the schedule that schedules nothing."""
+    """Return 1 for every epoch: the schedule that keeps the learning rate."""
     return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """When a model is good enough: a metric, the value to reach, and which direction is better."""
+    """The metric value at which a model is good enough, and which direction is better."""
 
     metric: str
     value: float
@@ -72,7 +72,7 @@ class Target:
             raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Say whether ``metrics`` is at least as good as the target (NaN never is).
+        """Return whether ``metrics`` is at least as good as the target (NaN never is).
 
         Raises:
             BadInput: the target's metric is not among them.
@@ -91,12 +91,12 @@ NO_TARGET = Target(metric="loss", value=0.0, higher_is_better=False)
 
 
 def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    """Stands for the task's own loss, summed over samples, where nothing else judges it."""
+    """Raise NotImplementedError: a task without its own evaluation puts its summed loss in this place."""
     raise NotImplementedError("a task replaces it")
 
 
 def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """The metric of a task that is judged by its loss."""
+    """Return the mean evaluation loss as the metric ``loss``, per counted item or per sample."""
     count = sums.get(_COUNT, float(samples))
     return {"loss": sums["loss"] / count if count else math.nan}
 
@@ -105,11 +105,11 @@ _COUNT = "counted"
 
 
 def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    told = loss(model, batch)
-    if isinstance(told, tuple):
-        summed, count = told
+    result = loss(model, batch)
+    if isinstance(result, tuple):
+        summed, count = result
         return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
-    return {"loss": told.double() * samples_in(batch)}
+    return {"loss": result.double() * samples_in(batch)}
 
 
 def is_judged_by_loss(task: Task) -> bool:
@@ -119,7 +119,7 @@ def is_judged_by_loss(task: Task) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """What a task trains and is judged on. ``description`` says in one line what was found, for people."""
+    """The training and evaluation data of a task. ``description`` says in one line what was found, for people."""
 
     train: MapDataset
     evaluation: MapDataset
@@ -255,7 +255,7 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def make_model(task: Task) -> nn.Module:
-    """The task's model; its embeddings give dense gradients: the same numbers, which can be summed as they are."""
+    """Make the task's model; its embeddings give dense gradients: the same numbers, which can be summed as they are."""
     model = task.model()
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -264,7 +264,7 @@ def make_model(task: Task) -> nn.Module:
 
 
 def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
-    """The task's optimizer for a model.
+    """Make the task's optimizer for a model.
 
     Raises:
         BadInput: it is none, or steps by a function that computes the loss.
@@ -316,12 +316,12 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
+    """Return the samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
     return LEAST_SAMPLES if batch_norms(model) else 1
 
 
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
-    """Samples that every worker is to take of a batch: what the model needs, where the batch has as many."""
+    """Return a worker's minimum share of a batch: what the model needs, where the batch has as many."""
     return least_within(least_samples(model), batch_size, workers)
 
 
@@ -332,7 +332,7 @@ def normalises_apart(model: nn.Module) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Sets the learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
+    """The learning rates of an optimizer: the task's, times its schedule, times a scale that the run decides.
 
     Attributes:
         task: for its schedule.
@@ -359,7 +359,7 @@ class LearningRate:
 def evaluate(
     task: Task, model: nn.Module, dataset: MapDataset, *, shares: Sequence[float], rank: int, device: torch.device
 ) -> dict[str, float]:
-    """The task's metrics over the whole dataset, the same on every rank.
+    """Compute the task's metrics over the whole data set, the same on every rank.
 
     Args:
         task: how to evaluate.

@@ -40,18 +40,18 @@ def main(arguments: list[str]) -> None:
         os.environ.update(collectives_on(LOOPBACK))
     else:
         secret = checked_secret(os.environ.pop(SECRET_VARIABLE, None))
-        own = (
+        address = (
             socket.gethostbyname(read.master_addr)
             if read.node_rank == 0
             else _address_towards(read.master_addr, read.master_port)
         )
         meeting = Rendezvous.among_others(read.node_rank, hosts, read.master_addr, read.master_port, secret)
-        os.environ.update(collectives_on(own) | {name: os.environ[name] for name in _CHOSEN if name in os.environ})
+        os.environ.update(collectives_on(address) | {name: os.environ[name] for name in _CHOSEN if name in os.environ})
     meeting.run_torchrun(arguments)
 
 
 def _address_towards(address: str, port: int) -> str:
-    """The address of this machine in the network of another one. Nothing is sent."""
+    """Return the address of this machine in the network of another one. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))

@@ -115,7 +115,7 @@ MOST_SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class LossTest:
-    """What a loss is a mean over, and how far unequal parts of a batch are from the batch.
+    """The denominator of a task's loss, and the gradient difference between unequal parts of a batch and the batch.
 
     Attributes:
         kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
@@ -134,7 +134,7 @@ class LossTest:
 
     @property
     def problem(self) -> BadInput | None:
-        """Why several workers cannot train such a loss; None: they can."""
+        """The error of a loss that several workers cannot train; None: they can."""
         if self.kind != "sum":
             return None
         return BadInput(
@@ -145,7 +145,7 @@ class LossTest:
 
     @property
     def note(self) -> str:
-        """How far shares are from one machine, and why, in a sentence; empty where they are not."""
+        """A sentence on how far shares are from one machine, and why; empty where they are not."""
         if self.off <= TOLERANCE:
             return ""
         why = "the loss couples samples or is a mean over something else than samples"
@@ -158,7 +158,7 @@ class LossTest:
 
     @property
     def hint(self) -> str:
-        """What brings the parts together, or at least nearer."""
+        """The advice that brings the parts together, or at least nearer."""
         if self.kind == "coupled":
             return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
         return "use GroupNorm or LayerNorm where that matters; else keep shares large"
@@ -167,7 +167,7 @@ class LossTest:
 def probe_loss(
     model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
 ) -> LossTest:
-    """Compute the first samples whole and in two parts. Model and random numbers are then as before, gradients too.
+    """Compute the first samples whole and in two parts, and compare; model and random numbers are restored.
 
     Args:
         model: on its device.
@@ -234,7 +234,7 @@ def _compute(model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: 
 
 
 def _kind(computed: Sequence[_Computed], *, draws: bool) -> tuple[Kind, float]:
-    """Return by which weights the parts are the whole, if by any, and how far they are from it."""
+    """Return the kind of a loss by the parts' gradients, and their relative difference from the whole."""
     whole, *parts = computed
     per_sample = whole.targets / whole.samples
     uneven = any(abs(part.targets - per_sample * part.samples) > TOLERANCE * whole.targets for part in parts)
@@ -255,7 +255,7 @@ def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
 
 
 def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch]:
-    """Read the whole batch and its parts; samples that are changed at random as they are read, are so twice alike."""
+    """Read the whole batch and its parts; samples that are changed at random are changed alike in both."""
     drawn, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
     whole = read(range(samples))
     torch.set_rng_state(drawn)
@@ -266,7 +266,7 @@ def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -
 
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
-    """Modes, buffers and random numbers are afterwards what they were."""
+    """Restore modes, buffers and random numbers after the block."""
     modes = [(module, module.training) for module in model.modules()]
     restore = remembered(model, next(model.parameters()).device)
     try:
@@ -282,7 +282,7 @@ FEWEST_TRIED = 4
 
 
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
-    """The task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
+    """Build the task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
     torch.manual_seed(seed)
     model = make_model(task).to(device)
     if dist.is_initialized():
@@ -297,7 +297,7 @@ def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
 
 
 def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
-    """Return this worker's training samples, from the start."""
+    """Make this worker's feed of training samples, from the start."""
     spec = context.spec
     reader = BatchReader(
         dataset=dataset,
@@ -318,7 +318,7 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
 
 
 def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
-    """Return the beginning of the training samples: one order for all workers, a part for each, or a stream.
+    """Make the cursor at the start of the training samples: one order for all workers, parts, or a stream.
 
     Raises:
         BadInput: the data cannot be partitioned like that.
@@ -346,7 +346,7 @@ def make_cursor(context: WorkerContext, dataset: MapDataset) -> AnyCursor:
 
 
 def make_worker_pace(context: WorkerContext) -> Slowdown:
-    """The pace of this worker."""
+    """Make the slowdown of this worker."""
     return make_pace(
         context.worker,
         context.device,
@@ -366,7 +366,7 @@ def make_step(
     pace: Slowdown,
     samples: int,
 ) -> tuple[ExchangeConfig, FusedStep]:
-    """Return the exchange of a run and its step, warmed up: what a device does only once is start-up, not training.
+    """Make the exchange of a run and its step, warmed up: what a device does only once is not training.
 
     Args:
         context: this worker.
@@ -401,7 +401,7 @@ def make_step(
     in_thread = device.type == "cpu" and spec.precision != "fp16"
 
     def in_buckets(way: Compression) -> BucketSum | None:
-        """Return what sums buckets under backward; None: this compression needs the whole gradient."""
+        """Return the sum of buckets under backward; None: this compression needs the whole gradient."""
         memory = combine(way.name, memory=way.memory, collective=way.collective).memory
         if way.name == IDENTITY and way.ratio == 1.0 and memory == "none":
             description = f"{way_name(way)} in {len(parts)} buckets of {numel} elements"
@@ -450,15 +450,15 @@ def make_step(
 
 
 def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: SampleFeed, samples: int) -> None:
-    """Find out what the loss is a mean over, on rank 0 with its first samples; all ranks then know.
+    """Probe the loss's denominator on rank 0 with its first samples; all ranks then know it.
 
     Raises:
         BadInput: the loss is a sum over samples; on all ranks.
     """
-    found = LossTest()
+    result = LossTest()
     if context.is_leader:
-        found = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
-    test = LossTest(**json.loads(gather_texts(json.dumps(asdict(found)), context.world_size)[0]))
+        result = _tried_loss(task, module, feed, min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
+    test = LossTest(**json.loads(gather_texts(json.dumps(asdict(result)), context.world_size)[0]))
     if test.problem is not None and (context.world_size > 1 or feed.max_samples is not None):
         raise test.problem
     module.follow(counts=test.kind == "counted", targets_per_sample=test.targets_per_sample)
@@ -467,7 +467,7 @@ def _try_loss(context: WorkerContext, task: Task, module: LossModule, feed: Samp
 
 
 def _tried_loss(task: Task, module: LossModule, feed: SampleFeed, samples: int) -> LossTest:
-    """What the loss is a mean over, by the first so many samples, or as many of them as fit into memory."""
+    """Probe the denominator of the loss on the first ``samples`` samples, or as many of them as fit into memory."""
     places = list(feed.first_part(samples).indices)
 
     def read(some: Sequence[int]) -> Batch:
@@ -485,7 +485,7 @@ def _tried_loss(task: Task, module: LossModule, feed: SampleFeed, samples: int) 
 
 
 def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, rank: int) -> None:
-    """Compute a share of so many samples, or as much of it as fits into memory at once."""
+    """Compute a share of ``samples`` samples, or as much of it as fits into memory at once."""
     while True:
         try:
             compute(feed.first_part(samples))
@@ -497,7 +497,7 @@ def _fit(feed: SampleFeed, compute: Callable[[MicroBatch], None], samples: int, 
 
 
 class Training(Engine):
-    """One worker's part of a training run; everything but generators and what is held back is alike on all ranks.
+    """The training of one worker; everything but generators and residuals is alike on all ranks.
 
     Attributes:
         milestones: when things are due; they change when the samples of a step do.
@@ -575,7 +575,7 @@ class Training(Engine):
         torch.manual_seed(spec.seed + 7919 * (context.rank + 1))
 
     def take_over(self, shared: SharedState, own: RankState, source: str) -> None:
-        """Go on from a state.
+        """Restore the training state of a checkpoint or of other workers.
 
         Raises:
             BadInput: it does not fit the task, its data or the exchange.
@@ -611,7 +611,7 @@ class Training(Engine):
         self.target_reached = shared.target_reached
 
     def shared_state(self) -> SharedState:
-        """What all workers share now; its tensors are those that training changes."""
+        """Return the state that all workers share; its tensors are those that training changes."""
         return SharedState(
             digest=run_digest(self.context.spec),
             step=self.step,
@@ -629,7 +629,7 @@ class Training(Engine):
         )
 
     def own_state(self) -> RankState:
-        """What this worker has beside that."""
+        """Return the state of this worker alone: its residual, random generators and synchronizer."""
         return RankState.now(
             self.computes.residual.state(),
             self.context.device,
@@ -637,8 +637,7 @@ class Training(Engine):
         )
 
     def one_model(self) -> AbstractContextManager[None]:
-        """Inside, all workers' models are the same, running statistics included; where they train for themselves, the
-        average of all."""
+        """Make all workers' models the same inside: the average, running statistics included, of local SGD workers."""
         if self.synchroniser is not None:
             return self.synchroniser.averaged()
         shares = self.balance.shares
@@ -647,7 +646,7 @@ class Training(Engine):
         return nullcontext()
 
     def ended(self) -> str | None:
-        """Why the run is over; None: it is not."""
+        """Return why the run is over, "target", "steps" or "epochs"; None while it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
         return self.milestones.ended_by(self.step, self.feed.cursor.position)
@@ -659,7 +658,7 @@ class Training(Engine):
 
     @property
     def learning_rate_scale(self) -> float:
-        """Of the next step, over the task's own rate."""
+        """The learning rate of the next step, over the task's own rate."""
         spec = self.context.spec
         if spec.stream is None:
             return spec.learning_rate_scale
@@ -672,7 +671,7 @@ class Training(Engine):
         return self.earlier_s + self.context.clock() - self.begun_s
 
     def run_period(self, steps: int, *, learning_rate_scale: float, all_meet: bool, checkpoint_s: float) -> Gathering:
-        """Do a period's steps; the rows of all workers, on their way.
+        """Train a period's steps; return the gathering of all workers' rows.
 
         Args:
             steps: see `begin`.
@@ -689,7 +688,7 @@ class Training(Engine):
         return gathering or self.gather_all(checkpoint_s)
 
     def gather_all(self, checkpoint_s: float) -> Gathering:
-        """Send this worker's row on its way, with all that a task's loop decides by.
+        """Send this worker's control row, with all that a task's loop decides by.
 
         Args:
             checkpoint_s: as of `run_period`.
@@ -708,7 +707,7 @@ class Training(Engine):
         )
 
     def train_step(self, learning_rate_scale: float) -> None:
-        """One optimizer step over this rank's part of the global batch.
+        """Train one optimizer step over this rank's part of the global batch.
 
         The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
@@ -738,12 +737,12 @@ class Training(Engine):
         self.after(trace, held)
 
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """End the threads and processes of this worker."""
         self.feed.close()
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:
-    """Train both for some steps, and compare; nothing of the training itself changes. Called by all ranks together.
+    """Train two copies of the model for some steps, and compare; the training itself stays. Called by all ranks.
 
     A worker whose memory does not hold two more models says so by a loss that is not a number.
     """
@@ -774,7 +773,7 @@ def try_twins(training: Training, ratio: float) -> Verdict:
 
 
 def _twin(training: Training, reader: BatchReader, ratio: float) -> Callable[[Sequence[Sequence[MicroBatch]]], float]:
-    """Return what trains a copy of the model as it is, and of its optimizer, for some steps; it returns the mean loss.
+    """Return a function that trains a copy of model and optimizer for some steps, and returns the mean loss.
 
     Args:
         training: that is under way.

@@ -54,7 +54,7 @@ Ended = Callable[[int, int, int], None]
 
 
 def keep(works: Mapping[int, Callable[[], int]], *, replacements: int, tell: Ended) -> int:
-    """Have workers do their work, and another one in the place of any that a signal kills.
+    """Run workers' work in forks, and replace those that a signal kills.
 
     Returns the exit code of the first that failed, or 0, once all have ended. When a signal kills one once too often
     this process ends by the same signal, so that whoever watches sees why.
@@ -117,7 +117,7 @@ def _fork(work: Callable[[], int]) -> int:
 
 
 def _leave(work: Callable[[], int], mask: Iterable[int]) -> NoReturn:
-    """Be the worker; whatever happens, this process does not go on as a second warden."""
+    """Run the work and exit: whatever happens, this process does not go on as a second warden."""
     code = 1
     try:
         for number in _ENDING:
@@ -154,7 +154,7 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """The place that the environment names; a process started without torchrun is a run of one worker."""
+        """Return the place that torchrun's environment names; without torchrun that of a run of one worker."""
         return cls(
             rank=int(environment.get("RANK", "0")),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
@@ -163,7 +163,7 @@ class Place:
 
 
 def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
-    """The device of this worker: its turn among the workers of this machine that may use CUDA.
+    """Return the device of this worker: its turn among the workers of this machine that may use CUDA.
 
     ``auto`` takes a CUDA device of its own while there are any and the CPU after that; ``cuda`` shares devices when
     there are more workers than devices.
@@ -187,7 +187,7 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
 
 
 class StopWish(StopSignal):
-    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
+    """The wish to end this run: by SIGTERM or SIGINT to this worker, or by the run folder's stop file.
 
     A second signal ends the process at once.
     """
@@ -205,14 +205,14 @@ class StopWish(StopSignal):
 
 
 def training() -> Callable[[WorkerContext], None]:
-    """Import what a worker does that trains. Only that is imported: imports are most of a short run's start-up."""
+    """Return `train`, importing no more than that needs: imports are most of a short run's start-up."""
     from hetopt.trainer.loop import train
 
     return train
 
 
 def main(arguments: list[str], work: Imports = training) -> int:
-    """Live one worker's life; returns the exit code.
+    """Run one worker; return the exit code.
 
     Args:
         arguments: of the command line: the run's folder.
@@ -227,7 +227,7 @@ def main(arguments: list[str], work: Imports = training) -> int:
 
 
 def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
-    """Work, and tell the run why if that ends early; the exit code."""
+    """Run the worker, and log why if it ends early; return the exit code."""
     # torch takes seconds to import: only after the guard stands.
     with only_imports():
         from hetopt.trainer.failure import FailureReport
@@ -242,7 +242,7 @@ def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
 
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
-    """Have the work done by a process that is replaced when it is killed, by one that has imported everything."""
+    """Run the work in forks of a process that has imported everything; those that are killed are replaced."""
     import_everything()
 
     spec, place = read_spec(run_dir), Place.of(os.environ)
@@ -251,7 +251,7 @@ def _keep_alive(run_dir: Path, meeting: str) -> int:
 
 
 def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
-    """Live a worker's life in a fork of its warden; return the exit code.
+    """Run a worker in a fork of its warden; return the exit code.
 
     Args:
         run_dir: of the run.
@@ -263,7 +263,7 @@ def live_supervised(run_dir: Path, meeting: str, warden: int) -> int:
 
 
 def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:
-    """Write that a signal has killed a worker, which may be replaced so many times more."""
+    """Log that a signal has killed a worker, which may be replaced ``replacements`` times more."""
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
             "worker_lost",
@@ -282,7 +282,7 @@ LARGEST_KEPT_BYTES = 32 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Keep memory that a step has freed for the next step; return whether this process's C library knows how.
+    """Keep memory that a step has freed for the next step; return whether this process's C library can.
 
     glibc returns freed memory to the kernel once there is more of it than a threshold, and a training step frees as
     much as it takes. The kernel then hands out every page anew in every step, zeroed, at the price of a fault. Four
@@ -297,7 +297,7 @@ def keep_freed_memory() -> bool:
 
 
 def _prepared(spec: RunSpec, place: Place) -> str:
-    """Make this process what the spec says of its worker; return the worker's device.
+    """Set this process up as the spec says of its worker; return the worker's device.
 
     Raises:
         BadInput: it is one of another number of workers than the run has.
@@ -354,7 +354,7 @@ def _work(run_dir: Path, spec: RunSpec, place: Place, meeting: str | None, work:
 def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
-    """Train with whoever is there, from one generation of workers to the next."""
+    """Train with the workers that are there, from one generation to the next."""
     from hetopt.trainer.elastic.rendezvous import Abandoned, Presence
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
@@ -387,7 +387,7 @@ def _work_among_changing(
 
 @contextmanager
 def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[Store | None]:
-    """The default process group of all workers, over the backend that suits all of their devices, and its store."""
+    """Open the default process group of all workers, over the backend that suits their devices; yield its store."""
     if place.world_size == 1:
         yield None
         return
@@ -473,8 +473,8 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
             ended_at = lines.of(stop)
             if stop.code not in (None, 0):
                 raise ScriptExited(f"{who}{ended_at}", stop.code) from None
-        for one in REGISTRY.open:
-            one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
+        for session in REGISTRY.open:
+            session.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
     except Stopped:
         reason = "stopped"
     except (ScriptExited, OthersFailed):
@@ -500,7 +500,7 @@ def _work_by_script(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
 
 def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
-    """What a script finds in its environment besides what torchrun says.
+    """Return the environment variables of a script besides torchrun's: the visible device and its local rank.
 
     A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
     alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.
@@ -513,7 +513,7 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
 
 
 def _nobody_knows_why(run_dir: Path) -> bool:
-    """Return whether no worker of this machine has said why it left, nor has its host, in the time that they take."""
+    """Return whether, after the time that takes, no worker of this machine nor its host has logged why it ended."""
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
         return False  # the hosts find out who is lost
     time.sleep(HOST_SAYS_S)
@@ -521,15 +521,15 @@ def _nobody_knows_why(run_dir: Path) -> bool:
 
 
 def _tell_end(run_dir: Path, reason: str) -> bool:
-    """Write the event that ends a run; says whether there was one: a step of a session was done."""
+    """Write the event that ends a run; return whether there was one: a step of a session was done."""
     log = read_log(run_dir / EVENTS_FILE).events
-    told = RunFold.of(log)
+    run = RunFold.of(log)
     ends = [(event.step, event.epoch) for event in log if event.event == "session_finished"]
-    step, epoch = max([(told.step, told.epoch), *ends])
+    step, epoch = max([(run.step, run.epoch), *ends])
     if not step:
         return False
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
-        events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=told.trained_for_s or 0.0)
+        events.write("training_finished", step=step, epoch=epoch, reason=reason, training_s=run.trained_for_s or 0.0)
     return True
 
 

@@ -71,7 +71,7 @@ class PlainText(BaseModel):
 
 @cache
 def _text_fields(kind: type[BaseModel]) -> tuple[str, ...]:
-    """Return the fields of a record that can hold text: most records have few, and are made many times."""
+    """Return the names of a record's fields that can hold text; cached, as records are made many times."""
     return tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
 
 
@@ -151,8 +151,8 @@ class Artifact(Record):
         data = parse_json(text, origin=origin, hint=what_first)
         origin = shortened(origin)
         if not isinstance(data, dict) or data.get("kind") != cls.KIND:
-            found = data.get("kind") if isinstance(data, dict) else None
-            what = f"a {shortened(found, 40)}" if isinstance(found, str) and found else "something else"
+            kind = data.get("kind") if isinstance(data, dict) else None
+            what = f"a {shortened(kind, 40)}" if isinstance(kind, str) and kind else "something else"
             raise BadInput(f"{origin} holds {what}, not a {cls.KIND}.", hint=again)
         version = data.get("schema_version")
         if isinstance(version, int) and version > cls.VERSION:
@@ -201,7 +201,7 @@ AnyArtifact = TypeVar("AnyArtifact", bound=Artifact)
 
 
 def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]) -> AnyArtifact:
-    """Write what is made of a file that need not exist; processes that do so at once wait for each other.
+    """Change an artifact's file under a lock, and return what was written; ``change`` gets None where there is no file.
 
     Args:
         kind: of artifact.
@@ -214,9 +214,9 @@ def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact |
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = change(kind.load(path) if path.exists() else None)
-        made.save(path)
-    return made
+        artifact = change(kind.load(path) if path.exists() else None)
+        artifact.save(path)
+    return artifact
 
 
 def kind_in(path: Path) -> str | None:
@@ -225,12 +225,12 @@ def kind_in(path: Path) -> str | None:
         data = read_json(path)
     except BadInput:
         return None  # reading it as the artifact that is wanted says what is wrong
-    found = data.get("kind") if isinstance(data, dict) else None
-    return found if isinstance(found, str) else None
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
-    """Return a record that is a file without a kind and a version of its own.
+    """Read a record from a file without a kind and a version of its own.
 
     Raises:
         MissingFile: there is none.
@@ -253,7 +253,7 @@ class ReplacedRecord(Generic[AnyRecord]):
         self._record: AnyRecord | None = None
 
     def now(self) -> AnyRecord | None:
-        """Return the record as it was written last; None: none ever was. What nobody wrote whole is passed over."""
+        """Return the record as it was written last; None before it was ever written whole."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -269,7 +269,7 @@ class ReplacedRecord(Generic[AnyRecord]):
 
 
 def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:
-    """Return plain values, as `parse_json` gives them, as a record.
+    """Validate plain values, as `parse_json` gives them, into a record.
 
     Raises:
         BadInput: the first field that cannot be, in one sentence.
@@ -283,7 +283,7 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
 
 
 def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
-    """Return what another machine said as a record: the one way in for peers, whoever they are.
+    """Parse the text of another machine into a record: the one way in for peers, whoever they are.
 
     Whoever owns a machine may run any program there. So numbers are finite and within bounds, lists nested no deeper
     than the record says, texts one line each; how many bytes are read, the reader says.
@@ -298,7 +298,7 @@ def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
 
 
 def _mode_in(folder: Path) -> int:
-    """Of a new file: what the user's mask leaves, and in a folder that is its owner's alone no more than that."""
+    """Return the permissions of a new file: by the user's mask, its owner's alone in a folder that is private."""
     umask = os.umask(0)
     os.umask(umask)
     if not folder.stat().st_mode & 0o077:
@@ -348,37 +348,39 @@ _RULE = "Input should be "
 def faults(
     error: ValidationError, names: Mapping[str, str] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return each fault as a part of a sentence: ``workers must be greater than 0, got -1``.
+    """Return a sentence part for each fault of an invalid record: ``workers must be greater than 0, got -1``.
 
     Args:
         error: of a record.
         names: what its fields are called by whoever wrote the values, where that is not the record's own name.
         texts: what was written for a field, where that is not the value that the record was given.
     """
-    found: dict[tuple[str, ...], list[Any]] = {}
-    for one in error.errors(include_url=False):
-        where = tuple(str(part) for part in one["loc"] if not _is_branch(str(part)))
-        found.setdefault(where, []).append(one)
-    told = []
-    for where, its in found.items():
-        if its[0]["type"] == "too_short" and any(other[: len(where)] == where for other in found if other != where):
+    by_field: dict[tuple[str, ...], list[Any]] = {}
+    for fault in error.errors(include_url=False):
+        where = tuple(str(part) for part in fault["loc"] if not _is_branch(str(part)))
+        by_field.setdefault(where, []).append(fault)
+    sentences = []
+    for where, errors in by_field.items():
+        if errors[0]["type"] == "too_short" and any(
+            other[: len(where)] == where for other in by_field if other != where
+        ):
             continue  # an item that cannot be is not counted
         field = where[0] if where else ""
         name = ".".join(((names or {}).get(field, field), *where[1:]))
-        got = repr(texts[field]) if texts and field in texts else _shown(its[0]["input"])
-        told.append(_told(shortened(name, 80), its, shortened(got, 80)))
-    return tuple(told)
+        got = repr(texts[field]) if texts and field in texts else _shown(errors[0]["input"])
+        sentences.append(_told(shortened(name, 80), errors, shortened(got, 80)))
+    return tuple(sentences)
 
 
 def _is_branch(part: str) -> bool:
-    """Of a choice, such as a number or a list of numbers, the branches are no part of what was written."""
+    """Return whether a part of pydantic's error location is a branch of a union, which is not in the file."""
     return part.startswith("constrained-") or "[" in part
 
 
-def _told(named: str, its: list[Any], got: str) -> str:
-    """Return the faults of one value: of a choice each branch has its own."""
-    first = its[0]
-    rules = list(dict.fromkeys(one["msg"] for one in its))
+def _told(named: str, errors: list[Any], got: str) -> str:
+    """Describe the faults of one value as a part of a sentence; of a union each branch has its own."""
+    first = errors[0]
+    rules = list(dict.fromkeys(error["msg"] for error in errors))
     match first["type"]:
         case "missing":
             return f"{named} is missing"

@@ -47,14 +47,14 @@ class WorkerTime:
     once_s: float = 0.0
 
     def time_s(self, samples: int) -> float:
-        """Compute time of a step with ``samples`` local samples, in seconds."""
+        """Return the compute time of a step with ``samples`` local samples, in seconds."""
         if self.micro_batch is None or samples <= self.micro_batch:
             return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
         parts = -(-samples // self.micro_batch)
         return max(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples) - (parts - 1) * self.once_s
 
     def slower(self, factor: float) -> WorkerTime:
-        """Return the same, all of it so many times as long."""
+        """Return the compute time law of a worker that is ``factor`` times as slow."""
         return replace(
             self,
             fixed_s=factor * self.fixed_s,
@@ -73,7 +73,7 @@ class Shares:
 
 
 def least_within(least: int, global_batch_size: int, workers: int) -> int:
-    """The least share of a worker that needs ``least`` samples, where a batch may be too small to give them to all."""
+    """Return a worker's minimum local batch size: ``least``, or 1 where the batch cannot give all that much."""
     return least if global_batch_size >= least * workers else 1
 
 
@@ -165,7 +165,7 @@ def proportional_quotas(
 
 
 def _tie_break(worker: WorkerTime) -> tuple[float, ...]:
-    high, most = (-1 if one is None else one for one in (worker.max_samples, worker.micro_batch))
+    high, most = (-1 if limit is None else limit for limit in (worker.max_samples, worker.micro_batch))
     return worker.per_sample_s, worker.fixed_s, worker.floor_s, worker.min_samples, high, most, worker.once_s
 
 
@@ -185,7 +185,7 @@ def _check_feasible(lines: Sequence[_Line], total: int) -> None:
 
 
 def _water_level(lines: Sequence[_Line], total: int) -> float:
-    """The smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
+    """Return the smallest level T at which ``sum clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
     # Where no bound is active, which is usual, the level follows at once.
     slope = sum(rate for _, rate, _, _ in lines)
     level = (total + sum(rate * start for start, rate, _, _ in lines)) / slope
@@ -214,8 +214,8 @@ _MICRO_BATCHES_A_WORKER = 8
 
 
 def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
-    """The shares of the first step, in rank order: equal (uniform), whole micro-batches (allocation), what streams of
-    known rates bring (rate), or the plan's.
+    """Return the local batch sizes of the first step, in rank order: equal (uniform), whole micro-batches (allocation),
+    what streams of known rates bring (rate), or the plan's.
 
     Args:
         spec: of the run.
@@ -255,7 +255,7 @@ def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def micro_batch_size(spec: RunSpec) -> int | None:
-    """Return how many samples are computed together; ``None``: as many as fit.
+    """Return the number of samples that are computed together; ``None``: as many as fit.
 
     Raises:
         BadInput: shares are to be whole micro-batches, and the global batch cannot be cut into such.
@@ -264,7 +264,7 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 
 
 def allocated_micro_batch_size(spec: RunSpec) -> int:
-    """Return the spec's, or the divisor of the global batch that cuts an equal share into about eight."""
+    """Return the spec's micro-batch, or the divisor of the global batch that cuts an equal share into about eight."""
     total, workers = spec.global_batch_size, len(spec.workers)
     asked = AllocationSettings.model_validate(spec.batch_settings).micro or spec.micro_batch_size
     if asked is not None:
@@ -307,12 +307,12 @@ def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[i
 
 
 def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """``count`` whole units in proportion to the weights, at least one each."""
+    """Divide ``count`` whole units in proportion to the weights, at least one each."""
     return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:
-    """Return the spec of a generation.
+    """Return the spec of a run with the workers of a generation alone.
 
     The shares were balanced when they were last in use, so everyone takes over the same part of what the lost ones
     leave. A worker that comes back was planned with a share beside those of the others: it begins with as much more

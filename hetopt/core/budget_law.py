@@ -29,17 +29,17 @@ are paid for until they are off."""
 
 
 def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
-    """Return what machines cost at most for so long."""
+    """Return the most that machines cost in ``lasts_s`` seconds, in USD."""
     return worst_usd_per_hour * (lasts_s / SECONDS_PER_HOUR)
 
 
 def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
-    """Return how long machines are paid for, were all prices at their worst: `worst_usd` the other way round."""
+    """Return the seconds that a budget pays for at the worst price; the inverse of `worst_usd`."""
     return left_usd / worst_usd_per_hour * SECONDS_PER_HOUR
 
 
 def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
-    """When machines are shut down, so that what is left now pays until they are off (seconds since the epoch)."""
+    """Return the time to shut machines down, so that what is left pays until they are off (epoch seconds)."""
     return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
 
 

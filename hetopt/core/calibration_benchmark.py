@@ -35,7 +35,7 @@ _SIDE, _MAPS = 96, 200
 
 
 class MachineReading(Record):
-    """How fast a machine was when a run was launched, and how busy others kept it."""
+    """The speed of a machine when a run was launched, and the contention for its processors."""
 
     yardstick_s: PositiveFloat = Field(description="processor time of one fixed piece of arithmetic")
     contention: float = Field(ge=1, description="wall over processor time of that arithmetic")
@@ -100,7 +100,7 @@ NOISY_SPREAD = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What repeated timings of one thing say.
+    """The robust summary of repeated timings of one operation.
 
     Attributes:
         median_s: half of the timings were shorter.
@@ -114,20 +114,20 @@ class Timing:
 
     @property
     def is_noisy(self) -> bool:
-        """Return whether the machine was too busy with other things for this median to be relied on."""
+        """True where the machine was too busy with other things for this median to be relied on."""
         relative_error = math.sqrt(math.pi / 2 / self.count) * self.spread_s / self.median_s
         return relative_error > NOISY_SPREAD
 
 
 def summarize(samples_s: Sequence[float]) -> Timing:
-    """Return median and spread of at least one sample."""
+    """Return the median and spread of at least one sample, in seconds."""
     median = statistics.median(samples_s)
     deviation = statistics.median(abs(sample - median) for sample in samples_s)
     return Timing(median_s=median, spread_s=NORMAL_MAD * deviation, count=len(samples_s))
 
 
 def usual_mean(samples_s: Sequence[float]) -> float:
-    """Return mean without the longest tenth: what a run pays on average, hiccups that come every few steps included.
+    """Return the mean without the longest tenth: what a run pays on average, hiccups of every few steps included.
 
     Collectives scatter by whole time slices of the operating system, which a median would not see.
     """

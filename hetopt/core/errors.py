@@ -35,13 +35,13 @@ class HetoptError(Exception):
 
 
 class BadInput(HetoptError):
-    """What was typed or read cannot be used."""
+    """An input, typed or read from a file, that cannot be used."""
 
     exit_code = 2
 
 
 class NoFeasiblePlan(HetoptError):
-    """No cluster in the catalogue fits the budget and the deadline."""
+    """The failure to find a cluster in the catalogue that fits the budget and the deadline."""
 
     exit_code = 3
 
@@ -65,12 +65,12 @@ class RunFailed(HetoptError):
 
 
 class RunStopped(HetoptError):
-    """Somebody, or something else than its plan, ended the run before it was done."""
+    """The end of a run before it was done, by somebody or by something else than its plan."""
 
     exit_code = 7
 
 
 def setting(name: str, value: float | str | Mapping[str, str] | None) -> str:
-    """Return a parameter with its value as a message names it: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
+    """Format a parameter with its value for a message: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
     written = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{name}={written}`"

@@ -16,7 +16,7 @@ Say = Callable[[float], str]
 
 
 def duration(seconds: float) -> str:
-    """'0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'."""
+    """Format seconds for people: '0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'."""
     if seconds == 0:
         return "0 s"
     # The unit is that of the rounded number: 999.7 µs are 1 ms, and not 1,000 µs.
@@ -39,17 +39,17 @@ def duration(seconds: float) -> str:
 
 
 def with_startup(total_s: float, startup_s: float) -> str:
-    """Return a duration from a launch to its end, and what of it is start-up: '31.2 s with 27 s of start-up'."""
+    """Format the duration of a run and the start-up in it: '31.2 s with 27 s of start-up'."""
     return f"{duration(total_s)} with {duration(startup_s)} of start-up"
 
 
 def difference(seconds: float) -> str:
-    """Return how much longer or shorter something took: '4.4 s more', '2 min 33 s less'."""
+    """Format how much longer or shorter something took: '4.4 s more', '2 min 33 s less'."""
     return f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"
 
 
 def duration_span(value_s: float, low_s: float, high_s: float) -> str:
-    """Return two durations around a third, in its unit: '1.2–4.0 h'."""
+    """Format the bounds around a duration, in its unit: '1.2–4.0 h'."""
     size, name = next(((size, name) for least, size, name in _UNITS if value_s >= least), (1e-3, "ms"))
     return f"{_short(low_s / size)}–{_short(high_s / size)} {name}"
 
@@ -63,7 +63,7 @@ def _short(number: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Return dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    """Format dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
     if amount >= 999.995:
         return f"${amount:,.0f}"
     if amount >= 0.995:
@@ -77,7 +77,7 @@ def usd(amount: float) -> str:
 
 
 def round_up_usd(amount: float) -> float:
-    """Return the least amount that `usd` writes and that is no less: a budget of so much is enough."""
+    """Round dollars up to the next amount that `usd` writes: a budget of so much is enough."""
     if amount <= 0:
         return 0.0
     digits = (
@@ -88,13 +88,13 @@ def round_up_usd(amount: float) -> float:
 
 
 def round_up_s(seconds: float) -> float:
-    """Return the least time that `duration` writes and that is no less: a deadline of so much is enough."""
+    """Round seconds up to the next time that `duration` writes: a deadline of so much is enough."""
     unit = 0.1 if seconds < 10 else 1.0 if seconds < 3600 else 60.0 if seconds < 48 * 3600 else 3600.0
     return math.ceil(seconds / unit - 1e-9) * unit
 
 
 def percent(share: float) -> str:
-    """Return a share as percent with a sign that a reader of differences expects: '+3.2 %'."""
+    """Format a relative difference as percent with its sign: '+3.2 %'."""
     return f"{share * 100:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
@@ -108,28 +108,26 @@ _ENDINGS = {
 
 
 def ending(reason: str | None) -> str:
-    """Return why a run was over, to stand behind its state."""
+    """Format the reason for which a run was over, to stand behind its state."""
     return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
 
 
 def reached(metrics: Mapping[str, float], loss: float | None) -> str:
-    """What evaluations said last: 'accuracy 0.93'; of a run that has none the training loss; nothing, if there is no
-    figure at all."""
+    """Format the last evaluation's metrics ('accuracy 0.93'), else the training loss; empty without either."""
     if not metrics and loss is not None:
         return f"training loss {loss:.4g}"
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def count(number: float) -> str:
-    """A number with thousands separators, and one decimal where it matters: '1,437', '12.5'; below one, two digits
-    that count: '0.25'."""
+    """Format a number in thousands, with a decimal where it matters: '1,437', '12.5'; two digits below 1: '0.25'."""
     if abs(number) >= 99.95 or float(number).is_integer():
         return f"{number:,.0f}"
     return f"{number:.1f}".removesuffix(".0") if abs(number) >= 0.95 else f"{number:.2g}"
 
 
 def counted(number: float, noun: str) -> str:
-    """So many of something, in the number that goes with it: '1 worker', '1,437 steps', '3 batches'."""
+    """Format a number with its noun, singular or plural: '1 worker', '1,437 steps', '3 batches'."""
     said = count(number)
     if said == "1":
         return f"1 {noun}"
@@ -137,7 +135,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def compression(name: str, ratio: float) -> str:
-    """'none', 'topk 1 % (100x)', 'bf16'."""
+    """Format a compression for people: 'none', 'topk 1 % (100x)', 'bf16'."""
     if name == "identity":
         return "none"
     if ratio >= 1:
@@ -147,7 +145,7 @@ def compression(name: str, ratio: float) -> str:
 
 
 def exchange(way: Compression, sync: Synchronization) -> str:
-    """Return what brings together what workers learn: a compression of gradients, or how else."""
+    """Format the synchronization of workers: the compression of gradients, or the averaging of parameters."""
     if not sync.is_local:
         return compression(way.name, way.ratio) + ("" if way.rank is None else f" rank {way.rank}")
     from hetopt.core.synchronization import spell_sync  # which brings pydantic
@@ -156,19 +154,19 @@ def exchange(way: Compression, sync: Synchronization) -> str:
 
 
 def method(way: Compression, sync: Synchronization, precision: Precision) -> str:
-    """Return how a plan trains: 'none', 'topk 1 % (100x), in bf16'."""
+    """Format the compression, synchronization and precision of a plan: 'none', 'topk 1 % (100x), in bf16'."""
     return exchange(way, sync) + ("" if precision == "fp32" else f", in {precision}")
 
 
 def share(part: float) -> str:
-    """Return a part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
+    """Format a part of a whole with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
     if 0 < part < 1e-6:
         return "<0.0001 %"
     return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
 def distance(relative: float) -> str:
-    """Return a relative distance of two gradients, down to rounding: '12 %', '2e-7'."""
+    """Format a relative distance of two gradients, down to rounding: '12 %', '2e-7'."""
     if not math.isfinite(relative):
         return "a gradient that is not finite"
     return f"{100 * relative:.2g} %" if relative >= _ROUNDING else f"{relative:.0e}".replace("e-0", "e-")
@@ -179,39 +177,39 @@ _ROUNDING = 1e-4
 
 
 def chance(probability: float) -> str:
-    """Return a probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
+    """Format a probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
     return f"{math.floor(probability * 100 + 1e-9)} %"
 
 
 def vcpus(number: int) -> str:
-    """'1 vCPU', '1,536 vCPUs'."""
+    """Format a number of vCPUs: '1 vCPU', '1,536 vCPUs'."""
     return counted(number, "vCPU")
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
-    """Return machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
+    """Format machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)
 
 
 def listed(names: Sequence[str]) -> str:
-    """'a, b and c'; of more than three, 'a, b and 6 others'."""
+    """Format names as a list: 'a, b and c'; of more than three, 'a, b and 6 others'."""
     if len(names) <= 3:
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{', '.join(names[:2])} and {len(names) - 2} others"
 
 
 def bit_rate(bits_per_s: float) -> str:
-    """'25 Mbit/s', '1.6 Gbit/s'."""
+    """Format a rate in bits a second: '25 Mbit/s', '1.6 Gbit/s'."""
     return _in_unit(bits_per_s, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
 
 
 def bytes_(number: float) -> str:
-    """'393 kB', '12.4 GB'."""
+    """Format bytes: '393 kB', '12.4 GB'."""
     return _in_unit(number, ("B", "kB", "MB", "GB", "TB"))
 
 
 def _in_unit(number: float, units: Sequence[str]) -> str:
-    """Return three digits, in the first of units, each a thousand of the one before, that needs no more."""
+    """Format three digits in the first unit, each a thousand of the one before, that needs no more."""
     while number >= 999.5 and len(units) > 1:
         number, units = number / 1000, units[1:]
     return f"{number:.3g} {units[0]}"

@@ -41,7 +41,7 @@ class Item:
 
 
 def split(text: str, separators: str, where: str) -> list[str]:
-    """Return the parts of a text between separators that stand outside parentheses.
+    """Split a text at separators that stand outside parentheses.
 
     Raises:
         BadInput: a parenthesis is not closed, or closed without being opened.
@@ -61,13 +61,13 @@ def split(text: str, separators: str, where: str) -> list[str]:
 
 
 def repeated(text: str) -> tuple[str, int]:
-    """Return what stands before ``x2`` at the end, and how often it is meant."""
-    found = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
-    return (found[1], int(found[2])) if found else (text.strip(), 1)
+    """Return the text before a final ``x2``, and the number of times that it is meant."""
+    match = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
+    return (match[1], int(match[2])) if match else (text.strip(), 1)
 
 
 def numbers(text: str, where: str) -> tuple[float, ...]:
-    """``1, 1, 2``, or ``1 x2, 2``.
+    """Parse a list of numbers: ``1, 1, 2``, or ``1 x2, 2``.
 
     Raises:
         BadInput: one of them is no number, or there are none or too many.
@@ -75,11 +75,11 @@ def numbers(text: str, where: str) -> tuple[float, ...]:
     parts = [repeated(part) for part in split(text, ",;", where)]
     if not all(times for _, times in parts) or sum(times for _, times in parts) > _MOST:
         raise BadInput(f"{where} must be 1 to {_MOST:,} numbers, got {text!r}.", hint="for example 1, 1 x3, 2")
-    return tuple(number for one, times in parts for number in [quantity(one, NUMBER, where)] * times)
+    return tuple(number for part, times in parts for number in [quantity(part, NUMBER, where)] * times)
 
 
 def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
-    """``value, key=value``: what stands in the parentheses of a call, or alone where no name is needed.
+    """Parse ``value, key=value``: the parentheses of a call, or a text alone where no name is needed.
 
     Raises:
         BadInput: a key without a value, a value without its key, or a key twice.
@@ -100,7 +100,7 @@ def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -
 
 
 def call(text: str, where: str) -> Item:
-    """``name``, ``name(value, key=value)``, or as it was written before: ``name:value,key=value``.
+    """Parse ``name``, ``name(value, key=value)``, or the older ``name:value,key=value``.
 
     Raises:
         BadInput: as of `arguments`, or the parentheses do not end it.
@@ -113,7 +113,7 @@ def call(text: str, where: str) -> Item:
 
 
 def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:
-    """Return what was written, by field.
+    """Return the texts of an item's values by field.
 
     Args:
         item: as written.
@@ -123,7 +123,7 @@ def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> di
     Raises:
         BadInput: a key that there is not, a value too many, or a field twice.
     """
-    left, found = list(first), dict[str, str]()
+    left, texts = list(first), dict[str, str]()
     for key, value in [*(("", value) for value in item.values), *item.pairs.items()]:
         if not key and value in keys:
             raise BadInput(f"{item.where} does not say what {value} is.", hint=f"write {value}=VALUE")
@@ -131,10 +131,10 @@ def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> di
             takes = f"{item.name or 'it'} takes {', '.join(keys) or 'none'}"
             raise BadInput(f"{item.where} has a value too many: {value!r}.", hint=takes)
         key = known(key, keys, f"option of {item.name or item.where}") if key else left.pop(0)
-        if keys[key] in found:
+        if keys[key] in texts:
             raise BadInput(f"{item.where} says twice what {key} is.", hint="say it once")
-        found[keys[key]] = value
-    return found
+        texts[keys[key]] = value
+    return texts
 
 
 def record(
@@ -146,7 +146,7 @@ def record(
     units: Mapping[str, Unit] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> RecordT:
-    """The record that an item describes: its own values by ``keys`` and ``first`` as of `fields`, else ``defaults``.
+    """Return the record that an item describes: its values by ``keys`` and ``first`` as of `fields`, else ``defaults``.
 
     Raises:
         BadInput: as of `fields`, or a value without its unit (``units``, by field) or that the record refuses.
@@ -164,12 +164,12 @@ def record(
     try:
         return kind.model_validate({**(defaults or {}), **values})
     except ValidationError as error:
-        told = faults(error, names, texts)[0]
-        raise BadInput(f"{item.where}: {told}.", hint="correct that, then try again") from None
+        fault = faults(error, names, texts)[0]
+        raise BadInput(f"{item.where}: {fault}.", hint="correct that, then try again") from None
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
-    """Return the call as `call` reads it; numbers are read back exactly."""
+    """Format a call as `call` reads it; numbers are read back exactly."""
     inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
     return f"{name}({', '.join(inside)})" if inside else name
 
@@ -189,7 +189,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """What a number is followed by.
+    """The unit that follows a number, and its scales.
 
     Attributes:
         what: a value "must be" this.
@@ -241,7 +241,7 @@ FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, 
 
 
 def quantity(text: str, unit: Unit, what: str) -> float:
-    """The number that a person wrote, in the unit that the program computes in: s, USD, bits a second, parts of 1.
+    """Parse a number with its unit into the unit that the program computes in: s, USD, bits a second, parts of 1.
 
     Args:
         text: as written.
@@ -260,7 +260,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
         if math.isfinite(value) and value <= unit.most:
             return value
         if math.isfinite(unit.most):
-            suffix = max(unit.scales, key=lambda one: unit.scales[one])
+            suffix = max(unit.scales, key=lambda ending: unit.scales[ending])
             raise BadInput(
                 f"{what} must be at most {unit.most / unit.scales[suffix]:.6g}{suffix}, got {text.strip()!r}.",
                 hint=f"write {unit.example}",

@@ -50,12 +50,12 @@ _MINUTES = 24 * 60
 
 
 def _must_be(what: str) -> PydanticCustomError:
-    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.artifact`)."""
+    """Return a fault worded as those of pydantic's own types (`hetopt.core.artifact`)."""
     return PydanticCustomError("host", "Input should be {what}", {"what": what})
 
 
 def _shaped(pattern: str, what: str) -> AfterValidator:
-    """Return a validator that lets through what a pattern describes, all of it."""
+    """Return a validator that accepts texts that match a whole pattern."""
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -74,18 +74,18 @@ def _hops(text: str) -> str:
 
 
 def _address_of_one(text: str) -> str:
-    """Return an address in its usual form; neither one of every machine nor one of many."""
+    """Return an IP address in its usual form; refuse that of every machine, and of many."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         raise _must_be("an address, such as 10.0.0.5") from None
-    if found.is_unspecified or found.is_multicast:
+    if address.is_unspecified or address.is_multicast:
         raise _must_be("the address of one machine, such as 10.0.0.5")
-    return str(found)
+    return str(address)
 
 
 def _in_private_network(text: str) -> str:
-    """Return such an address where strangers do not reach it: workers listen there."""
+    """Return an IP address if it is one that strangers do not reach: workers listen there."""
     address = _address_of_one(text)
     if ipaddress.ip_address(address).is_global:
         raise _must_be("its address in a private network, such as 10.0.0.5")
@@ -123,7 +123,7 @@ Devices = Annotated[
 
 
 class Hours(Record):
-    """When a machine may be used: ``18:00-08:00``, or several with commas between them.
+    """The hours at which a machine may be used: ``18:00-08:00``, or several with commas between them.
 
     Attributes:
         spans: first and last minute of the day of each; where the last is not later, it is of the next day.
@@ -136,9 +136,13 @@ class Hours(Record):
     def _of_text(cls, given: Any) -> Any:
         if not isinstance(given, str):
             return given
-        found = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]
-        spans = [(60 * int(one[1]) + int(one[2]), 60 * int(one[3]) + int(one[4])) for one in found if one is not None]
-        return {"spans": spans if len(spans) == len(found) else ()}
+        matches = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]
+        spans = [
+            (60 * int(match[1]) + int(match[2]), 60 * int(match[3]) + int(match[4]))
+            for match in matches
+            if match is not None
+        ]
+        return {"spans": spans if len(spans) == len(matches) else ()}
 
     @model_validator(mode="after")
     def _of_a_day(self) -> Self:
@@ -149,7 +153,7 @@ class Hours(Record):
         return self
 
     def has(self, moment: datetime.datetime) -> bool:
-        """Return whether a moment, in the time of this machine, is in them."""
+        """Return whether a moment, in the time of this machine, is within the hours."""
         minute = 60 * moment.hour + moment.minute
         return any(
             begin <= minute < end if begin < end else minute >= begin or minute < end for begin, end in self.spans
@@ -209,37 +213,37 @@ class Host(Record):
 
     @property
     def through(self) -> tuple[Host, ...]:
-        """Return the hosts that ssh goes through, the nearest first."""
+        """The hosts that ssh goes through, the nearest first."""
         return () if self.jump is None else _hosts_at(self.jump)
 
     @property
     def reached_as(self) -> str:
-        """Return where ssh goes, for a person: ``box1 (alice@box1.lan:2222 through gateway)``."""
+        """The ssh address for people: ``box1 (alice@box1.lan:2222 through gateway)``."""
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
         way = f"{user}{self.address}{port}" + (f" through {self.jump}" if self.jump else "")
         return self.name if way == self.name else f"{self.name} ({way})"
 
     @property
     def cost_usd_per_hour(self) -> float | None:
-        """Return what an hour of training on it costs: as it was said, or its electricity; None: nobody said."""
+        """The cost of an hour of training on the host: as the inventory says, or its electricity; None: not known."""
         if self.usd_per_hour is not None:
             return self.usd_per_hour
         return None if self.kw is None or self.usd_per_kwh is None else self.kw * self.usd_per_kwh
 
     @property
     def cost_in_words(self) -> str:
-        """Return what that rests on: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
+        """The source of the hourly cost: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
         if self.usd_per_hour is not None or self.kw is None:
             return "as the inventory says"
         return f"{self.kw:g} kW at ${self.usd_per_kwh:g} a kWh"
 
     def may_be_used(self, moment: datetime.datetime) -> bool:
-        """Return whether its owner leaves it to us at a moment, in this machine's time."""
+        """Return whether the owner lets a run use the host at a moment, in this machine's time."""
         return self.hours is None or self.hours.has(moment)
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """Return the machines of a ``hosts.toml``, in its order.
+    """Read the machines of a ``hosts.toml``, in its order.
 
     Raises:
         BadInput: the file cannot be read, names no host, or says something of one that cannot be.
@@ -264,7 +268,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The machines of ``alice@box1,bob@box2:2222``: each is called as its address, and is what its ssh says it is.
+    """Parse the machines of ``alice@box1,bob@box2:2222``, named by address; the rest is what their ssh says.
 
     Raises:
         BadInput: it is no such text.
@@ -273,8 +277,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def _hosts_at(text: str) -> tuple[Host, ...]:
-    found = []
-    for part in (one.strip() for one in text.split(",")):
+    hosts = []
+    for part in (item.strip() for item in text.split(",")):
         hop = _HOP.fullmatch(part)
         if hop is None:
             raise BadInput(
@@ -283,8 +287,8 @@ def _hosts_at(text: str) -> tuple[Host, ...]:
             )
         user, address, port = hop.groups()
         given = {"name": host_name(address), "address": address, "user": user, "port": port and int(port)}
-        found.append(validated(Host, given, origin=f"`hosts`, {part}", hint="correct it, or leave it out"))
-    return tuple(found)
+        hosts.append(validated(Host, given, origin=f"`hosts`, {part}", hint="correct it, or leave it out"))
+    return tuple(hosts)
 
 
 _SEEN_BY_PLANS = (
@@ -298,21 +302,21 @@ _SEEN_BY_PLANS = (
 
 
 def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
-    """Return hosts in which a plan sees no difference, by the name of the first.
+    """Group hosts in which a plan sees no difference, by the name of the first.
 
     Args:
         hosts: of an inventory.
         measured: names of those that were measured, each of which is like no other.
     """
-    found: dict[tuple[object, ...], list[Host]] = {}
+    groups: dict[tuple[object, ...], list[Host]] = {}
     for host in hosts:
-        own = (host.name,) if host.name in measured else tuple(getattr(host, field) for field in _SEEN_BY_PLANS)
-        found.setdefault(own, []).append(host)
-    return {group[0].name: tuple(group) for group in found.values()}
+        key = (host.name,) if host.name in measured else tuple(getattr(host, field) for field in _SEEN_BY_PLANS)
+        groups.setdefault(key, []).append(host)
+    return {group[0].name: tuple(group) for group in groups.values()}
 
 
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """Return all of an inventory together."""
+    """Return the hosts of an inventory after checking them together."""
     if not 0 < len(hosts) <= MOST_HOSTS:
         raise BadInput(
             f"{where} must name 1 to {MOST_HOSTS} hosts, got {len(hosts)}.",

@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP came. No KeyboardInterrupt: nobody may take it for the wish to go on with less."""
+    """The exception of SIGTERM and SIGHUP. No KeyboardInterrupt: nobody may take it for the wish to go on with less."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -32,12 +32,12 @@ class Terminated(BaseException):
 
 
 def exit_code_of(error: KeyboardInterrupt | Terminated) -> int:
-    """Return what a shell gives for a command that the signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
+    """Return the shell's exit code of a command that a signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
     return 128 + (error.number if isinstance(error, Terminated) else int(signal.SIGINT))
 
 
 class _Command:
-    """What this process does when a signal comes."""
+    """The signal handler of this process, and whether it is ending."""
 
     def __init__(self) -> None:
         self.is_ending = False
@@ -54,7 +54,7 @@ class _Command:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def _let_go_of_terminals(self) -> None:
-        """A terminal that has gone refuses what is written to it, and that must not end the tidying up."""
+        """Redirect a terminal that has gone to /dev/null, so that writing to it does not end the tidying up."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self.terminals:
             os.dup2(nowhere, descriptor)
@@ -67,7 +67,7 @@ _COMMAND = _Command()
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end what is inside by an exception; those that are ignored (nohup) stay so.
+    """Raise an exception inside on SIGINT, SIGTERM and SIGHUP; those that are ignored (nohup) stay so.
 
     After one of them has ended it, nothing is left but this process's own end, and its exit code: further ones are
     ignored.
@@ -93,7 +93,7 @@ def ends_by_signals() -> Iterator[None]:
 
 
 def ends_at_once() -> None:
-    """Before `ends_by_signals` and after it there is nothing to tidy up: a signal ends the process with its exit code.
+    """Let a signal end the process with its exit code at once, where there is nothing to tidy up.
 
     Python would print a traceback there, and end as if the signal had killed it.
     """
@@ -103,8 +103,8 @@ def ends_at_once() -> None:
 
 
 def hears_nothing_more() -> None:
-    """All is done and said, and the exit code is decided: while Python takes itself apart, it would let go of its
-    handlers first, and a signal would kill it."""
+    """Ignore signals until the process exits: Python drops its handlers before it ends, and a signal would then kill it
+    although the exit code is decided."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Where Ctrl-C comes while a text is executed, as a dataclass is made by one, CPython remembers that
@@ -115,7 +115,7 @@ def hears_nothing_more() -> None:
 
 @contextmanager
 def in_one_piece() -> Iterator[None]:
-    """What is inside is done whole, such as starting a process and writing down which: signals are heard afterwards."""
+    """Hold back signals until the block is done, such as one that starts a process and records its id."""
     if threading.current_thread() is not threading.main_thread():  # which alone hears signals
         yield
         return
@@ -134,7 +134,7 @@ def in_one_piece() -> Iterator[None]:
 
 
 def goes_on() -> None:
-    """The command takes Ctrl-C for the wish to go on with what it has: the next signal is heard again."""
+    """Handle the next signal again: the command takes Ctrl-C for the wish to go on with what it has."""
     _COMMAND.is_ending = False
 
 
@@ -173,7 +173,7 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _write(text: str) -> None:
-    """To standard error, also from within a signal handler."""
+    """Write to standard error, also from within a signal handler."""
     with suppress(OSError):
         os.write(2, text.encode())
 
@@ -202,13 +202,13 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
 
 
 class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
+    """The first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def listen(self) -> None:
-        """Take both as wishes from now on."""
+        """Handle SIGTERM and SIGINT as wishes to stop from now on."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -230,22 +230,22 @@ _GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what each of so many workers of this machine needs beside ``given``, which is kept where it says anything.
+    """Return the OpenMP variables, beside ``given``, of each of ``workers`` workers of this machine.
 
     The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
     set before torch is loaded.
     """
-    own = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(threads_of_each(workers))}
-    return own if any(name in given for name in SPIN_VARIABLES) else own | SPIN
+    threads = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(threads_of_each(workers))}
+    return threads if any(name in given for name in SPIN_VARIABLES) else threads | SPIN
 
 
 def threads_of_each(workers: int) -> int:
-    """Threads of each of so many workers that share this machine."""
+    """Return the number of threads of each of ``workers`` workers that share this machine."""
     return max(1, usable_processors() // workers)
 
 
 def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:
-    """Processors that this process may keep busy: those of its affinity, at most its control groups' quota.
+    """Return the number of processors that this process may keep busy: affinity, at most the control groups' quota.
 
     A quota is rounded down, as by Rust's ``available_parallelism``: a team of more threads is stopped in every period.
 
@@ -271,7 +271,7 @@ def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:
 
 
 def _quota_of(group: Path) -> float | None:
-    """Processors that a control group may use, of version 2 or 1; None where it has no limit."""
+    """Return the number of processors that a control group (version 2 or 1) may use; None where it has no limit."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             words = [word for name in files for word in (group / name).read_text(encoding="utf-8").split()]
@@ -293,7 +293,7 @@ def _silent(text: str, done: float | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
-    """Where progress and remarks go.
+    """The callbacks that receive progress and remarks.
 
     Attributes:
         progress: told what is going on, and the part of it that is done (0 to 1; None: nobody knows).
@@ -304,5 +304,5 @@ class Reporter:
     note: Callable[[str], None] = _silent
 
     def __call__(self, text: str, done: float | None = None) -> None:
-        """Say what is going on."""
+        """Report what is going on, and the part of it that is done (0 to 1)."""
         self.progress(text, done)

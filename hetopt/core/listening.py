@@ -14,19 +14,19 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address, or the first that a name stands for, reaches this machine alone."""
+    """Return whether an address, or the first address of a name, reaches this machine alone."""
     try:
-        found = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        ip_address = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return False
-    return found.startswith("127.") or found == "::1"
+    return ip_address.startswith("127.") or ip_address == "::1"
 
 
 def interface_of(address: str) -> str | None:
     """Return the name of this machine's network interface that has an address; None: no interface has it."""
     wanted = LOOPBACK if address.startswith("127.") else address  # it has all of them, and is listed with one
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == wanted for one in addresses):
+        if any(entry.address == wanted for entry in addresses):
             return name
     return None
 
@@ -53,7 +53,7 @@ SECRET_PATTERN = r"[0-9a-f]{64}"
 
 
 def new_secret() -> str:
-    """Return a secret for one run."""
+    """Return a new random secret for one run."""
     return secrets.token_hex(32)
 
 

@@ -38,7 +38,7 @@ SLOPE_POINTS = 3
 
 
 class StepMemory(Record):
-    """What a step takes beyond what is kept from step to step, at one micro-batch."""
+    """The memory that a step takes beyond what is kept from step to step, at one micro-batch."""
 
     samples: PositiveInt
     computing_bytes: PositiveInt = Field(
@@ -50,7 +50,7 @@ class StepMemory(Record):
 
 
 class ExchangeMemory(NamedTuple):
-    """What the exchange with other workers keeps from step to step, and takes once backward is over."""
+    """The bytes that the exchange with other workers keeps from step to step, and takes once backward is over."""
 
     kept_bytes: int = 0
     taken_bytes: int = 0
@@ -75,11 +75,11 @@ class TrainingMemory(Record):
 
     @property
     def kept_bytes(self) -> int:
-        """Held from step to step."""
+        """Bytes that are held from step to step."""
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def peak_bytes(self, samples: int, exchange: ExchangeMemory = ALONE) -> float:
-        """Return the most that a worker's tensors hold at a time.
+        """Return the most bytes that a worker's tensors hold at a time, with micro-batches of ``samples``.
 
         Args:
             samples: of a micro-batch.
@@ -90,7 +90,7 @@ class TrainingMemory(Record):
         return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
     def sharded(self, devices: int, layer_bytes: float) -> TrainingMemory:
-        """Return what one of several devices holds that share a replica's weights, gradients and optimizer state.
+        """Return the memory of one of several devices that share a replica's weights, gradients and optimizer state.
 
         As `torch.distributed.fsdp.fully_shard` keeps them: an equal part of everything, and the weights of two layers
         whole, the one that computes and the one that is gathered next.
@@ -113,7 +113,7 @@ class TrainingMemory(Record):
         )
 
     def recomputing(self, layers: int) -> TrainingMemory:
-        """Return what is held where only each layer's input is kept, and a layer computed anew for its backward pass.
+        """Return the memory under activation checkpointing: layer inputs are kept, layers recomputed in backward.
 
         Of the 34 bytes a token and width that a layer keeps in 16 bits, its input is 2 (Korthikanti et al. 2022,
         section 4.1; Chen et al. 2016).
@@ -121,7 +121,7 @@ class TrainingMemory(Record):
         return self._computing(self._along("computing_bytes", 0), min(1.0, 2 / 34 + 1 / layers))
 
     def _computing(self, fixed_bytes: float, share: float) -> TrainingMemory:
-        """Return the same with other bytes beside the samples' own while it computes, and a share of these."""
+        """Return the memory with other fixed bytes while it computes, and a share of the samples' own."""
         fixed_now = self._along("computing_bytes", 0)
         steps = (
             step.model_copy(update={"computing_bytes": round(fixed_bytes + share * (step.computing_bytes - fixed_now))})
@@ -130,7 +130,7 @@ class TrainingMemory(Record):
         return self.model_copy(update={"steps": tuple(steps)})
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
-        """Return the most samples that fit together: 0 where not even one does, None where any number does."""
+        """Return the largest micro-batch that fits: 0 where not even one sample does, None where any number does."""
 
         def fits(samples: int) -> bool:
             return self.peak_bytes(samples, exchange) <= limit_bytes
@@ -148,7 +148,7 @@ class TrainingMemory(Record):
         return low
 
     def _along(self, column: str, samples: int) -> float:
-        """Straight between what was counted, never falling; outside with the slope at that end."""
+        """Interpolate counted bytes linearly, never falling; outside with the slope at that end."""
         sizes = [step.samples for step in self.steps]
         counted = list(accumulate((float(getattr(step, column)) for step in self.steps), max))
         if samples <= sizes[-1]:
@@ -169,23 +169,26 @@ MOST_SAMPLES = 1 << 40
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
-    """Return bytes a sample, by least squares; of one size alone, as if all of it grew with the samples."""
+    """Return the bytes of a sample by least squares; of one size alone, as if all of it grew with the samples."""
     if len(sizes) == 1:
         return counted[0] / sizes[0]
     size, bytes_ = sum(sizes) / len(sizes), sum(counted) / len(counted)
-    spread = sum((one - size) ** 2 for one in sizes)
-    return max(0.0, sum((one - size) * (told - bytes_) for one, told in zip(sizes, counted, strict=True)) / spread)
+    spread = sum((samples - size) ** 2 for samples in sizes)
+    return max(
+        0.0,
+        sum((samples - size) * (measured - bytes_) for samples, measured in zip(sizes, counted, strict=True)) / spread,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
+    """The line of peak memory: ``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
 
     fixed_bytes: float
     per_sample_bytes: float
 
     def peak_bytes(self, local_batch_size: int) -> float:
-        """Peak memory of one worker at this batch size."""
+        """Return the peak memory of one worker at a local batch size, in bytes."""
         return self.fixed_bytes + self.per_sample_bytes * local_batch_size
 
     def largest_batch(self, limit_bytes: float) -> int | None:
@@ -208,7 +211,7 @@ def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> M
 
 
 def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> int:
-    """Return what one of ``workers`` equal workers may use of a memory they share, ``fraction`` of it at most."""
+    """Return the bytes that one of ``workers`` equal workers may use of a shared memory, at most ``fraction`` of it."""
     return max(1, int(total_bytes * fraction) // workers)
 
 
@@ -222,7 +225,7 @@ _COLLINEAR = 1e-12  # of the product of both squared lengths
 
 
 def non_negative(design: Array, weights: Array | None = None) -> Array:
-    """``min sum w (X c - 1)^2`` over ``c >= 0``, for a design ``X`` [n, 2] of entries that are not negative.
+    """Minimise ``sum w (X c - 1)^2`` over ``c >= 0``, for a design ``X`` [n, 2] of non-negative entries.
 
     Where its columns tell the same, the first has it all.
     """
@@ -243,7 +246,7 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
 
 def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
-    """The same by Huber's loss (1964): residuals beyond ``limit`` of all of them count linearly, by reweighting."""
+    """Fit as `non_negative`, by Huber's loss (1964): residuals beyond their ``limit`` count linearly (reweighted)."""
     import numpy as np
 
     weights = np.ones(len(design))

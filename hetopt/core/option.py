@@ -42,7 +42,7 @@ _COUNTED = ("parameters", "samples", "FLOPs")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known of a field.
+    """The help, parser and command-line spelling of a field.
 
     Attributes:
         help: a sentence or two; other parameters stand in backticks.
@@ -67,7 +67,7 @@ class Option:
     is_fixed: bool = False
 
     def called(self, name: str) -> str:
-        """Return what the field ``name`` is called on a command line, without dashes in front."""
+        """Return the command-line name of the field ``name``, without dashes in front."""
         return self.flag or name.replace("_", "-")
 
 
@@ -75,7 +75,7 @@ class Options:
     """A record whose values are read as their fields say."""
 
     def __post_init__(self) -> None:
-        """Replace what was given by what it means.
+        """Replace each value by what its option's ``read`` makes of it.
 
         Raises:
             BadInput: a value cannot be.
@@ -97,14 +97,17 @@ def changed(record: Options) -> tuple[str, ...]:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def options(record: type) -> Any:
     """Make a frozen dataclass whose docstring and signature say what its fields are."""
-    made: Any = dataclass(frozen=True, kw_only=True)(record)
-    _, *parameters = inspect.signature(made.__init__).parameters.values()
-    known_of = options_of(made)
-    made.__signature__ = inspect.Signature(
-        [one.replace(annotation=_plain(one.annotation, known_of.get(one.name))) for one in parameters]
+    decorated: Any = dataclass(frozen=True, kw_only=True)(record)
+    _, *parameters = inspect.signature(decorated.__init__).parameters.values()
+    known_of = options_of(decorated)
+    decorated.__signature__ = inspect.Signature(
+        [
+            parameter.replace(annotation=_plain(parameter.annotation, known_of.get(parameter.name)))
+            for parameter in parameters
+        ]
     )
-    made.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n\nAttributes:\n{_described(made)}"
-    return made
+    decorated.__doc__ = f"{inspect.cleandoc(record.__doc__ or '')}\n\nAttributes:\n{_described(decorated)}"
+    return decorated
 
 
 def takes(record: Any) -> Callable[[Function], Function]:
@@ -116,7 +119,9 @@ def takes(record: Any) -> Callable[[Function], Function]:
 
     def with_signature(function: Function) -> Function:
         signature = inspect.signature(function)
-        before = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        before = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         parameters = [*before, *inspect.signature(record).parameters.values()]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         doc = inspect.cleandoc(function.__doc__ or "")
@@ -127,7 +132,7 @@ def takes(record: Any) -> Callable[[Function], Function]:
 
 
 class _Names(dict[str, Any]):
-    """Names that annotations are written with; of those that only type checkers import, anything."""
+    """The names that annotations are written with; of those that only type checkers import, anything."""
 
     def __missing__(self, name: str) -> Any:
         return Any
@@ -135,7 +140,7 @@ class _Names(dict[str, Any]):
 
 @cache
 def types_of(record: Any) -> dict[str, Any]:
-    """Return the type of each field of a record, with what it is annotated with beside."""
+    """Return the type of each field of a record, with its annotations."""
     known_names = _Names(vars(builtins))
     for base in reversed(record.__mro__):
         known_names.update(vars(sys.modules.get(base.__module__, builtins)))
@@ -145,10 +150,10 @@ def types_of(record: Any) -> dict[str, Any]:
 def _options_of(record: Any) -> Mapping[str, Option]:
     hints = types_of(record)
     return {
-        one.name: found
-        for one in fields(record)
-        for found in getattr(hints[one.name], "__metadata__", ())
-        if isinstance(found, Option)
+        attribute.name: option
+        for attribute in fields(record)
+        for option in getattr(hints[attribute.name], "__metadata__", ())
+        if isinstance(option, Option)
     }
 
 
@@ -157,17 +162,17 @@ options_of: Callable[[Any], Mapping[str, Option]] = cache(_options_of)
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names, with those of a literal type or a collection in the place of its ``module:NAME``."""
-    found: list[str] = []
+    """Return the names, with the values of a literal type or a collection in the place of its ``module:NAME``."""
+    values: list[str] = []
     for name in names:
         module, colon, attribute = name.partition(":")
         listed = getattr(import_module(module), attribute) if colon else (name,)
-        found += get_args(listed) or list(listed)
-    return found
+        values += get_args(listed) or list(listed)
+    return values
 
 
 def _plain(annotation: str, option: Option | None) -> str:
-    """Return the type of what may be given for a field, as it is written: what it is annotated with, or a text."""
+    """Return the annotation of a field for signatures: the type itself, or a text."""
     tree = ast.parse(annotation, mode="eval").body
     if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Tuple) and ast.unparse(tree.value) == "Annotated":
         annotation = ast.unparse(tree.slice.elts[0])
@@ -191,7 +196,7 @@ def _described(record: type) -> str:
 
 
 def positive(value: float | str | None, name: str, unit: str) -> float | None:
-    """Return a finite number above zero, which may be a text such as '$20' or '110M'; None where nothing was given.
+    """Return a finite number above zero, also of a text such as '$20' or '110M'; None where nothing was given.
 
     Raises:
         BadInput: it is not.
@@ -208,7 +213,7 @@ def positive(value: float | str | None, name: str, unit: str) -> float | None:
 
 
 def within(value: Any, name: str, least: float, most: float, *, example: str, written: Unit | None = None) -> Any:
-    """Return the number, if it is one from ``least`` to ``most``; that of a text where ``written`` says how it is read.
+    """Check that a number is from ``least`` to ``most``, and return it; a text is read in the unit ``written``.
 
     Raises:
         BadInput: it is not.
@@ -225,7 +230,7 @@ def within(value: Any, name: str, least: float, most: float, *, example: str, wr
 
 
 def duration_s(given: str | float | None, name: str) -> float | None:
-    """Return '90s', '45m', '6h', '1h30m', '2d', or seconds as a number, in seconds; None where nothing was given.
+    """Parse '90s', '45m', '6h', '1h30m', '2d', or a number of seconds, into seconds; None where nothing was given.
 
     Raises:
         BadInput: it is no length of time above 0.
@@ -244,13 +249,13 @@ def duration_s(given: str | float | None, name: str) -> float | None:
 
 
 def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
-    """Return names, also out of a text with commas between them.
+    """Return names as a tuple, also of a text with commas between them.
 
     Raises:
         BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.
     """
     parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
-    found = tuple(part.strip() for part in parts if part.strip())
-    if isinstance(given, str) and not found:
+    chosen = tuple(part.strip() for part in parts if part.strip())
+    if isinstance(given, str) and not chosen:
         raise BadInput(f"`{name}` must name at least one, got {given!r}.", hint=f"name one, or leave `{name}` out")
-    return found
+    return chosen

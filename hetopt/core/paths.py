@@ -65,13 +65,13 @@ def expanded(path: str | Path) -> Path:
 
 
 def home() -> Path:
-    """Return the folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    """Return hetopt's folder of this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
     base = os.environ.get("HETOPT_HOME")
     return expanded(base or "~/.hetopt")
 
 
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
-    """Return where a foreign name lies below a folder; it need not exist yet.
+    """Return the path of a foreign name below a folder; it need not exist yet.
 
     Args:
         folder: which everything must stay in.
@@ -102,7 +102,7 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
 
 
 def temporary_folder(purpose: str) -> Path:
-    """Return where a folder of this program may be made among the temporary files; nothing is there yet.
+    """Return a path for a folder of this program among the temporary files; nothing is there yet.
 
     It has a name before it is made: whatever comes between, who asked can remove it.
     """
@@ -110,18 +110,18 @@ def temporary_folder(purpose: str) -> Path:
 
 
 def is_name(pattern: str, text: object) -> bool:
-    """Return whether something is text that a pattern of this module describes, all of it."""
+    """Return whether a value is text that matches a pattern of this module as a whole."""
     return isinstance(text, str) and re.fullmatch(pattern.removesuffix("$"), text) is not None
 
 
 def host_name(text: str) -> str:
-    """Return what a machine that calls itself so is called in a run."""
+    """Return the name in a run of a machine that calls itself ``text``."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._")[:64]
     return name or "host"
 
 
 def run_name(text: str) -> str:
-    """Return the name of a run as somebody gave it.
+    """Return the name of a run that a person gave, checked.
 
     Raises:
         BadInput: no run can be called so.
@@ -132,7 +132,7 @@ def run_name(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a foreign name for a message: quoted, in plain characters, and no longer than a line."""
+    """Format a foreign name for a message: quoted, in plain characters, and no longer than a line."""
     short = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
     return ascii(short) if not short.isprintable() else repr(short)
 
@@ -142,7 +142,9 @@ def _is_part(part: str, *, any_text: bool) -> bool:
         return False
     if not any_text:
         return _PLAIN_PART.fullmatch(part) is not None
-    return "\\" not in part and all(one == " " or unicodedata.category(one)[0] not in "CZ" for one in part)
+    return "\\" not in part and all(
+        character == " " or unicodedata.category(character)[0] not in "CZ" for character in part
+    )
 
 
 def _bytes(text: str) -> int:
@@ -167,7 +169,7 @@ class MissingFile(BadInput):
 
 @contextmanager
 def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
-    """A regular file, open for reading.
+    """Open a regular file for reading.
 
     Args:
         path: of the file; a link is followed.
@@ -197,7 +199,7 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> bytes:
-    """Return all of a regular file.
+    """Read all bytes of a regular file.
 
     Raises:
         MissingFile: it does not exist.
@@ -211,7 +213,7 @@ def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_AN
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> str:
-    """Return all of a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
+    """Read a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
 
     Raises:
         MissingFile: it does not exist.
@@ -222,7 +224,7 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
-    """Return all of a regular file as JSON.
+    """Read a regular file as JSON.
 
     Raises:
         MissingFile: it does not exist.
@@ -233,7 +235,7 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANO
 
 
 def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
-    """Return bytes as UTF-8 text, without a byte order mark; line ends become newlines.
+    """Decode bytes as UTF-8 text, without a byte order mark; line ends become newlines.
 
     Raises:
         BadInput: they are not UTF-8.
@@ -246,7 +248,7 @@ def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
 
 
 def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> Any:
-    """Return JSON text as plain values.
+    """Parse JSON text into plain values.
 
     Args:
         text: as it was read; a byte order mark is passed over.
@@ -266,8 +268,8 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
         if _SURROGATE.search(text) or not text.isascii():
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        found = f"line {error.lineno}: {error.msg.lower()}" if text.strip() else "it is empty"
-        raise BadInput(f"{shown} is not complete JSON ({found}).", hint=hint) from None
+        fault = f"line {error.lineno}: {error.msg.lower()}" if text.strip() else "it is empty"
+        raise BadInput(f"{shown} is not complete JSON ({fault}).", hint=hint) from None
     except UnicodeEncodeError:
         raise BadInput(f"{shown} holds half of a surrogate pair, so it is not Unicode text.", hint=hint) from None
     except RecursionError:
@@ -301,7 +303,7 @@ def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOT
 
 
 def shortened(text: str, most: int = 4 * _SHOWN_CHARACTERS) -> str:
-    """Return text that someone else wrote, short enough for a sentence: its middle is left out."""
+    """Shorten text that someone else wrote for a sentence: its middle is left out."""
     if len(text) <= most:
         return text
     kept = (most - 5) // 2
@@ -309,14 +311,14 @@ def shortened(text: str, most: int = 4 * _SHOWN_CHARACTERS) -> str:
 
 
 def _integer(digits: str) -> int:
-    """Return an integer of JSON; immense ones are no measure of anything, and end whoever makes a float of them."""
+    """Parse an integer of JSON; refuse immense ones, which measure nothing and overflow a float."""
     if len(digits) > len(str(_LARGEST_INTEGER)) + 1 or abs(value := int(digits)) > _LARGEST_INTEGER:
         raise ValueError("beyond 64 bits")
     return value
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever."""
+    """Open a file with O_NONBLOCK, without which opening a pipe that nobody writes to waits for ever."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -31,7 +31,7 @@ _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def is_plain(character: str) -> bool:
-    """Return whether a character shows as itself, and does nothing else."""
+    """Return whether a character shows as itself, and controls nothing."""
     return character.isprintable() or character in _JOINERS or unicodedata.category(character) not in _REFUSED
 
 
@@ -61,7 +61,7 @@ def texts_in(value: object) -> Iterable[str]:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Text in which no character does anything: the others are spelled as JSON does, ``\\u001b``.
+    """Escape the control characters of a text as JSON does: ``\\u001b``.
 
     Args:
         text: any.
@@ -69,11 +69,11 @@ def escaped(text: str, keep: str = "") -> str:
     """
     if text.translate(dict.fromkeys(map(ord, keep))).isprintable():
         return text
-    return "".join(one if one in keep or is_plain(one) else spelled(one) for one in text)
+    return "".join(character if character in keep or is_plain(character) else spelled(character) for character in text)
 
 
 def one_line(text: str) -> str:
-    """What was told, as one line that a record can hold: no colours, no line breaks, shortened where it is long."""
+    """Return a text as one line that a record can hold: no colours, no line breaks, shortened where it is long."""
     line = escaped(" ".join(_ANSI.sub("", text).split()))
     return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."
 
@@ -84,7 +84,7 @@ def without_colours(text: str) -> str:
 
 
 def spelled(character: str) -> str:
-    """Return a character as JSON can spell it in letters that every encoding knows."""
+    """Escape a character as JSON does, in ASCII."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[first : first + 2].hex()}" for first in range(0, len(units), 2))
 
@@ -102,21 +102,21 @@ _INTERPRETERS = ("python", "python3")
 
 
 def typed_script(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a script's file and its arguments, of how people start it: ``python train.py``, ``-m package.train``.
+    """Return the script's file and its arguments of a typed command: ``python train.py``, ``-m package.train``.
 
     Raises:
         BadInput: there is no such module in this folder.
     """
-    told = [*words]
-    if len(told) > 1 and Path(told[0]).name in _INTERPRETERS:
-        del told[0]
-    if told[:1] != ["-m"]:
-        return tuple(told)
-    name = told[1] if len(told) > 1 else ""
+    command = [*words]
+    if len(command) > 1 and Path(command[0]).name in _INTERPRETERS:
+        del command[0]
+    if command[:1] != ["-m"]:
+        return tuple(command)
+    name = command[1] if len(command) > 1 else ""
     place = Path(*name.split(".")) if name else Path()
     for path in (place.with_suffix(".py"), place / "__main__.py") if name else ():
         if path.is_file():
-            return (str(path), *told[2:])
+            return (str(path), *command[2:])
     raise BadInput(
         f"there is no module {name!r} in {Path.cwd()}.",
         hint="go to the folder in which `python -m` finds it, or give the path of its file",
@@ -124,12 +124,12 @@ def typed_script(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def converted_script(script: Path) -> Path:
-    """Return what a script is called once a session was written into it: beside it, as it imports what lies there."""
+    """Return the name of a script with a session written into it: beside it, for its imports."""
     return script.with_name(f"{script.stem}_hetopt.py")
 
 
 def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> str:
-    """Return the name, if it is one of these.
+    """Return a name if it is among the names; refuse it else.
 
     Args:
         name: as it was given.
@@ -147,9 +147,9 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 
 
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
-    """Return the error of a name that is none of these; see `known`."""
+    """Return the error of a name that is not among the names; see `known`."""
     spelled = {other.casefold(): other for other in names}
-    near = [spelled[one] for one in _nearest(name.casefold(), spelled)]
+    near = [spelled[folded] for folded in _nearest(name.casefold(), spelled)]
     if hint is None:
         listed = "" if near and len(spelled) > MOST_LISTED else f"choose one of: {', '.join(spelled.values())}"
         hint = listed if spelled else "leave it out"
@@ -159,31 +159,31 @@ def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = No
 
 @functools.lru_cache(maxsize=256)
 def meant(name: str, names: Iterable[str]) -> str | None:
-    """Return which of these a name is that has a slip or two; None: it is a name of its own, which somebody else reads.
+    """Return the name that a misspelt one means; None where it is too different to be a slip.
 
     Args:
         name: none of these.
         names: hashable, as answers are kept.
     """
-    as_long = [one for one in names if abs(len(one) - len(name)) <= _SLIPS]
+    as_long = [candidate for candidate in names if abs(len(candidate) - len(name)) <= _SLIPS]
     return next(iter(difflib.get_close_matches(name.casefold(), as_long, n=1, cutoff=_ALMOST)), None)
 
 
 def either(names: Iterable[object]) -> str:
-    """Such as ``a, b or c``."""
+    """Format names as a choice: ``a, b or c``."""
     *most, last = map(str, names)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the name that is most alike, and those that are just as much so; none where none is close."""
+    """Return the names that are most alike, equally so; none where none is close."""
     near = difflib.get_close_matches(name, names)
-    alike = [difflib.SequenceMatcher(None, one, name).ratio() for one in near]
-    return [one for one, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
+    alike = [difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in near]
+    return [candidate for candidate, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
 
 
 def typed(*words: object) -> str:
-    """Return a command, or a part of one, as it is typed: a path with a space in it, a pattern or a quote is in quotes.
+    """Format a command, or a part of one, as it is typed: paths with a space, patterns and quotes are quoted.
 
     Args:
         words: of the command; each becomes one word of the shell.

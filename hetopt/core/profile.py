@@ -45,7 +45,7 @@ class Host(Record):
 
 
 class Reading(Record):
-    """What the reader processes of a worker's loader hand it, each batch in shared memory until it is used."""
+    """The batches that the reader processes of a worker's loader hand it, each in shared memory until it is used."""
 
     processes: PositiveInt
     batches_ahead: PositiveInt = Field(description="that each of them keeps ready")
@@ -54,7 +54,7 @@ class Reading(Record):
 
 
 class Job(RecordLeavingOut):
-    """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
+    """The training job. One sample is one item of the task's data set (an image, a window of tokens)."""
 
     LEFT_OUT = ("has_session", "converts", "resumes", "counts_epochs", "model_kind", "parameter_shapes", "reading")
 
@@ -112,9 +112,11 @@ class Job(RecordLeavingOut):
 
     @model_validator(mode="after")
     def _shapes_of_the_parameters(self) -> Self:
-        told = sum(math.prod(shape) for shape in self.parameter_shapes)
-        if self.parameter_shapes and told != self.parameters:
-            raise ValueError(f"parameter_shapes hold {told:,} elements, but there are {self.parameters:,} parameters")
+        elements = sum(math.prod(shape) for shape in self.parameter_shapes)
+        if self.parameter_shapes and elements != self.parameters:
+            raise ValueError(
+                f"parameter_shapes hold {elements:,} elements, but there are {self.parameters:,} parameters"
+            )
         return self
 
 
@@ -141,7 +143,7 @@ class CompressorCost(Record):
 
 
 class Counted(Record):
-    """What a sample computes and moves, counted, where nothing was measured: the two terms of a roofline."""
+    """The operations and bytes of a sample, counted, where nothing was measured: the two terms of a roofline."""
 
     flops: PositiveFloat = Field(description="operations that take as long at the data sheet's peak rate")
     moved_bytes: PositiveFloat | None = Field(
@@ -216,7 +218,7 @@ class GainPoint(Record):
 
 
 class ExchangeTrial(Record):
-    """What one way to exchange whole gradients in fewer bytes loses of them; means over pilots at the task's batch."""
+    """The loss of one compressor that sends whole gradients in fewer bytes; means over pilots at the task's batch."""
 
     compression: Told = Field(description="as `parse_compression` reads it")
     workers: PositiveInt = Field(description="whose gradients were summed")
@@ -245,7 +247,7 @@ class PilotCompression(Record):
 
 
 class PilotSync(Record):
-    """How the workers of a pilot put together what they learned, where they did not sum gradients in every step."""
+    """The synchronization policy of a pilot's workers, where they did not sum gradients in every step."""
 
     policy: str = Field(description="as `parse_sync` reads it, such as 'local-sgd(8)'")
     workers: int = Field(ge=2)
@@ -334,7 +336,7 @@ class Profile(Artifact, RecordLeavingOut):
     )
 
     def __str__(self) -> str:
-        """What it is of, and where it was measured."""
+        """Describe the job and the machine that measured it."""
         on = self.host.accelerator or self.host.cpu_model
         return f"{self.job.task}, {self.job.parameters:,} parameters, batch size {self.job.batch_size:,}, on {on}"
 
@@ -343,21 +345,25 @@ class Profile(Artifact, RecordLeavingOut):
 
     @property
     def is_counted(self) -> bool:
-        """Return whether operations were counted and nothing was measured, as `hetopt estimate` does it."""
+        """True where operations were counted and nothing was measured, as `hetopt estimate` does it."""
         return any(device.counted is not None for device in self.devices)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """That its devices computed in, fp32 first if it is there. Pilots, noise and gains are of the first."""
-        return tuple(sorted(dict.fromkeys(device.precision for device in self.devices), key=lambda one: one != "fp32"))
+        """The precisions of its devices, fp32 first if measured. Pilots, noise and gains are of the first."""
+        return tuple(
+            sorted(
+                dict.fromkeys(device.precision for device in self.devices), key=lambda precision: precision != "fp32"
+            )
+        )
 
     @property
     def measured_machines(self) -> frozenset[str]:
-        """Return types, or names of one's own machines, that its step samples are of."""
+        """The instance types, or names of one's own machines, that the step samples are of."""
         return frozenset(node.type for sample in self.samples for node in sample.nodes)
 
     def computing_in(self, precision: Precision) -> Self:
-        """The same profile, had nothing else been measured than this precision; as it is where it has nothing of it.
+        """Return the profile with the devices of one precision alone; unchanged where that precision was not measured.
 
         What an exchange takes a worker does not depend on it, and is timed in the first one alone.
         """
@@ -368,12 +374,12 @@ class Profile(Artifact, RecordLeavingOut):
             for device in self.devices
             if device.precision == self.precisions[0]
         }
-        own = (device for device in self.devices if device.precision == precision)
+        measured = (device for device in self.devices if device.precision == precision)
         devices = tuple(
             device.model_copy(update={"compressors": exchanging.get((device.type, device.workers_per_host), ())})
             if not device.compressors
             else device
-            for device in own
+            for device in measured
         )
         return self.model_copy(update={"devices": devices})
 

@@ -57,12 +57,12 @@ MANIFEST_FILE = "manifest.json"
 
 
 def is_unfinished(model: Path) -> bool:
-    """Return whether a file of this name is the model of a run that was stopped before its planned end."""
+    """Return whether a file name is that of the model of a run that was stopped before its planned end."""
     return model.stem == Path(UNFINISHED_MODEL_FILE).stem
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
-    """Return what names the newest checkpoint that is kept in a run's folder, wherever the run was; None: none is.
+    """Return the name of the newest checkpoint kept in a run's folder, wherever the run was; None: none is.
 
     Those of rented machines are in their bucket.
     """
@@ -71,19 +71,19 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
 
 
 def checkpoint_step(run_dir: Path) -> int | None:
-    """After how many steps the newest of those was saved; None: there is none, or it does not say."""
+    """Return the step of the newest checkpoint of a run's folder; None: there is none, or it does not say."""
     latest = latest_checkpoint(run_dir)
     named = None if latest is None else re.search(r"step-([0-9]{1,15})\b", read_text(latest))
     return None if named is None else int(named[1])
 
 
 def model_in(run_dir: Path) -> Path | None:
-    """Return the model in a run's folder: the trained one, or that of so far; None: there is none yet."""
+    """Return the model file in a run's folder: trained, or of a run that was stopped; None: there is none yet."""
     return next((path for name in MODEL_FILES if (path := run_dir / name).is_file()), None)
 
 
 def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
-    """Put a spec into the run's folder: the run's, or as `LIVING_FILE` that of who is there as workers begin.
+    """Write a spec into the run's folder: the run's, or as `LIVING_FILE` that of the workers that begin now.
 
     Raises:
         BadInput: the folder cannot be written.
@@ -92,13 +92,13 @@ def write_spec(run_dir: Path, spec: RunSpec, name: str = SPEC_FILE) -> None:
 
 
 def living_file(run_dir: Path) -> Path:
-    """Return the file with the spec that workers who begin now have to follow."""
+    """Return the file of the spec that workers who begin now have to follow."""
     living = run_dir / LIVING_FILE
     return living if living.is_file() else run_dir / SPEC_FILE
 
 
 def read_living(run_dir: Path) -> RunSpec:
-    """Return the run as those who begin now have to follow it.
+    """Read the spec that workers who begin now have to follow.
 
     Raises:
         BadInput: there is none, or it is not a spec.
@@ -107,7 +107,7 @@ def read_living(run_dir: Path) -> RunSpec:
 
 
 def read_spec(run_dir: Path) -> RunSpec:
-    """Return the spec of the run in ``run_dir``.
+    """Read the spec of the run in ``run_dir``.
 
     Raises:
         BadInput: there is none, or it is not a spec.
@@ -119,7 +119,7 @@ LOG_FOLDER = "log"
 
 
 def host_log_folder(run_dir: Path, host: str) -> Path:
-    """Return where the processes of one host write what they print; it need not exist yet.
+    """Return the folder of the output of one host's processes; it need not exist yet.
 
     Raises:
         BadInput: no host can be called so.
@@ -128,7 +128,7 @@ def host_log_folder(run_dir: Path, host: str) -> Path:
 
 
 def read_from(path: Path, offset: int) -> tuple[str, int]:
-    """Return whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet.
+    """Read whole lines written since byte ``offset``, and the offset to go on from; none where the file is missing.
 
     Raises:
         BadInput: the file cannot be read.
@@ -167,7 +167,7 @@ class Outputs:
     left_out: list[str] = field(default_factory=list)
 
     def add(self, folder: Path, name: str, size: int) -> Path | None:
-        """Count one file in.
+        """Add a file that was written, if it may be carried.
 
         Args:
             folder: that it is in, or will be.
@@ -193,16 +193,16 @@ class Outputs:
 
     def _leave(self, why: str) -> None:
         sentence = f"Not all outputs are carried: {why}."
-        if not any(one.startswith("Not all") for one in self.left_out):
+        if not any(earlier.startswith("Not all") for earlier in self.left_out):
             self.left_out.append(sentence)
 
 
 def written_in(folder: Path) -> Outputs:
-    """Return what was written into a folder; links are not followed, and nothing but files counts."""
-    found = Outputs()
+    """Return the files written into a folder; links are not followed, and nothing but files counts."""
+    outputs = Outputs()
     for name, size in sorted(_files(folder)):
-        found.add(folder, name, size)
-    return found
+        outputs.add(folder, name, size)
+    return outputs
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:
@@ -238,7 +238,7 @@ class Hosts(Record):
 
 
 def write_presence(run_dir: Path, hosts: Mapping[str, HostThere]) -> None:
-    """Tell the workers; a reader sees the old state or the new one."""
+    """Write the hosts that are there for the workers; a reader sees the old state or the new one."""
     write_atomically(run_dir / PRESENCE_FILE, Hosts(there=dict(hosts)).model_dump_json() + "\n")
 
 
@@ -252,7 +252,7 @@ def write_conditions(run_dir: Path, conditions: Conditions) -> None:
 
 
 class ConditionsReader:
-    """Reads the conditions again only when the file was replaced: a look costs one system call."""
+    """The reader of conditions, which reads again only when the file was replaced: a look costs one system call."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)

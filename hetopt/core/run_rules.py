@@ -44,7 +44,7 @@ _OF_CORRECTION = ("momentum", "clip_norm")
 
 
 def checked(compression: Compression) -> Combination:
-    """Return the combination that ``compression`` means.
+    """Return the combination that ``compression`` means, checked.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -72,7 +72,7 @@ def checked(compression: Compression) -> Combination:
 
 
 def _check_levels(chosen: Combination) -> None:
-    """Whether a step can choose between a selection, its floor and everything."""
+    """Check that a step can choose between a selection, its floor and everything."""
     if chosen.collective != GATHER:
         raise BadInput(
             f"floor_ratio and least_gain go with {GATHER}, as every worker has to know what its own selection keeps, "
@@ -101,7 +101,7 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
 
 
 def parse_batch_policy(text: str) -> tuple[str, Settings]:
-    """Return name and settings of a batch policy, such as ``allocation(micro=4)``.
+    """Parse a batch policy such as ``allocation(micro=4)`` into its name and settings.
 
     Raises:
         BadInput: there is no such policy, or setting of it.
@@ -110,17 +110,17 @@ def parse_batch_policy(text: str) -> tuple[str, Settings]:
 
 
 def parse_ratio_policy(text: str) -> tuple[str, Settings]:
-    """Return name and settings of a ratio policy, such as ``gravac(window=50)``; errors likewise."""
+    """Parse a ratio policy such as ``gravac(window=50)`` into its name and settings; errors likewise."""
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
 
 
 def parse_collective(text: str) -> str:
-    """Return a collective, as the registry names it; ``auto``: the cheapest."""
+    """Return the registry's name of a collective; ``auto``: the cheapest."""
     return known(text, (AUTO, *COLLECTIVES), "collective")
 
 
 def check_ratio_controller(name: str, ratio: float) -> None:
-    """Whether a run can have that controller.
+    """Check that a run can have a ratio controller at a ratio.
 
     Args:
         name: of the controller.
@@ -137,7 +137,7 @@ def check_ratio_controller(name: str, ratio: float) -> None:
 
 
 def why_not_local(spec: RunSpec) -> str | None:
-    """Return one sentence on what of a run does not go with workers that train for themselves; None where all does."""
+    """Return a sentence on what of a run does not go with local SGD workers; None where all does."""
     sync = spec.sync
     reason = why_not_averaged(spec.compression.name)
     if reason is not None:
@@ -150,7 +150,7 @@ def why_not_local(spec: RunSpec) -> str | None:
 
 
 def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
-    """Return steps of so many passes over the data; at least one."""
+    """Return the steps of ``epochs`` passes over the data; at least one."""
     return max(1, round(epochs * dataset_size / global_batch_size))
 
 
@@ -209,7 +209,7 @@ def check_batch(spec: RunSpec, samples: int) -> None:
 
 
 def left_to_script(spec: RunSpec) -> str:
-    """Return one sentence on what the plan reckons with and the script's own loop decides."""
+    """Return a sentence on the length and checkpoints of the plan that the script's own loop decides instead."""
     stop = spec.stop
     amount, unit = (stop.max_epochs, "epoch") if stop.max_epochs else (stop.max_steps or 0, "step")
     saving = f", and with a checkpoint every {formatting.duration(spec.checkpoint_every_s)}" if spec.resumes else ""
@@ -220,7 +220,7 @@ def left_to_script(spec: RunSpec) -> str:
 
 
 def why_shares_differ(*, is_ddp: bool, normalises: bool) -> str:
-    """Return what lets a script's shares compute something else than one machine, and what may mend it.
+    """Return a hint on what lets a script's shares differ from one machine, and what may mend it.
 
     Args:
         is_ddp: whether it uses DistributedDataParallel; else it has a session.
@@ -246,7 +246,7 @@ BUNDLED: Mapping[str, str] = MappingProxyType(
 
 
 def check_found(reference: str) -> None:
-    """Look whether what ``reference`` names is there, without running anything of it.
+    """Check that what a task reference names is there, without running anything of it.
 
     Raises:
         BadInput: there is no such bundled task, file or module.
@@ -272,7 +272,7 @@ def check_found(reference: str) -> None:
 
 
 def check_data_folder(folder: Path) -> None:
-    """Look whether the folder of a task's data is there.
+    """Check that the folder of a task's data is there.
 
     Raises:
         BadInput: it is not.
@@ -282,7 +282,7 @@ def check_data_folder(folder: Path) -> None:
 
 
 def names_no_task(reference: str) -> BadInput:
-    """Return the refusal of a text that names no task."""
+    """Return the error of a text that names no task."""
     if reference.endswith(".py"):
         return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
     if "/" in reference or Path(reference).exists():
@@ -291,5 +291,5 @@ def names_no_task(reference: str) -> BadInput:
             hint="give the path of the script, or of the file and the task in it: file.py:attribute",
         )
     offered = [name for name in BUNDLED if name != STAND_IN]
-    own = "your own is module:attribute or file.py:attribute"
-    return unknown(reference, offered, "bundled task", hint=f"choose one of: {', '.join(offered)}; {own}")
+    custom = "your own is module:attribute or file.py:attribute"
+    return unknown(reference, offered, "bundled task", hint=f"choose one of: {', '.join(offered)}; {custom}")

@@ -84,12 +84,12 @@ class Stream(Record):
         return self
 
     def batch(self, rate_per_s: float) -> int:
-        """Samples of a worker whose stream brings so many a second: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
+        """Return a worker's samples by its stream's rate: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
         return max(self.min_batch, min(self.max_batch, round(rate_per_s * self.batch_interval_s)))
 
 
 class GravacSettings(Record):
-    """GraVAC (arXiv 2305.12201).
+    """The settings of GraVAC (arXiv 2305.12201).
 
     Attributes:
         window: steps between candidates.
@@ -109,7 +109,7 @@ class GravacSettings(Record):
 
 
 class AccordionSettings(Record):
-    """Accordion (MLSys 2021) as its released script has it; the paper: threshold 0.5, smoothing 1, 10 epochs, decay.
+    """The settings of Accordion (MLSys 2021) as released; the paper: threshold 0.5, smoothing 1, 10 epochs, decay.
 
     Attributes:
         gentle: ratio in critical regimes; absent: ten times the run's.
@@ -127,7 +127,7 @@ class AccordionSettings(Record):
 
 
 class ThresholdSettings(Record):
-    """ScaDLES' rule (arXiv 2301.08897).
+    """The settings of ScaDLES' rule (arXiv 2301.08897).
 
     Attributes:
         delta: part of the energy that a worker votes to lose.
@@ -139,7 +139,7 @@ class ThresholdSettings(Record):
 
 
 class ScanSettings(Record):
-    """AR-Topk's choice (arXiv 2312.02493).
+    """The settings of AR-Topk's choice (arXiv 2312.02493).
 
     Attributes:
         time, gain: weights of the two objectives.
@@ -154,7 +154,7 @@ class ScanSettings(Record):
 
 
 class ProportionalSettings(Record):
-    """Shares by the law of proportion (arXiv 2110.08941).
+    """The settings of shares by the law of proportion (arXiv 2110.08941).
 
     Attributes:
         every: when they are judged.
@@ -164,7 +164,7 @@ class ProportionalSettings(Record):
 
 
 class DynamicSettings(Record):
-    """Dynamic batching (arXiv 2305.12213).
+    """The settings of dynamic batching (arXiv 2305.12213).
 
     Attributes:
         smoothing: weight of the newest time.
@@ -181,7 +181,7 @@ class DynamicSettings(Record):
 
 
 class AllocationSettings(Record):
-    """Self-adaptive allocation (arXiv 2111.08272).
+    """The settings of self-adaptive allocation (arXiv 2111.08272).
 
     Attributes:
         micro: samples of a micro-batch; absent: the run's, or an eighth of an equal share.
@@ -211,7 +211,7 @@ _UNITS = {"gentle": FRACTION}
 def parse_policy(
     text: str, names: Iterable[str], settings: Mapping[str, type[Record]], where: str, what: str
 ) -> tuple[str, Settings]:
-    """``name(key=value)``: the name, and the settings that are not the usual ones.
+    """Parse ``name(key=value)`` into the name and the settings that are not the usual ones.
 
     Raises:
         BadInput: an unknown name or key, or a value that cannot be.
@@ -220,17 +220,17 @@ def parse_policy(
     name = known(item.name, names, what)
     kind = settings.get(name, Record)
     keys = {key: key for key in kind.model_fields}
-    made = record(kind, item, keys, units={key: unit for key, unit in _UNITS.items() if key in keys})
-    return name, made.model_dump(exclude_defaults=True)
+    chosen = record(kind, item, keys, units={key: unit for key, unit in _UNITS.items() if key in keys})
+    return name, chosen.model_dump(exclude_defaults=True)
 
 
 def spell_policy(name: str, settings: Settings) -> str:
-    """Return the policy as `parse_policy` reads it."""
+    """Format a policy as `parse_policy` reads it."""
     return written(name, pairs=settings)
 
 
 def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
-    """Whether a policy can have them.
+    """Check the settings of a policy against its record in ``kinds``.
 
     Raises:
         ValueError: it has no such setting, or not with that value.
@@ -350,7 +350,7 @@ Prefetch = Literal["auto", "on", "off"]
 
 
 class Compression(RecordLeavingOut):
-    """How gradients travel: the compressor, the fraction of elements it sends, and what should not be as it proposes.
+    """The compression of gradients: the compressor, the fraction of elements it sends, and overrides of its defaults.
 
     A file says only what differs from the defaults; what goes together is in `hetopt.core.comm.composition`.
     """
@@ -396,7 +396,7 @@ class WorkerSpec(Record):
 
 
 class StopRule(Record):
-    """When training ends: at the first of those that are given."""
+    """The end of training: the first of the limits that are given."""
 
     max_steps: PositiveInt | None = None
     max_epochs: PositiveFloat | None = None
@@ -485,23 +485,23 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def is_local(self) -> bool:
-        """Return whether workers apply their own gradients, and are brought together now and then."""
+        """True where workers apply their own gradients, and average parameters now and then."""
         return len(self.workers) > 1 and self.sync.is_local
 
     @property
     def steers_exchange(self) -> bool:
-        """Return whether what is sent, or how, may change while the run goes on."""
+        """True where the ratio or collective of the exchange may change while the run goes on."""
         may_change = self.ratio_policy != "fixed" or self.collective_policy != "fixed"
         return len(self.workers) > 1 and not self.is_local and may_change
 
     @property
     def weighs_ways(self) -> bool:
-        """Return whether the ratio policy chooses among whole ways to exchange."""
+        """True where the ratio policy chooses among whole options: ratio, collective and coding."""
         return self.ratio_policy in WEIGHS_WAYS
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether workers that lose others go on with what they have in memory.
+        """True where workers that lose others go on with what they have in memory.
 
         Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
         a checkpoint.
@@ -511,12 +511,12 @@ class RunSpec(RecordLeavingOut):
 
     @property
     def script_command(self) -> tuple[str, ...]:
-        """Return the script and its arguments, with the folder of the data where they say `DATA_PLACE`."""
-        return tuple(one.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for one in self.script)
+        """The script and its arguments, with the data's folder in the place of `DATA_PLACE`."""
+        return tuple(word.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for word in self.script)
 
     @property
     def global_batch_size(self) -> int:
-        """Return samples of one step over all workers."""
+        """The samples of one step over all workers."""
         return sum(worker.local_batch_size for worker in self.workers)
 
 
@@ -549,7 +549,10 @@ class Node:
             raise BadInput(
                 f"a host name must be of letters, digits and ._-, got {shown(self.host)}.", hint="rename the host"
             )
-        for address, port in ((self.address, "1"), *(one.rpartition(":")[::2] for one in self.meeting.split(","))):
+        for address, port in (
+            (self.address, "1"),
+            *(endpoint.rpartition(":")[::2] for endpoint in self.meeting.split(",")),
+        ):
             if not _is_address(address) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
                 raise BadInput(
                     f"a rendezvous must be an IP address and a port, got {shown(address)}, port {shown(port)}.",
@@ -557,7 +560,7 @@ class Node:
                 )
 
     def to_arguments(self) -> list[str]:
-        """Return the node on a command line."""
+        """Return the command-line arguments that name the node."""
         return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]
 
     @classmethod
@@ -601,5 +604,5 @@ def first_rank(spec: RunSpec, host: str) -> int:
 
 
 def workers_on(spec: RunSpec, host: str) -> int:
-    """Return number of workers of a host."""
+    """Return the number of workers of a host."""
     return sum(worker.host == host for worker in spec.workers)

@@ -39,7 +39,7 @@ class RunState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Nothing of the run is left running."""
+        """True where nothing of the run is left running."""
         return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
@@ -52,17 +52,17 @@ class RunStatus:
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """Return what to do: what helps, where that is known, or else to read more."""
+        """Return the advice after a failure: the hint, where there is one, or to read more."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
-    """Why the latest attempt failed, if it did: the first reason given since workers last started is the cause."""
+    """Return why the latest attempt failed, if it did: the first reason since workers last started."""
     return RunFold.of(events).failure
 
 
 def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
-    """Return how the run is.
+    """Return the status of a run by its events, and by whether its processes are alive.
 
     Args:
         events: the end of its log, oldest first.
@@ -71,7 +71,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
         last_line: what its processes' output says of the end, told where no event says how the run ended.
     """
     # What others write between the workers' events says nothing about how the run itself is.
-    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | Remarked)), None)
+    last = next((event for event in reversed(events) if not isinstance(event, ConditionChanged | Remarked)), None)
     if alive:
         is_starting = last is None or isinstance(last, RunStarted)
         return RunStatus(state=RunState.STARTING if is_starting else RunState.RUNNING)
@@ -94,18 +94,18 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
     """
     if host_died:
         return RunFailed.exit_code
-    own = [code for code in codes if 1 < code < 128]
-    return min(own) if own else RunFailed.exit_code if any(codes) else 0
+    specific = [code for code in codes if 1 < code < 128]
+    return min(specific) if specific else RunFailed.exit_code if any(codes) else 0
 
 
 def log_bytes(run_dir: Path) -> int:
-    """Return how long a run's log is."""
+    """Return the size of a run's event log in bytes."""
     path = run_dir / EVENTS_FILE
     return path.stat().st_size if path.exists() else 0
 
 
 def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
-    """Return the end of a run's log.
+    """Read the events at the end of a run's log, none before byte ``since``.
 
     Args:
         run_dir: the run's folder.
@@ -119,7 +119,7 @@ def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
 
 
 def _tail(path: Path, since: int = 0) -> bytes:
-    """The end of a file, from the start of a line, without so many bytes at its beginning; empty when there is none.
+    """Return the last bytes of a file from the start of a line, none before offset ``since``; empty when it is missing.
 
     Raises:
         BadInput: it cannot be read.
@@ -135,7 +135,7 @@ def _tail(path: Path, since: int = 0) -> bytes:
 
 
 def read_tail(path: Path) -> str:
-    """Return the end of a file as text, from the start of a line; empty when there is none.
+    """Read the end of a file as text, from the start of a line; empty when there is none.
 
     Raises:
         BadInput: it cannot be read.
@@ -144,7 +144,7 @@ def read_tail(path: Path) -> str:
 
 
 def last_words(run_dir: Path) -> str | None:
-    """Return what can be told of a run whose processes are gone, if it wrote no event about its end."""
+    """Return a sentence on the end of a run whose processes are gone without an event about it."""
     if not (run_dir / SPEC_FILE).exists():
         return "it was never started: its folder holds no run"
     if shutil.disk_usage(run_dir).free < LOG_ROOM_BYTES:
@@ -156,7 +156,7 @@ _LIBRARY_LOG = re.compile(r"\[?[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def last_log_line(run_dir: Path, host: str | None = None) -> str | None:
-    """What the newest output says of the end: an error's line, else that there is none and what was printed last.
+    """Return the error in the newest output of a run's processes, else a sentence with the last line that they printed.
 
     What a library logs, in the form of glog, is neither: torch tells that it ends workers, whoever wanted that.
 

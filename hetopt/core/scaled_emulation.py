@@ -14,7 +14,7 @@ EVERY_HOST = "*"
 
 
 class DeclaredTime(Record):
-    """How long a worker's computation takes on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
+    """The computation time of a worker on the machine that it stands for: ``fixed_s + per_sample_s * samples``.
 
     The worker computes for real and then waits until that time is over.
     """
@@ -36,7 +36,7 @@ class EmulatedHost(Record):
 
 
 class Change(Record):
-    """Something that happens to a host, or to every host ('*'), while the run goes on.
+    """A change of a host, or of every host ('*'), while the run goes on.
 
     It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
     that has died may return; one that has notice will die soon; one that is cut off reaches nobody until it heals.
@@ -78,7 +78,7 @@ class ScaledEmulation(Record):
 
 
 class Conditions(Record):
-    """How the miniature is right now. Written by its conductor, read by every worker between steps.
+    """The present speeds of a scaled emulation. Written by its conductor, read by every worker between steps.
 
     Attributes:
         slowdown: the whole miniature runs so many times slower than was planned, because the real computation did not

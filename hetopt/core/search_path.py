@@ -26,8 +26,7 @@ INSTALLED_ONLY = {_VARIABLE: "1"}
 
 
 def search_first(folder: Path) -> None:
-    """Look in a folder first, in the place of the one that this process began with, if any; what it starts begins as
-    usual."""
+    """Search a folder first for imports, in the place of the one that this process began with, if any."""
     if not os.environ.pop(_VARIABLE, None):
         del sys.path[0]
     sys.path.insert(0, str(folder))
@@ -46,7 +45,7 @@ def run_script(script: str) -> None:
 
 
 def code_folder(script: Path) -> Path:
-    """Where what a script imports of its author's is looked for: its own folder; where it imports relatively, or a
+    """Return the folder in which a script's own imports are looked for: its own; where it imports relatively, or a
     package that it is in by name, the folder around that package, in which ``python -m PACKAGE.SCRIPT`` is typed."""
     path = script.resolve()
     try:
@@ -61,7 +60,7 @@ def code_folder(script: Path) -> Path:
 
 
 def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
-    """Around the packages that a statement imports, of those that the script is in."""
+    """Yield the folders around the packages that a statement imports, of those that the script is in."""
     if isinstance(node, ast.ImportFrom) and node.level:
         around = script.parents[min(node.level, len(script.parents) - 1)]
         while (around / "__init__.py").is_file():
@@ -69,19 +68,20 @@ def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
         yield around
         return
     modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-    modules += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+    modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     for module in modules:
         first = module.partition(".")[0]
         beside = script.parent / first
         if not beside.is_dir() and not beside.with_suffix(".py").is_file():
             # A folder without that file is the checkout of what is installed, as likely as not.
-            packages = (one for one in script.parents if one.name == first and (one / "__init__.py").is_file())
-            yield from (one.parent for one in packages)
+            packages = (
+                folder for folder in script.parents if folder.name == first and (folder / "__init__.py").is_file()
+            )
+            yield from (folder.parent for folder in packages)
 
 
 def begin_in(folder: str) -> None:
-    """Look where a Python does that begins with this process's environment: in that folder first, or only at what is
-    installed."""
+    """Set the search path of a Python begun with this environment: a folder first, or only what is installed."""
     if not sys.flags.safe_path:
         del sys.path[0]
     if not os.environ.get(_VARIABLE):
@@ -95,7 +95,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def install_command(extra: str) -> str:
-    """The pip command that installs what an extra of hetopt needs, such as ``train``; as pyproject.toml declares it.
+    """Return the pip command that installs an extra of hetopt such as ``train``, as pyproject.toml declares it.
 
     Where torch is among it and no GPU is here, pip is told of the index that has torch without CUDA.
     """
@@ -104,14 +104,14 @@ def install_command(extra: str) -> str:
         named = _NAMED_EXTRA.search(line.partition(";")[2])
         if named is not None and named.group(1) == extra:
             needed.append(line.partition(";")[0].strip())
-    without_cuda = any(_name(one) == "torch" for one in needed) and not _has_gpu()
+    without_cuda = any(_name(package) == "torch" for package in needed) and not _has_gpu()
     return f"{f'PIP_EXTRA_INDEX_URL={CPU_INDEX} ' if without_cuda else ''}pip install {shlex.join(needed)}"
 
 
 def requirement(package: str) -> str:
-    """Return what hetopt needs of a package, such as ``torch==2.13.0``; the package alone where it declares nothing."""
+    """Return hetopt's declared requirement of a package, such as ``torch==2.13.0``; else the package alone."""
     declared = (line.partition(";")[0].strip() for line in importlib.metadata.requires("hetopt") or ())
-    return next((one for one in declared if _name(one) == package), package)
+    return next((line for line in declared if _name(line) == package), package)
 
 
 def _name(requirement: str) -> str:

@@ -62,7 +62,7 @@ class Node(_Line):
 
 
 class Compression(_Line):
-    """How gradients were compressed; ``ratio`` is the fraction of the elements that is sent."""
+    """The compression of a step's gradients; ``ratio`` is the fraction of the elements that is sent."""
 
     name: str
     ratio: float = Field(default=1.0, gt=0, le=1)
@@ -92,22 +92,22 @@ class Configuration(_Line):
 
     @property
     def workers(self) -> int:
-        """Return workers of all nodes."""
+        """The number of workers of all nodes."""
         return sum(node.workers for node in self.nodes)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return samples of each worker, in the order of the nodes."""
+        """The samples of each worker, in the order of the nodes."""
         sizes = self.local_batch_size
         return (sizes,) * self.workers if isinstance(sizes, int) else sizes
 
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """Return types and workers of the nodes whatever their order: what is rented and started as one job."""
+        """The types and workers of the nodes in any order: what is rented and started as one job."""
         return tuple(sorted((self.kind(node), node.workers) for node in self.nodes))
 
     def kind(self, node: Node) -> str:
-        """Return what a worker of the node is: its machine's type, and what it computes in where that is said."""
+        """Return the kind of a node's workers: machine type, and the precision where one is given."""
         return node.type if self.precision is None else f"{node.type}{IN_PRECISION}{self.precision}"
 
 
@@ -153,7 +153,7 @@ class StepSamples(Artifact):
 
 
 def parse_configuration(line: str) -> Configuration:
-    """Return one line as a configuration, with or without times.
+    """Parse one line into a configuration, with or without times.
 
     Raises:
         BadInput: what is wrong with it.
@@ -162,7 +162,7 @@ def parse_configuration(line: str) -> Configuration:
 
 
 def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]:
-    """Return every line as a sample; empty lines are passed over.
+    """Parse every line into a sample; empty lines are passed over.
 
     Raises:
         BadInput: the first line that cannot be used, or no line at all.
@@ -184,7 +184,7 @@ def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]
 
 
 def condense(samples: list[StepSample], most: int) -> list[StepSample]:
-    """At most ``most`` samples: repeats become their median first, then every so many-th configuration goes.
+    """Return at most ``most`` samples: repeats become their median first, then configurations are thinned evenly.
 
     A model of step times has a few dozen numbers to learn; beyond some thousand rows more of the same adds nothing.
     """
@@ -211,9 +211,9 @@ def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
-        told = faults(error)
-        more = f"; and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
-        raise BadInput(f"{'; '.join(told[:MOST_TOLD])}{more}.", hint=HINT) from None
+        sentences = faults(error)
+        more = f"; and {len(sentences) - MOST_TOLD} more" if len(sentences) > MOST_TOLD else ""
+        raise BadInput(f"{'; '.join(sentences[:MOST_TOLD])}{more}.", hint=HINT) from None
 
 
 MOST_TOLD = 8

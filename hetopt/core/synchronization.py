@@ -50,7 +50,7 @@ class _Named(RecordLeavingOut):
 
 
 class Synchronization(_Named):
-    """How the models of workers become one: by gradients in every step, or by parameters now and then.
+    """The synchronization of the workers' models: by gradients in every step, or by parameters now and then.
 
     Attributes:
         name: of the policy.
@@ -93,12 +93,12 @@ class Synchronization(_Named):
 
     @property
     def is_local(self) -> bool:
-        """Return whether workers apply their own gradients, and average parameters."""
+        """True where workers apply their own gradients, and average parameters."""
         return self.name != "bsp"
 
 
 class Partition(_Named):
-    """Which samples a worker may see.
+    """The rule for which samples a worker may see.
 
     Attributes:
         name: of the rule.
@@ -155,7 +155,7 @@ _UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants"
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
-    """Return when workers put together what they have learned.
+    """Parse the synchronization of workers, such as ``local-sgd(8)``.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
@@ -171,7 +171,7 @@ def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
 
 
 def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
-    """Return which samples a worker sees; arguments as of `parse_sync`.
+    """Parse the rule for which samples a worker sees; arguments as of `parse_sync`.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
@@ -182,7 +182,7 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
 
 
 def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
-    """Return which part of the workers gives which part of its samples, of ``ALPHA, BETA``.
+    """Parse ``ALPHA, BETA``: the part of the workers that hands on samples, and the part of its samples.
 
     Raises:
         BadInput: not two fractions.
@@ -192,12 +192,12 @@ def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
 
 
 def spell_sync(sync: Synchronization) -> str:
-    """Return the synchronisation as `parse_sync` reads it."""
+    """Format a synchronization as `parse_sync` reads it."""
     return _spell(sync, sync.name)
 
 
 def spell_partition(partition: Partition) -> str:
-    """Return the partition as `parse_partition` reads it."""
+    """Format a partition as `parse_partition` reads it."""
     return _spell(partition, partition.name)
 
 

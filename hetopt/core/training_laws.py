@@ -65,7 +65,7 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Both moments of the gradient.
+    """The two moments of the gradient.
 
     Attributes:
         gradient_variance: estimate of ``V``, the summed variance of one sample's gradient; never negative.
@@ -111,7 +111,7 @@ def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_s
 
 
 def noise_scale(moments: Moments) -> float | None:
-    """``V / |G|^2`` in samples, or None while the signal cannot be told from the noise (``|G|^2 <= 0``)."""
+    """Return ``V / |G|^2`` in samples; None while the signal is lost in the noise (``|G|^2 <= 0``)."""
     if moments.gradient_square <= 0:
         return None
     return moments.gradient_variance / moments.gradient_square
@@ -145,7 +145,7 @@ class SmoothedNoise:
 
     @property
     def moments(self) -> Moments:
-        """Return the averages, once a sample was added."""
+        """The averages, once a sample was added."""
         return Moments(gradient_variance=self.variance_sum / self.weight, gradient_square=self.square_sum / self.weight)
 
 
@@ -175,12 +175,12 @@ NOISE_COEFFICIENT_SD = 0.15
 
 
 def distance(gain: float) -> float:
-    """Return how far what is held back has left the model behind, in steps, by a gain in (0, 1]."""
+    """Return the staleness, in steps, that a residual costs the model by a gain in (0, 1]."""
     return math.sqrt(1 / gain - 1)
 
 
 def backlog_after(before: float, gain: float, steps: float) -> float:
-    """Return the same after so many steps that kept ``gain``, where it was ``before``.
+    """Return the residual's energy (`distance` squared) after so many steps that kept ``gain``.
 
     A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
     for gradients are mostly noise.
@@ -190,7 +190,7 @@ def backlog_after(before: float, gain: float, steps: float) -> float:
 
 
 def step_inflation(gain: float, coefficient: float = COEFFICIENT) -> float:
-    """Return steps at this gain over steps of dense training, at least 1.
+    """Return the steps at this gain over the steps of dense training, at least 1.
 
     Args:
         gain: retained gradient energy, in (0, 1].

@@ -60,7 +60,7 @@ _TREE = "tree"
 
 
 def pack(value: Any) -> bytes:
-    """Nested dictionaries, lists, tuples, tensors, numbers, texts and None as bytes.
+    """Serialise nested dictionaries, lists, tuples, tensors, numbers, texts and None into bytes.
 
     A tensor that is one number expanded to a shape takes the room of that number.
 
@@ -71,7 +71,7 @@ def pack(value: Any) -> bytes:
 
 
 def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Named tensors as a file, which is its owner's alone.
+    """Write named tensors to a file that its owner alone can read.
 
     Tied parameters are written under each of their names, so that the names are those of the state dictionary.
 
@@ -86,13 +86,13 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
         save_file(kept, path)
         path.chmod(0o600)
     except SafetensorError as error:
-        told = re.search(r"os error (\d+)", str(error))
-        number = int(told[1]) if told else errno.EIO
+        match = re.search(r"os error (\d+)", str(error))
+        number = int(match[1]) if match else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given; tensors are copies, on the CPU.
+    """Return the value that `pack` was given; tensors are copies, on the CPU.
 
     Raises:
         ValueError: these are no bytes of `pack`.
@@ -105,27 +105,27 @@ def unpack(data: bytes) -> Any:
 
 
 def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """As safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
-    found: dict[str, Tensor] = {}
+    """Return tensors as safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
+    separated: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors:
         kept = tensor.detach().cpu().contiguous()
         if kept.untyped_storage().data_ptr() in storages:
             kept = kept.clone()
         storages.add(kept.untyped_storage().data_ptr())
-        found[name] = kept
-    return found
+        separated[name] = kept
+    return separated
 
 
 def _flattened(value: Any) -> dict[str, Tensor]:
-    """All tensors of a value, and the JSON of everything around them."""
+    """Return all tensors of a value by name, and the JSON of everything around them as one more."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_described(value, tensors)).encode()
     return {**tensors, _TREE: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
 
 
 def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a value; its tensors are put aside under numbers."""
+    """Return JSON for a value; its tensors are put aside under numbers."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         expanded = value.numel() > 1 and not any(value.stride())
@@ -156,7 +156,7 @@ def _restored(described: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedState:
-    """The part that is the same on every rank.
+    """The part of the training state that is the same on every rank.
 
     Attributes:
         digest: which run it belongs to, see `run_digest`.
@@ -191,14 +191,13 @@ class SharedState:
     script: Mapping[str, Any] | None = None
 
     def snapshot(self) -> SharedState:
-        """The same with tensors of its own, on the CPU: training may go on while it is written."""
+        """Return a copy with tensors on the CPU, so that training may go on while it is written."""
         return replace(self, model=copied(self.model), optimizer=copied(self.optimizer), script=copied(self.script))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankState(Generators):
-    """The part that is each worker's own; ``local`` where it trains for itself (`Synchronizer`), ``script`` where one
-    drives it."""
+    """The training state that is each worker's own; ``local`` of local SGD (`Synchronizer`), ``script`` of a script."""
 
     memory: State
     local: Mapping[str, Any] | None = None
@@ -206,16 +205,16 @@ class RankState(Generators):
 
     @classmethod
     def now(cls, memory: State, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
-        """The state of this worker at this moment."""
+        """Return the present state of this worker: its residual, random generators and local model if it has one."""
         return cls(memory=memory, local=local, **vars(Generators.at(device)))
 
     def snapshot(self) -> RankState:
-        """The same with tensors of its own, on the CPU."""
+        """Return a copy with tensors on the CPU."""
         return replace(self, memory=copied(self.memory), local=copied(self.local), script=copied(self.script))
 
 
 def run_digest(spec: RunSpec) -> str:
-    """Names the training that a checkpoint belongs to: what must not change between its attempts.
+    """Return a digest of the training that a checkpoint belongs to: what must not change between attempts.
 
     Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
     """
@@ -224,12 +223,12 @@ def run_digest(spec: RunSpec) -> str:
 
 
 def copied(value: Any) -> Any:
-    """Nested dictionaries, lists and tuples with a copy of every tensor, on the CPU."""
+    """Copy nested dictionaries, lists and tuples with every tensor in them onto the CPU."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def parameters_sha256(parameters: Iterable[tuple[str, Tensor]]) -> str:
-    """A fingerprint of a model's parameters with their names: equal only when they are bit-identical."""
+    """Return a fingerprint of a model's parameters with their names: equal only when they are bit-identical."""
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters, key=itemgetter(0)):
         digest.update(name.encode())
@@ -249,25 +248,25 @@ CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1
 
 
 class FileRecord(Record):
-    """One file as it was written."""
+    """The size and checksum of a file as it was written."""
 
     size_bytes: NonNegativeInt
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     @classmethod
     def of(cls, data: bytes | memoryview) -> Self:
-        """The record of a file with this content."""
+        """Return the record of a file with this content."""
         return cls(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def fault(self, data: bytes) -> str | None:
-        """How a file differs from what was written, in a few words; None: it does not."""
+        """Return how a file's content differs from the record, in a few words; None when it does not."""
         if len(data) != self.size_bytes:
             return f"has {len(data)} bytes instead of {self.size_bytes}"
         return None if hashlib.sha256(data).hexdigest() == self.sha256 else "was altered"
 
 
 class Manifest(Artifact):
-    """Written last, so that a checkpoint that has one was once whole."""
+    """The records of a checkpoint's files, written last, so that a checkpoint that has one was once whole."""
 
     KIND: ClassVar[str] = "checkpoint"
     VERSION: ClassVar[int] = 6
@@ -279,7 +278,7 @@ class Manifest(Artifact):
     files: Mapping[CheckpointFile, FileRecord]
 
     def fault(self, folder: Path) -> str | None:
-        """What is wrong with the files in a folder, in a few words that name the first; None: nothing.
+        """Return a few words on the first file in a folder that is not as recorded; None when all are.
 
         All of every file is read.
         """
@@ -294,7 +293,7 @@ class Manifest(Artifact):
 
 
 def rank_file(rank: int) -> str:
-    """The file of what one worker has of its own."""
+    """Return the name of the file with one worker's own state."""
     return f"rank-{rank}{SUFFIX}"
 
 
@@ -304,7 +303,7 @@ _PARTIAL = ".partial"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a run can go on from.
+    """The newest checkpoint that a run can resume from, and damaged ones that are newer.
 
     Attributes:
         step: of the newest whole checkpoint; None: there was never one.
@@ -322,15 +321,15 @@ class CheckpointFolder:
         self._folder = run_dir / CHECKPOINT_FOLDER
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """Return the folder of a step's checkpoint."""
         return self._folder / f"step-{step}"
 
     def partial(self, step: int) -> Path:
-        """Where it is while it is being written."""
+        """Return the folder of a step's checkpoint while it is being written."""
         return self._folder / f"step-{step}{_PARTIAL}"
 
     def newest(self, digest: str) -> Found:
-        """The newest checkpoint all of whose files are as they were written; reads them all.
+        """Find the newest checkpoint all of whose files are as they were written; reads them all.
 
         Raises:
             BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
@@ -357,7 +356,7 @@ class CheckpointFolder:
         return Found(step=None)
 
     def write(self, step: int, name: str, state: SharedState | RankState) -> FileRecord:
-        """Write what all workers share, or what is a worker's own, into the checkpoint that is being written.
+        """Write the state that all workers share, or a worker's own, into the checkpoint under way.
 
         Raises:
             OSError: the disk refuses.
@@ -396,7 +395,7 @@ class CheckpointFolder:
         return not self.path(steps[0]).exists()
 
     def load_shared(self, step: int) -> SharedState:
-        """What all workers share at ``step``.
+        """Load the state that all workers share from the checkpoint of a step.
 
         Raises:
             BadInput: damaged.
@@ -404,7 +403,7 @@ class CheckpointFolder:
         return self._read(step, STATE_FILE, SharedState)
 
     def load_own(self, step: int, rank: int, *, workers_then: int, workers_now: int) -> RankState:
-        """What is the own of worker ``rank`` (of ``workers_now``) at ``step``, when there were ``workers_then``.
+        """Load the own state of worker ``rank`` (of ``workers_now``) from a step at which there were ``workers_then``.
 
         When the number of workers has changed, the residuals of all old workers are handed on so that their sum stays,
         and a worker that is new starts with the random generators of an old one.
@@ -419,11 +418,11 @@ class CheckpointFolder:
         return replace(states[rank % workers_then], memory=memory)
 
     def _steps(self) -> list[int]:
-        """Of all checkpoints that were ever whole, oldest first."""
+        """Return the steps of all checkpoints that were ever whole, oldest first."""
         return _steps_of(path for path in self._folder.glob("step-*") if path.suffix != _PARTIAL)
 
     def _manifest(self, step: int) -> Manifest | str:
-        """The manifest of a checkpoint, or what is wrong with it.
+        """Read the manifest of a checkpoint, or say what is wrong with it.
 
         Raises:
             BadInput: another version of hetopt wrote it.
@@ -467,7 +466,7 @@ class CheckpointFolder:
 
 
 def _steps_of(folders: Iterable[Path]) -> list[int]:
-    """The steps that folders are named after, in their order."""
+    """Return the steps that folders are named after, in ascending order."""
     names = [path.name.removeprefix("step-").removesuffix(_PARTIAL) for path in folders if path.is_dir()]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -527,7 +526,7 @@ def has_no_room(error: BaseException | None) -> bool:
 
 @contextmanager
 def _written_whole(path: Path) -> Iterator[Path]:
-    """Where to write a file, which is renamed afterwards: it has its name only when all of it is on disk."""
+    """Yield a path to write a file to, and rename it to ``path`` once all of it is on disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -556,7 +555,7 @@ WRITTEN, REFUSED, NO_ROOM = 1.0, -1.0, -2.0
 
 
 def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
-    """Whether a checkpoint is to begin now, so that a loss undoes at most ``max(every_s, 2 period_s)`` of training.
+    """Return whether to begin a checkpoint now, so that a loss undoes at most ``max(every_s, 2 period_s)``.
 
     What workers tell of a period is up to a period old, and a checkpoint that begins at the end of the next would count
     at the end of the one after: ``since_s + 3 period_s`` could be lost by then (more, where writing takes longer than a
@@ -623,12 +622,12 @@ class CheckpointSaver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being written."""
+        """True while a checkpoint is being written."""
         return self._under_way is not None
 
     @property
     def progress(self) -> float:
-        """Of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED`, `NO_ROOM` or 0."""
+        """The state of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED`, `NO_ROOM` or 0."""
         if self._under_way is None or not self._under_way.parts.done():
             return 0.0
         error = self._under_way.parts.exception()
@@ -673,19 +672,21 @@ class CheckpointSaver:
         return self.conclude([row[0] for row in gather_numbers([self.progress], self._context.world_size)], keeps=keeps)
 
     def close(self) -> None:
-        """Let go of the thread, once it has written what it was at."""
+        """End the thread that writes checkpoints, once it has written what it was at."""
         self._thread.shutdown()
 
-    def _settle(self, under_way: _UnderWay, told: Sequence[float], keeps: int) -> str | None:
-        """Publish or give up, all workers alike; what the matter was, if there was any."""
+    def _settle(self, under_way: _UnderWay, progress_by_rank: Sequence[float], keeps: int) -> str | None:
+        """Publish or give up the checkpoint, all workers alike; return the problem, if there was any."""
         texts = gather_texts(self._account(under_way), self._context.world_size)
-        problem = "; ".join(text for text, progress in zip(texts, told, strict=True) if progress < 0)
+        problem = "; ".join(text for text, progress in zip(texts, progress_by_rank, strict=True) if progress < 0)
         made_room = False
         if self._context.rank == 0:
             problem = problem or self._publish(under_way, texts) or ""
             if problem:
                 shutil.rmtree(self._folder.partial(under_way.step), ignore_errors=True)
-                made_room = NO_ROOM in told and self._folder.give_way(keeps=keeps if told[0] == NO_ROOM else 1)
+                made_room = NO_ROOM in progress_by_rank and self._folder.give_way(
+                    keeps=keeps if progress_by_rank[0] == NO_ROOM else 1
+                )
         problem = gather_texts(problem, self._context.world_size)[0]
         self.made_room = bool(gather_numbers([made_room], self._context.world_size)[0][0])
         if not problem:
@@ -693,7 +694,7 @@ class CheckpointSaver:
         return problem or None
 
     def _account(self, under_way: _UnderWay) -> str:
-        """This worker's file, or why there is none."""
+        """Return the record of this worker's file as JSON, or a text on why there is none."""
         error = under_way.parts.exception()
         if error is None:
             return under_way.parts.result()[rank_file(self._context.rank)].model_dump_json()

@@ -28,12 +28,12 @@ from hetopt.core.comm.cost import Primitive, deals, gathers_directly, reduces_di
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
-    """Workers in the group; ``None`` is the default group, and a process that never joined one is alone."""
+    """Return the number of workers in a group; ``None`` is the default group; without one a process is alone."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
-    """Where the tensor has to lie for the group's backend: gloo carries CPU tensors, so a GPU's go through the host.
+    """Return the device of a group's messages: gloo carries CPU tensors, so a GPU's tensor goes through the host.
 
     That makes groups of GPU and CPU workers possible: on the wire all of them look alike.
     """
@@ -89,7 +89,7 @@ class Channel:
         self.messages: list[Message] = []
 
     def now(self) -> float:
-        """The clock, once the device has done what it was given."""
+        """Return the clock's seconds, once the device has finished its queued work."""
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
@@ -122,7 +122,7 @@ class Channel:
                     tensor.copy_(staged)
 
     def all_gather(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """What every worker brought, one row a rank; all bring the same number of elements.
+        """Gather a tensor from every worker, one row a rank; all have the same number of elements.
 
         Args:
             tensor: this worker's part.
@@ -164,7 +164,7 @@ class Channel:
             out.copy_(received)
 
     def gather_slices(self, own: Tensor, out: Tensor) -> None:
-        """Everyone's tensor, one after the other, into ``out``. Not counted."""
+        """Gather every worker's tensor, in rank order, into ``out``. Not counted."""
         if self.workers == 1 or not own.numel():
             out.copy_(own.view_as(out))
             return
@@ -174,15 +174,15 @@ class Channel:
         if received is not out:
             out.copy_(received)
 
-    def _gather(self, own: Tensor, out: Tensor) -> None:
-        """Everyone's elements, one after the other, into ``out``; both lie where the backend wants them."""
-        if not _in_pairs(own):
-            dist.all_gather_single(out, own, group=self._group)
-        elif gathers_directly(own.nbytes, self.workers):
-            dist.all_to_all_single(out, self._for_everyone(own), group=self._group)
+    def _gather(self, tensor: Tensor, out: Tensor) -> None:
+        """Gather every worker's elements, in rank order, into ``out``; both lie where the backend wants them."""
+        if not _in_pairs(tensor):
+            dist.all_gather_single(out, tensor, group=self._group)
+        elif gathers_directly(tensor.nbytes, self.workers):
+            dist.all_to_all_single(out, self._for_everyone(tensor), group=self._group)
         else:
             parts = out.view(self.workers, -1).unbind()
-            parts[self.rank].copy_(own.view(-1))
+            parts[self.rank].copy_(tensor.view(-1))
             self._circulate(parts)
 
     def _swap(self, rows: Sequence[Tensor], out: Sequence[Tensor]) -> None:
@@ -193,7 +193,7 @@ class Channel:
             self._exchange(rows[to], to, out[source], source)
 
     def _circulate(self, parts: Sequence[Tensor]) -> None:
-        """Fill ``parts`` with everyone's, this worker's is there already; N - 1 messages in a row, around the ring."""
+        """Fill ``parts`` with every worker's (its own is there already); N - 1 messages in a row, around the ring."""
         to, source = (self.rank + 1) % self.workers, (self.rank - 1) % self.workers
         for distance in range(self.workers - 1):
             held, next_ = (self.rank - distance) % self.workers, (source - distance) % self.workers
@@ -222,14 +222,14 @@ class Channel:
         coming = dist.irecv(received, group=self._group, group_src=source)
         _wait([coming, dist.isend(sent, group=self._group, group_dst=to)])
 
-    def _for_everyone(self, own: Tensor) -> Tensor:
-        """The same elements for every worker, to be sent to all in one go."""
-        return own.view(1, -1).repeat(self.workers, 1).view(-1)
+    def _for_everyone(self, tensor: Tensor) -> Tensor:
+        """Repeat a tensor's elements once for every worker, to be sent to all in one go."""
+        return tensor.view(1, -1).repeat(self.workers, 1).view(-1)
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.to(staging_device(tensor, self._group))
 
 
 def _in_pairs(staged: Tensor) -> bool:
-    """Whether the backend is one whose collectives are better made of pairs: gloo's, which has what is on the CPU."""
+    """Return whether collectives are better made of pairs: gloo's are, which carries what is on the CPU."""
     return staged.device.type == "cpu"

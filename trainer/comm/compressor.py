@@ -46,18 +46,18 @@ class Turn:
     seed: int = 0
 
     def private(self, device: torch.device | None = None) -> Generator:
-        """Return a source of randomness that no other worker or step has, on the CPU unless a device is given."""
+        """Return a random generator that no other worker or step has, on the CPU unless a device is given."""
         return Generator(device or "cpu").manual_seed(_mixed(self.seed, self.channel.rank, self.step))
 
 
 class Payload:
-    """What one worker sent, in the units of its gradient."""
+    """The message of one worker, in the units of its gradient."""
 
     numel: int
     """Elements of that gradient."""
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield what was sent, 1-D fp32, part of the gradient after part; what is left out is zero."""
+        """Yield the values sent, 1-D fp32, slice after slice of the gradient; what is left out is zero."""
         raise NotImplementedError
 
     def add_to(self, flat: Tensor, sign: int = 1) -> None:
@@ -66,7 +66,7 @@ class Payload:
             flat[place].add_(values, alpha=sign)
 
     def dense(self) -> Tensor:
-        """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
+        """Return the dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
         device = next(value.device for value in vars(self).values() if isinstance(value, Tensor))
         flat = torch.zeros(self.numel, device=device)
         self.add_to(flat)
@@ -78,7 +78,7 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DensePayload(Payload):
-    """Every element of a flat gradient: ``values`` is 1-D fp32 and may share memory with what was compressed."""
+    """The payload of every element: ``values`` is 1-D fp32 and may share memory with what was compressed."""
 
     values: Tensor
 
@@ -87,13 +87,13 @@ class DensePayload(Payload):
         yield slice(None), self.values
 
     def dense(self) -> Tensor:
-        """The payload as a dense vector: the values, not copied."""
+        """Return the values of the payload, not copied."""
         return self.values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparsePayload(Payload):
-    """Some elements of a flat gradient of ``numel``: distinct int32 ``indices`` and their fp32 ``values``."""
+    """The payload of some of ``numel`` elements: distinct int32 ``indices`` and their fp32 ``values``."""
 
     indices: Tensor
     values: Tensor
@@ -105,24 +105,24 @@ class SparsePayload(Payload):
 
 
 class Stateful:
-    """What goes on from step to step; by default nothing does."""
+    """The state that goes on from step to step; empty by default."""
 
     counts_steps: bool = False
     """Whether a step's number matters, as it does where something is drawn at random."""
 
     def state(self) -> State:
-        """A copy of what goes on from step to step; empty by default."""
+        """Return a copy of the state that goes on from step to step; empty by default."""
         return {}
 
     def load_state(self, state: State) -> None:
-        """Go on from what `state` gave, of this worker or another; keys and shapes have been checked."""
+        """Restore what `state` gave, of this worker or another; keys and shapes have been checked."""
 
 
 class Compressor(Stateful, Generic[PayloadT]):
-    """Makes a gradient small. What was left out is the residual's business."""
+    """The compression of a gradient into a payload. What was left out is the residual's business."""
 
     def encode(self, flat: Tensor, turn: Turn) -> PayloadT:
-        """The payload for a flat gradient.
+        """Compress a flat gradient into a payload.
 
         The same gradient, state and turn give the same payload. NaN and infinity are sent, not hidden.
 
@@ -137,7 +137,7 @@ class Summed(Compressor[PayloadT]):
     """A compressor whose payloads are added up element by element on the way."""
 
     def wire(self, payload: PayloadT, out: Tensor) -> Tensor:
-        """What travels: replaced by its sum over all workers, in place. May be ``out``, or any memory of its own."""
+        """Return the tensor that is summed over workers in place: ``out``, or memory of the compressor's own."""
         raise NotImplementedError
 
     def decode(self, payload: PayloadT, total: Tensor, out: Tensor, turn: Turn) -> None:
@@ -146,18 +146,18 @@ class Summed(Compressor[PayloadT]):
 
 
 class Identity(Summed[DensePayload]):
-    """Sends the gradient itself, without a copy."""
+    """The compressor that sends the gradient itself, without a copy."""
 
     def encode(self, flat: Tensor, turn: Turn) -> DensePayload:
-        """The gradient (see `Compressor`)."""
+        """Return the gradient as a payload, not copied (see `Compressor`)."""
         return DensePayload(values=flat)
 
     def wire(self, payload: DensePayload, out: Tensor) -> Tensor:
-        """Where the sum is wanted (see `Summed`)."""
+        """Return ``out`` with the gradient's values, which are summed there (see `Summed`)."""
         return out if out.data_ptr() == payload.values.data_ptr() else out.copy_(payload.values)
 
     def decode(self, payload: DensePayload, total: Tensor, out: Tensor, turn: Turn) -> None:
-        """It is there already (see `Summed`)."""
+        """Do nothing: the sum is in ``out`` already (see `Summed`)."""
 
 
 class Collective(Protocol):
@@ -178,10 +178,10 @@ class Collective(Protocol):
 
 
 class AllReduce:
-    """Each element is summed in one place and handed out, so all workers hold the same bits."""
+    """The all-reduce of payloads: each element is summed in one place, so all workers hold the same bits."""
 
     def run(self, compressor: Summed[PayloadT], flat: Tensor, out: Tensor, turn: Turn) -> PayloadT:
-        """Sum on the way (see `Collective`)."""
+        """Sum the payloads element by element on the way (see `Collective`)."""
         payload = compressor.encode(flat, turn)
         total = compressor.wire(payload, out)
         turn.channel.all_reduce(total)
@@ -190,21 +190,21 @@ class AllReduce:
 
 
 class IndexChoice(Stateful):
-    """Says which elements are exchanged in a step."""
+    """The choice of the elements that are exchanged in a step."""
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Distinct int32 indices, the same on every worker, as many in every step."""
+        """Return distinct int32 indices, the same on every worker, as many in every step."""
         raise NotImplementedError
 
 
 class Resumable(Protocol):
-    """What has to be saved with a run."""
+    """The state of a component that is saved with a run."""
 
     def state(self) -> State:
-        """A copy of what is kept."""
+        """Return a copy of the state to save."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave.
+        """Restore what `state` gave.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -215,7 +215,7 @@ class Residual(Resumable, Protocol):
     """The first link of a chain: adds what was withheld before to a new gradient, and keeps what is withheld now."""
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The vector to compress. No side effects: candidates may be tried on it; valid until the next `prepare`.
+        """Return the vector to compress, valid until the next `prepare`. No side effects: candidates may be tried.
 
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
@@ -230,7 +230,7 @@ class Residual(Resumable, Protocol):
 
 
 class Chain:
-    """From every worker's gradient to the sum that all of them hold.
+    """The links from every worker's gradient to the sum that all of them hold.
 
     Args:
         compressor: of the gradient, or of the values of chosen elements.
@@ -268,11 +268,11 @@ class Chain:
         return self._at(self._choice.choose(flat, turn), flat, out, turn)
 
     def state(self) -> State:
-        """What the compressor and the choice carry from step to step."""
+        """Return a copy of the state of the compressor and of the choice of indices."""
         return {**self._compressor.state(), **({} if self._choice is None else self._choice.state())}
 
     def load_state(self, state: State) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` gave."""
         self._compressor.load_state(state)
         if self._choice is not None:
             self._choice.load_state(state)
@@ -293,7 +293,7 @@ class Chain:
 
 
 def shared_generator(seed: int, step: int) -> Generator:
-    """A source of randomness that all workers have in the same step; on the CPU, where all machines draw alike."""
+    """Return the random generator of a step, the same on all workers; on the CPU, where all machines draw alike."""
     return torch.Generator().manual_seed(_mixed(seed, -1, step))
 
 
@@ -308,17 +308,17 @@ ALIKE = "alike."
 
 
 class NoResidual:
-    """What is not sent is forgotten; right where everything is sent."""
+    """The absence of error feedback: what is not sent is lost; right where everything is sent."""
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The gradient, unchanged and not copied."""
+        """Return the gradient, unchanged and not copied."""
         return gradient
 
     def commit(self, prepared: Tensor, sent: Payload) -> None:
-        """Nothing to remember (see `Residual`)."""
+        """Do nothing: there is no residual (see `Residual`)."""
 
     def state(self) -> State:
-        """An empty state: there is no residual."""
+        """Return an empty state: there is no residual."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -327,7 +327,7 @@ class NoResidual:
 
 
 class ErrorFeedback:
-    """Adds the residual of earlier steps to the gradient: ``residual <- (gradient + residual) - sent``.
+    """The residual of earlier steps, added to the gradient: ``residual <- (gradient + residual) - sent``.
 
     The residual starts at zero and is in units of the weighted sum over workers, so a sample keeps the weight of the
     step that computed it. Eight bytes a parameter: the residual, and the buffer it swaps places with.
@@ -338,11 +338,11 @@ class ErrorFeedback:
         self._prepared = torch.zeros_like(self._residual)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Gradient plus residual (see `Residual`)."""
+        """Return gradient plus residual (see `Residual`)."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent (see `Residual`)."""
+        """Keep as the residual what was not sent (see `Residual`)."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
         sent.add_to(self._prepared, -1)
@@ -350,17 +350,17 @@ class ErrorFeedback:
         return energy(self._residual)
 
     def state(self) -> State:
-        """A copy of the residual, as ``{"residual": ...}``."""
+        """Return a copy of the residual, as ``{"residual": ...}``."""
         return {"residual": self._residual.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a residual (see `Residual`)."""
+        """Restore a residual (see `Residual`)."""
         check_state(state, {"residual": self._residual})
         self._residual.copy_(state["residual"])
 
 
 def redistribute(states: Sequence[State], workers: int) -> list[State]:
-    """The residual of each of ``workers`` workers when those with ``states`` are replaced by them.
+    """Return the residual of each of ``workers`` workers that replace the workers with ``states``.
 
     Old worker i hands its residual to new worker ``i mod workers``; residuals that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
@@ -378,16 +378,16 @@ def redistribute(states: Sequence[State], workers: int) -> list[State]:
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse a state that does not fit.
+    """Refuse a saved state whose keys or shapes are not as expected.
 
     Raises:
         BadInput: its keys or shapes are not those of ``expected``.
     """
-    found = {key: tuple(value.shape) for key, value in state.items()}
+    saved = {key: tuple(value.shape) for key, value in state.items()}
     wanted = {key: tuple(value.shape) for key, value in expected.items()}
-    if found != wanted:
+    if saved != wanted:
         raise BadInput(
-            f"The saved residual holds {found or 'nothing'}, but this run needs {wanted or 'none'}.",
+            f"The saved residual holds {saved or 'nothing'}, but this run needs {wanted or 'none'}.",
             hint="resume with the model and the compression that the checkpoint was written with",
         )
 
@@ -438,7 +438,7 @@ class MomentumCorrection:
         self._prepared = torch.zeros_like(self._velocity)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The velocity accumulated so far (see `Residual`)."""
+        """Return the velocity accumulated since it was last sent, this gradient included (see `Residual`)."""
         if self._clip_norm is not None:
             most = self._clip_norm / math.sqrt(group_size(None))
             scale = most / max(math.sqrt(energy(gradient)), 1e-38)
@@ -447,7 +447,7 @@ class MomentumCorrection:
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent of what was prepared here, and forget the velocity of what was (see `Residual`)."""
+        """Keep the unsent part of what was prepared, and clear the velocity of the sent part (see `Residual`)."""
         sent.add_to(self._prepared, -1)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
@@ -456,18 +456,18 @@ class MomentumCorrection:
         return energy(self._unsent)
 
     def state(self) -> State:
-        """``{"velocity": ..., "unsent": ...}``, copied."""
+        """Return a copy of velocity and unsent velocity, as ``{"velocity": ..., "unsent": ...}``."""
         return {"velocity": self._velocity.clone(), "unsent": self._unsent.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over both (see `Residual`)."""
+        """Restore velocity and unsent velocity (see `Residual`)."""
         check_state(state, {"velocity": self._velocity, "unsent": self._unsent})
         self._velocity.copy_(state["velocity"])
         self._unsent.copy_(state["unsent"])
 
 
 def hand_over_momentum(optimizer: Optimizer) -> float:
-    """Take the momentum out of an SGD optimizer, for the workers' residuals to have; returns what it was.
+    """Take the momentum out of an SGD optimizer, for the workers' residuals to have, and return it.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.
@@ -475,9 +475,9 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
     Raises:
         BadInput: the optimizer's momentum is not one number that can be taken out.
     """
-    found = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
+    momenta = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
     nesterov = any(group.get("nesterov") for group in optimizer.param_groups)
-    if len(found) != 1 or nesterov or any(math.isnan(momentum) for momentum in found):
+    if len(momenta) != 1 or nesterov or any(math.isnan(momentum) for momentum in momenta):
         reason = why_not_optimised(CORRECTION, optimizer_momentum=math.nan)
         raise BadInput(
             f"{reason} It can be taken out of plain SGD with one momentum, but not out of this optimizer.",
@@ -485,16 +485,16 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
         )
     for group in optimizer.param_groups:
         group["momentum"] = 0.0
-    return found.pop()
+    return momenta.pop()
 
 
 def keeps_momentum(asked: Compression) -> bool:
-    """Whether the workers keep the optimizer's momentum, each of its own gradients."""
+    """Return whether workers keep the optimizer's momentum, each of its own gradients."""
     return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
 
 
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
-    """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
+    """Return the compression of a run, with the optimizer's momentum taken over where workers keep it.
 
     Raises:
         BadInput: it cannot be, or things do not go together.

@@ -42,7 +42,7 @@ from hetopt.trainer.comm.vectors import energy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeStats:
-    """What one exchange cost this worker, and what it brought.
+    """The bytes and seconds that one exchange cost this worker, and the energy that it sent.
 
     Attributes:
         sent_bytes: what it contributed (the backend forwards more, see `collective_time_s`).
@@ -66,7 +66,7 @@ class ExchangeStats:
 
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
-    """The stats of exchanges that follow each other, as of one; energies are known where all parts know theirs."""
+    """Return the sum of the stats of consecutive exchanges; energies are known where all parts know theirs."""
 
     def total(energies: Sequence[float | None]) -> float | None:
         known = [energy for energy in energies if energy is not None]
@@ -91,7 +91,7 @@ SENDS_ALL = ("identity", "bf16")
 
 
 class Exchange:
-    """Sums gradients over all workers, by one compression after another with the same residual.
+    """The sum of gradients over all workers, by one compression after another with the same residual.
 
     The caller weights its local mean gradient by ``local_batch_size / global_batch_size`` first: then the sum is the
     gradient of one machine with the whole batch, and residuals are in units of that sum.
@@ -148,7 +148,7 @@ class Exchange:
         self._begin(first)
 
     def use(self, compression: Compression) -> None:
-        """Exchange like this from the next step on; all workers must decide the same.
+        """Exchange by another compression from the next step on; all workers must decide the same.
 
         Raises:
             BadInput: it does not go with the residual.
@@ -202,7 +202,7 @@ class Exchange:
         return stats
 
     def state(self) -> State:
-        """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
+        """Return the state for a checkpoint: the residual, the compression in use, and its own state."""
         in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self.residual.state(),
@@ -213,7 +213,7 @@ class Exchange:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave, or from a residual alone.
+        """Restore what `state` gave, or a residual alone.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -243,12 +243,12 @@ class Exchange:
         self.compression = compression
 
     def _carried(self) -> State:
-        """What the compression in use carries from step to step, the same on all workers."""
+        """Return the state of the compression in use, the same on all workers."""
         return {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
 
 
 def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:
-    """Kept energies at the ratios, and how long it took to find them."""
+    """Measure the kept energies at the ratios, and the seconds that it took."""
     if not ratios:
         return (), 0.0
     begun = channel.now()
@@ -257,13 +257,13 @@ def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
-    """Weights in proportion to samples, of those that take part (None: all), that sum to 1."""
+    """Return weights in proportion to samples, of those that take part (None: all), that sum to 1."""
     counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
     return tuple(count / sum(counted) for count in counted)
 
 
 class RoundedSum:
-    """Sums updates in fewer bytes, and remembers what rounding left (see `composition.LOW_PRECISION`).
+    """The sum of updates in fewer bytes, with the residual of rounding (see `composition.LOW_PRECISION`).
 
     Args:
         compression: how they are rounded.
@@ -345,7 +345,7 @@ Span = tuple[int, int]
 
 
 class DenseBuckets(NoResidual):
-    """Sums buckets as they are.
+    """The dense sum of buckets under the backward pass.
 
     Args:
         guard: names who is lost when the workers do not all come.
@@ -362,7 +362,7 @@ class DenseBuckets(NoResidual):
         self._sent.append(work)
 
     def wait(self) -> None:
-        """Return when all buckets are summed (see `BucketSum`)."""
+        """Wait until all buckets are summed (see `BucketSum`)."""
         sent, self._sent = self._sent, []
         with self._guard:
             for work in sent:
@@ -370,7 +370,7 @@ class DenseBuckets(NoResidual):
 
 
 class BucketExchange:
-    """Compresses and sums buckets of a gradient as they come, in a thread of its own, one after the other.
+    """The compressed sum of a gradient's buckets as they come, one after the other in a thread of its own.
 
     The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
@@ -450,25 +450,25 @@ class BucketExchange:
         self._sent.append(self.sum_bucket(parameters, buffer, last=last))
 
     def wait(self) -> ExchangeStats:
-        """Return what the buckets cost, once all are summed (see `BucketSum`)."""
+        """Wait until all buckets are summed, and return what they cost (see `BucketSum`)."""
         sent, self._sent = self._sent, []
         for promise in sent:
             promise.wait()
         return self.take_stats()
 
     def take_stats(self) -> ExchangeStats:
-        """The sum over all buckets since the last call. Not while a backward pass runs."""
+        """Return the stats of all buckets summed since the last call. Not while a backward pass runs."""
         taken, self._stats = self._stats, []
         return summed(taken)
 
     def state(self) -> State:
-        """What a checkpoint needs: a copy of the residual, in the order of the parameters. Not while backward runs."""
+        """Return a copy of the residual, in the order of the parameters, for a checkpoint. Not while backward runs."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
         return {**state, _STEPS: torch.tensor(self._step)} if self._random else state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Remember what `state` gave.
+        """Restore what `state` gave.
 
         Raises:
             BadInput: the state belongs to another residual or to another model.
@@ -487,7 +487,7 @@ class BucketExchange:
         return buffer
 
     def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> Exchange:
-        """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
+        """Make the exchange of a bucket that was never seen, in place of old ones that shared its parameters."""
         self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
         numel, device = buffer.numel(), buffer.device
         residual = make_residual(self._compression, numel, device=device)
@@ -506,7 +506,7 @@ class BucketExchange:
         return exchange
 
     def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
-        """Copy what buckets remember to where the parameters have it."""
+        """Copy the residuals of buckets into the vector of all parameters."""
         for spans in keys:
             state = self._buckets[spans].residual.state()
             for key, value in state.items():

@@ -39,11 +39,11 @@ class LowPrecisionFloats:
 
     @property
     def _header(self) -> int:
-        """Elements before the values."""
+        """The elements of a row before its values."""
         return int(self.dtype == torch.float16)
 
     def width(self, size: int) -> int:
-        """Elements of the row of a slice of ``size`` values."""
+        """Return the elements of the row of a slice of ``size`` values."""
         return size + self._header
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
@@ -86,7 +86,7 @@ class ScaledCodes:
         return (1 << (self.bits - 1)) - 1
 
     def width(self, size: int) -> int:
-        """Bytes of the row of a slice of ``size`` values."""
+        """Return the bytes of the row of a slice of ``size`` values."""
         return scaled_code_bytes(size, self.bits)
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
@@ -117,7 +117,7 @@ class ScaledCodes:
             yield block, table.mul_(scales.float().unsqueeze(2)).view(len(codes), -1)
 
     def _place(self, rows: Tensor, block: RowBlock, size: int) -> tuple[Tensor, Tensor]:
-        """The scales and the codes of a block: rows by groups, and rows by bytes."""
+        """Return the views of a block's scales and codes: rows by groups, and rows by bytes."""
         all_scales = _SCALE_BYTES * (size // SCALED_ELEMENTS)
         scales = _stretched(block.columns, _SCALE_BYTES, SCALED_ELEMENTS)
         codes = _stretched(block.columns, self.bits, 8)
@@ -137,12 +137,12 @@ of small gradients, calls are what costs.
 
 
 def _stretched(columns: slice, units: int, elements: int) -> slice:
-    """Where columns lie if so many units hold so many elements."""
+    """Return the slice of units that holds a slice of elements, where ``units`` hold ``elements``."""
     return slice(columns.start * units // elements, columns.stop * units // elements)
 
 
 def _table(flat: Tensor, block: RowBlock) -> Tensor:
-    """A block of a vector as rows by columns, zeros where it has ended."""
+    """Return a block of a vector as rows by columns, zeros where it has ended."""
     values = flat[block.flat]
     missing = block.flat.stop - block.flat.start - values.numel()
     padded = functional.pad(values, (0, missing)) if missing else values
@@ -150,12 +150,12 @@ def _table(flat: Tensor, block: RowBlock) -> Tensor:
 
 
 def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
-    """Powers of two, one for each row, shape (rows, 1)."""
+    """Return powers of two, one for each row, shape (rows, 1)."""
     return torch.tensor([[2.0**exponent] for exponent in exponents], device=device)
 
 
 def _exponent(part: Tensor) -> int:
-    """The power of two that lifts the largest magnitude to at least 2^14 and below 2^15; 0 if it is not finite."""
+    """Return the power of two that lifts the largest magnitude into [2^14, 2^15); 0 if it is not finite."""
     peak = largest_magnitude(part) if part.numel() else 0.0
     if not 0 < peak < math.inf:
         return 0
@@ -163,7 +163,7 @@ def _exponent(part: Tensor) -> int:
 
 
 class LowPrecision(Compressor["LowPrecisionPayload"]):
-    """Sends everything in a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
+    """The compressor to a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
 
     def __init__(self, coding: SliceCoding) -> None:
         self.coding = coding
@@ -178,17 +178,17 @@ class LowPrecision(Compressor["LowPrecisionPayload"]):
         return LowPrecisionPayload(rows=rows, size=size, coding=self.coding, numel=numel, rank=turn.channel.rank)
 
     def rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
-        """Residual for so many coded slices, the same whenever ``name`` is asked for."""
+        """Return memory for ``count`` coded slices, the same whenever ``name`` is asked for."""
         width = self.coding.width(size)
         return self._workspace.take(name, count * width, self.coding.dtype, like.device).view(count, width)
 
     def total(self, size: int, like: Tensor) -> Tensor:
-        """Zeros for the sum of a slice."""
+        """Return zeros for the sum of a slice."""
         return self._workspace.take("total", size, torch.float32, like.device).zero_()
 
 
 class SlicedAllReduce:
-    """Each worker sums one slice of everyone's gradient, in fp32 and in rank order, and hands the sum to all.
+    """The all-reduce in which each worker sums one slice, in fp32 and in rank order, and hands the sum to all.
 
     Two steps of slices, all to all and back, move the same bytes over each link as a ring all-reduce of the smaller
     type would, in as many messages. But a ring rounds its partial sums to that type N - 1 times, and may overflow on
@@ -200,7 +200,7 @@ class SlicedAllReduce:
     """
 
     def run(self, compressor: LowPrecision, flat: Tensor, out: Tensor, turn: Turn) -> LowPrecisionPayload:
-        """Round, sum slices, round (see `Collective`)."""
+        """Round, sum slices, and round the sums (see `Collective`)."""
         channel, coding = turn.channel, compressor.coding
         payload = compressor.encode(flat, turn)
         rows, size = payload.rows, payload.size
@@ -212,12 +212,12 @@ class SlicedAllReduce:
             for block, values in coding.read(received, size):
                 for part in values:
                     total[block.columns].add_(part)
-            own = compressor.rows("own", 1, size, flat)
-            coding.write(total, own, size)
-            for block, values in coding.read(own, size):
+            sum_codes = compressor.rows("own", 1, size, flat)
+            coding.write(total, sum_codes, size)
+            for block, values in coding.read(sum_codes, size):
                 torch.sub(values[0], total[block.columns], out=total[block.columns])
             own_work_s.append(channel.now() - begun_s)
-            channel.gather_slices(own[0], received)
+            channel.gather_slices(sum_codes[0], received)
         for block, values in coding.read(received, size):
             part = out[block.flat]
             part.copy_(values.view(-1)[: part.numel()])
@@ -236,7 +236,7 @@ class LowPrecisionPayload(Payload):
     rounding: Tensor | None = None
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """What was sent, a part of the gradient after the other, while it is in the cache."""
+        """Yield the values sent, slice after slice of the gradient, each while it is in the cache."""
         first = self.rank * self.size
         for block, table in self.coding.read(self.rows, self.size):
             begin, end = block.flat.start, min(block.flat.stop, self.numel)

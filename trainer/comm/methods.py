@@ -66,7 +66,7 @@ from hetopt.trainer.comm.topk import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a compressor is made from.
+    """The arguments that a compressor is made from.
 
     Attributes:
         compression: as it was asked for.
@@ -88,12 +88,12 @@ class Asked:
 
     @property
     def ratio(self) -> float:
-        """Fraction of the elements to send."""
+        """The fraction of the elements to send."""
         return self.compression.ratio
 
 
 def _quantised(scales: int) -> Callable[[Asked], Compressor[Any]]:
-    """Codes on a grid: summed on the way, or gathered."""
+    """Make the compressor of codes on a grid: summed on the way, or gathered."""
 
     def make(asked: Asked) -> Compressor[Any]:
         bits, levels, at_random = asked.compression.bits, asked.compression.levels, asked.chosen.memory == NONE
@@ -132,7 +132,7 @@ _ROTATING = ("global_randomk_maxnorm", "global_randomk_two_scale")
 
 
 def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]) -> None:
-    """Add a compression method: from here on it has its row in the composition table, a price, and its name in options.
+    """Add a compression method to the composition table, with a price, and with its name in options.
 
     Args:
         name: as people write it.
@@ -152,7 +152,7 @@ def make_residual(
     *,
     device: torch.device | None = None,
 ) -> Residual:
-    """The residual that goes with ``compression``.
+    """Make the residual that goes with ``compression``.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -175,7 +175,7 @@ def make_compressor(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> Compressor[Any]:
-    """The compressor that ``compression`` names; arguments as of `hetopt.trainer.comm.exchange.Exchange`.
+    """Make the compressor that ``compression`` names; arguments as of `hetopt.trainer.comm.exchange.Exchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -202,7 +202,7 @@ def make_chain(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> Chain | Levels:
-    """The chain from a gradient to its sum, all but the residual; arguments as of `make_compressor`.
+    """Make the chain from a gradient to its sum, without the residual; arguments as of `make_compressor`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -230,7 +230,7 @@ def make_chain(
 
 
 def _collective(chosen: Combination, compressor: Compressor[Any], coding: ElementCoding) -> Collective:
-    """The last link."""
+    """Return the collective that ends the chain."""
     if chosen.collective == GATHER:
         is_packed = isinstance(compressor, Packed | Sign)
         return PackedAllGather() if is_packed else AllGather(coding, same_size=chosen.method.same_size)
@@ -238,7 +238,7 @@ def _collective(chosen: Combination, compressor: Compressor[Any], coding: Elemen
 
 
 def checked_for(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
-    """The combination that ``compression`` means for a gradient.
+    """Return the combination that ``compression`` means for a gradient of ``numel`` elements.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.

@@ -50,25 +50,25 @@ class Network:
         return cls(lines={kind: _line([t for t in timings if t.operation.primitive == kind]) for kind in kinds})
 
     def expected_s(self, operations: Sequence[Operation]) -> float:
-        """Seconds of an exchange, its operations one after the other."""
+        """Return the seconds of an exchange, its operations one after the other."""
         lines = [self.lines.get(operation.primitive, self.hop) for operation in operations]
-        return sum(line.time_s(one.terms(TRAINER)) for line, one in zip(lines, operations, strict=True))
+        return sum(line.time_s(operation.terms(TRAINER)) for line, operation in zip(lines, operations, strict=True))
 
     def exchange_s(self, option: Option) -> float:
-        """Seconds of all buckets of an option, without what backward hides of them."""
+        """Return the seconds of all buckets of an option, without what backward hides of them."""
         return option.buckets * self.expected_s(option.operations)
 
     @property
     def hop(self) -> LinkSpeed:
-        """Latency and rate of a sum, for people."""
+        """The latency and rate of a sum, for people."""
         return next(iter(self.lines.values()))
 
 
 def _line(timings: Sequence[Timed]) -> LinkSpeed:
     """Fit ``t / m = alpha + (x / m) beta``: relative errors are what they were."""
     terms = [timed.operation.terms(TRAINER) for timed in timings]
-    sizes = [round(own.traffic_bytes / own.messages) for own in terms]
-    return fit_alpha_beta(sizes, [timed.time_s / own.messages for timed, own in zip(timings, terms, strict=True)])
+    sizes = [round(term.traffic_bytes / term.messages) for term in terms]
+    return fit_alpha_beta(sizes, [timed.time_s / term.messages for timed, term in zip(timings, terms, strict=True)])
 
 
 PAUSE_S = 0.004
@@ -112,7 +112,7 @@ def measure_network(
 
 
 def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
-    """A payload that a gather, the dearest primitive, brings in `LONGEST_S`, or the whole gradient."""
+    """Return the bytes that a gather, the slowest primitive, brings in `LONGEST_S`, at most the whole gradient."""
     size = smallest
     while True:
         time_s = _timed(channel, "all_gather", size, device, once=True).time_s
@@ -124,7 +124,7 @@ def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, devi
 def _timed(
     channel: Channel, primitive: Primitive, payload_bytes: int, device: torch.device, *, once: bool = False
 ) -> Timed:
-    """The median of some runs, each begun together; one run that does not count goes before."""
+    """Time a primitive: the median of some runs, each begun together, after one run that does not count."""
     numel = max(1, payload_bytes // 4)
     payload = torch.ones(numel, device=device)
     out = torch.empty(channel.workers * numel, device=device) if primitive == "all_gather" else payload
@@ -135,7 +135,7 @@ def _timed(
     }
 
     def agreed_s(count: int) -> list[float]:
-        """Times of the worker that waited least; of a broadcast, whose source is done at once, of the last."""
+        """Time runs on the worker that waited least; a broadcast, whose source is done at once, on the last."""
         times_s = []
         for _ in range(count):
             time.sleep(PAUSE_S)
@@ -144,9 +144,9 @@ def _timed(
             run[primitive]()
             times_s.append(channel.now() - begun)
         sign = 1.0 if primitive == "broadcast" else -1.0
-        own = torch.tensor(times_s, dtype=torch.float64) * sign
-        channel.all_reduce(own, "max")
-        return [sign * time_s for time_s in own.tolist()]
+        signed_s = torch.tensor(times_s, dtype=torch.float64) * sign
+        channel.all_reduce(signed_s, "max")
+        return [sign * time_s for time_s in signed_s.tolist()]
 
     [first_s] = agreed_s(1)
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
@@ -156,7 +156,7 @@ def _timed(
 
 
 def timed_candidates(candidates: Candidates, network: Network, *, device: torch.device, seed: int) -> Candidates:
-    """The candidates, with what a worker does itself for each of them."""
+    """Return the candidates with the seconds that a worker spends on compressing in each of them."""
     compress = time_compressors(
         candidates.families,
         candidates.numel,
@@ -182,7 +182,7 @@ def time_compressors(
     shapes: Shapes | None = None,
     seed: int = 0,
 ) -> dict[Family, CompressTime]:
-    """What a worker does itself in an exchange of each family, beside the network.
+    """Time a worker's own computation in an exchange of each family, without the network.
 
     Two real exchanges of a made-up gradient tell it, few elements and more: selecting takes as long for few as for
     many, packing them and adding up what arrives does not.
@@ -198,7 +198,7 @@ def time_compressors(
     """
     channel = Channel(on=device)
     flat = made_up_gradient(numel, device, channel.rank)
-    found = {}
+    times = {}
     for name, collective, coding in families:
         points = []
         for ratio in _ratios(name, collective, coding, numel, channel.workers, network, shapes):
@@ -209,12 +209,12 @@ def time_compressors(
         (many, many_s), (few, few_s) = points
         per_element_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
         fixed_s = max(0.0, few_s - per_element_s * few)
-        found[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
-    return found
+        times[name, collective, coding] = CompressTime(fixed_s=fixed_s, per_element_s=per_element_s)
+    return times
 
 
 def time_rounded(name: str, numel: int, network: Network, *, memory: str, device: torch.device) -> float:
-    """What a worker does itself to exchange everything in fewer bits; a part of a large gradient stands for all."""
+    """Time a worker's own computation in a low-precision exchange of a whole gradient, in seconds, by a part of it."""
     channel = Channel(on=device)
     part = numel
     while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
@@ -224,14 +224,14 @@ def time_rounded(name: str, numel: int, network: Network, *, memory: str, device
 
 
 def made_up_gradient(numel: int, device: torch.device, seed: int) -> Tensor:
-    """A vector with the heavy tails of a gradient."""
+    """Return a random vector with the heavy tails of a gradient, 1-D fp32."""
     return torch.randn(numel, device=device, generator=torch.Generator(device).manual_seed(seed)).pow_(3)
 
 
 def _ratios(
     name: str, collective: str, coding: str, numel: int, workers: int, network: Network, shapes: Shapes | None
 ) -> tuple[float, float]:
-    """Two neighbours of `_SELECTED`, the largest that do not take long."""
+    """Return two neighbours of `_SELECTED`, the largest that do not take long."""
     for large, small in itertools.pairwise(_SELECTED):
         parts = operations(name, numel, large, workers=workers, collective=collective, coding=coding, shapes=shapes)
         if network.expected_s(parts) <= LONGEST_S / 2:
@@ -240,7 +240,7 @@ def _ratios(
 
 
 def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
-    """Own work in a median exchange, on the worker to which it took longest; the first does not count."""
+    """Return a worker's own seconds in a median exchange, on the slowest worker; the first does not count."""
     times_s = [exchange.run(flat.clone()).compress_s for _ in range(1 + LEAST_REPEATS)]
     slowest = torch.tensor(times_s[1:], dtype=torch.float64)
     channel.all_reduce(slowest, "max")

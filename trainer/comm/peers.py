@@ -28,15 +28,15 @@ _LOOKS_EVERY_S = 0.05
 
 
 class HungPeer(RunFailed):
-    """Another worker did not come to an exchange in time."""
+    """The error that another worker did not come to an exchange in time."""
 
 
 class LostPeer(RuntimeError):
-    """Another worker ended in the middle of an exchange. Not this worker's failure: whoever saw it end knows why."""
+    """The end of another worker during an exchange. Not this worker's failure: whoever saw it end knows why."""
 
 
 def meet(description: str, channel: Channel) -> None:
-    """Exchange descriptions with all workers before the first step: one gather of a fixed size, which cannot hang
+    """Compare descriptions with all workers before the first step, by one gather of a fixed size, which cannot hang
     because of what they are about to do differently.
 
     Args:
@@ -65,7 +65,7 @@ def meet(description: str, channel: Channel) -> None:
 
 
 def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size: int) -> Exception | None:
-    """Return what a failed collective says about the other workers; None if it says nothing.
+    """Return the error about other workers that a failed collective means; None if it means none.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
     each when it has waited for so long itself, and a roll call in the store tells who hangs from who waits.
@@ -88,18 +88,18 @@ def explain_loss(error: RuntimeError, store: Store | None, rank: int, world_size
 
 
 def in_words(said: str) -> str:
-    """Return what a collective said of a connection that broke, as a sentence, once; anything else stays."""
-    found = None if _LEFT in said else _PEER.search(said)
-    return said if found is None else f"a worker at {found[1]} {_LEFT}: {said}"
+    """Describe a collective's message on a broken connection in a sentence; anything else stays as it is."""
+    match = None if _LEFT in said else _PEER.search(said)
+    return said if match is None else f"a worker at {match[1]} {_LEFT}: {said}"
 
 
 def has_timed_out(error: Exception) -> bool:
-    """Whether a collective waited for somebody in vain."""
+    """Return whether a collective timed out waiting for another worker."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
 def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
-    """Who did not come to an exchange in which this worker has waited for so long as it may.
+    """Return the error that names the workers that did not come to a collective in time.
 
     Args:
         store: that all workers can reach; absent: nobody can be asked.
@@ -112,7 +112,7 @@ def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
 
 
 def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
-    """Return the ranks that do not say within `ROLL_CALL_S` that they lost the exchange, too."""
+    """Return the ranks that do not confirm within `ROLL_CALL_S` that they lost the exchange, too."""
     _answer(store, rank)
     missing = [other for other in range(world_size) if other != rank]
     deadline = time.monotonic() + ROLL_CALL_S
@@ -123,7 +123,7 @@ def roll_call(store: Store, rank: int, world_size: int) -> tuple[int, ...]:
 
 
 def workers(ranks: Sequence[int]) -> str:
-    """Some ranks as a phrase: 'worker 3', 'workers 0, 1 and 4'."""
+    """Format ranks as a phrase: 'worker 3', 'workers 0, 1 and 4'."""
     if len(ranks) == 1:
         return f"worker {ranks[0]}"
     return f"workers {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
@@ -138,7 +138,7 @@ def _lost(rank: int) -> str:
 
 
 class Guard:
-    """Compares notes with the other workers before the first exchange in it, and names the peer that a later one loses.
+    """The check of descriptions before a first exchange, and of which peer a later one loses.
 
     Leaving it raises BadInput where workers are about to exchange in different ways, `HungPeer` where one did not come
     in time, and `LostPeer` where one left in the middle.

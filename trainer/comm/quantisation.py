@@ -38,7 +38,7 @@ SMALLEST_UNIT = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Turns values into codes, and codes or sums of them into values: ``code * peak / (levels * 16^m)``.
+    """The grid of codes, on which codes and sums of them are values: ``code * peak / (levels * 16^m)``.
 
     Attributes:
         peak: largest magnitude over all workers, finite.
@@ -53,7 +53,7 @@ class Grid:
 
     @classmethod
     def agreed(cls, flat: Tensor, *, peak: float, levels: int, scales: int, channel: Channel) -> Grid:
-        """The grid that all workers' codes lie on, by the largest magnitude over all of them.
+        """Agree on the grid of all workers' codes, by the largest magnitude over all of them.
 
         An element takes the finest scale on which its code stays within the levels of the coarsest, on every worker:
         one flag an element and further scale, agreed on by AND. Magnitudes are compared before they are rounded:
@@ -73,7 +73,7 @@ class Grid:
         return cls(peak=peak, levels=levels, fits=fits)
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of ``flat``."""
+        """Write the codes of the values of ``flat`` into ``codes``."""
         if self._unit == 0:
             codes.zero_()
             return
@@ -85,7 +85,7 @@ class Grid:
             codes[block].copy_(rounding(levels).clamp_(-self.levels, self.levels))
 
     def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Codes times the unit of their scale."""
+        """Yield the values of codes: codes times the unit of their scale."""
         for block in blocks(codes.numel(), codes.device):
             values = codes[block] * self._unit
             for packed in self.fits:
@@ -94,20 +94,20 @@ class Grid:
 
     @property
     def _unit(self) -> float:
-        """Of the coarsest scale; 0 where the finest would vanish in fp32."""
+        """The unit of the coarsest scale; 0 where the finest would vanish in fp32."""
         unit = self.peak / self.levels
         return unit if unit >= SMALLEST_UNIT * SCALE_STEP ** len(self.fits) else 0.0
 
     @staticmethod
     def _factors(packed: Tensor, block: slice, factor: float) -> Tensor:
-        """``factor`` where a flag is set, and 1 elsewhere."""
+        """Return ``factor`` where a flag is set, and 1 elsewhere."""
         table = bit_values(torch.tensor([1.0, factor]), 1).to(packed.device)
         return look_up(packed[block.start // 8 : -(-block.stop // 8)], table, block.stop - block.start)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantisedPayload(Payload):
-    """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read.
+    """The codes of one worker on a grid: its part of an integer sum, in units of its gradient when read.
 
     ``grid`` None: some worker's gradient was not finite, and nothing counts as sent.
     """
@@ -131,12 +131,12 @@ _LANES = 64 // _RANDOM_BITS
 
 
 def nearest(levels: Tensor) -> Tensor:
-    """Round 1-D fp32, in place; halves to even."""
+    """Round 1-D fp32 levels to the nearest integer, in place; halves to even."""
     return levels.round_()
 
 
 class StochasticRounding:
-    """``floor(x + u)`` with u uniform in [0, 1): x = 2.3 becomes 3 in three of ten cases, and 2 in the others.
+    """The rounding ``floor(x + u)`` with u uniform in [0, 1): x = 2.3 becomes 3 in three of ten cases, else 2.
 
     One random number of 64 bits serves four elements (drawing is most of the work). Sixteen bits alone would shift the
     mean by up to 2^-17 of a level; a second, finer number that all elements of a call share makes u uniform on all of
@@ -151,7 +151,7 @@ class StochasticRounding:
         self._workspace = Workspace()
 
     def __call__(self, levels: Tensor) -> Tensor:
-        """Round 1-D fp32 ``levels``, in place; best a block at a time."""
+        """Round 1-D fp32 ``levels`` at random, in place; best a block at a time."""
         numel = levels.numel()
         words = self._workspace.take("words", -(-numel // _LANES), torch.int64, levels.device)
         words.random_(-(2**63), None, generator=self._generator)
@@ -161,7 +161,7 @@ class StochasticRounding:
 
 
 class Quantised(Summed[QuantisedPayload]):
-    """Whole codes on a common grid, which add up without rounding: every worker reads the same sum off the same grid.
+    """The compressor to codes on a common grid, which add up without rounding: all workers read the same sum.
 
     The grid is ``w / s`` apart, w the largest magnitude over all workers, s levels, and each further scale 16 times as
     fine. Rounded at random to a neighbouring multiple, E[sent] = x and a coordinate's variance is at most
@@ -189,7 +189,7 @@ class Quantised(Summed[QuantisedPayload]):
         self._workspace = Workspace()
 
     def encode(self, flat: Tensor, turn: Turn) -> QuantisedPayload:
-        """Agree on a grid, and round (see `Compressor`)."""
+        """Agree on a grid, and round to codes (see `Compressor`)."""
         bits, levels = summed_bits(turn.channel.workers, bits=self._bits, levels=self._levels)
         # A maximum may lose a NaN on its way, infinity it does not.
         largest = torch.nan_to_num(flat.new_tensor([largest_magnitude(flat)]), nan=math.inf, posinf=math.inf)
@@ -204,7 +204,7 @@ class Quantised(Summed[QuantisedPayload]):
         return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
 
     def wire(self, payload: QuantisedPayload, out: Tensor) -> Tensor:
-        """Codes side by side in words (see `Summed`)."""
+        """Return the codes side by side in words (see `Summed`)."""
         return payload.lanes.pack(payload.codes)
 
     def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
@@ -219,7 +219,7 @@ class Quantised(Summed[QuantisedPayload]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedPayload(Payload):
-    """Codes of ``bits`` each that stand for ``code_values[code] * unit``; a unit that is not finite makes them NaN.
+    """The codes of ``bits`` each that stand for ``code_values[code] * unit``; a unit that is not finite makes them NaN.
 
     Attributes:
         packed: uint8.
@@ -234,11 +234,11 @@ class PackedPayload(Payload):
     numel: int
 
     def message(self) -> Tensor:
-        """The payload as bytes: the unit in fp32, then codes."""
+        """Return the payload as bytes: the unit in fp32, then codes."""
         return torch.cat((self.unit.view(torch.uint8), self.packed))
 
     def read(self, message: Tensor) -> PackedPayload:
-        """Another worker's payload of the same gradient, from the message that it sent."""
+        """Decode another worker's payload of the same gradient from its message."""
         head = self.unit.nbytes
         # A copy: fp32 must begin at a multiple of four bytes.
         unit = message[:head].clone().view(torch.float32)
@@ -252,7 +252,7 @@ class PackedPayload(Payload):
 
 
 class Packed(Compressor[PackedPayload]):
-    """Quantises on each worker's own grid and packs the codes: where they are gathered, no grid need be shared.
+    """The compressor to packed codes on each worker's own grid: where they are gathered, no grid need be shared.
 
     Codes are not summed before they are values again, so levels do
     not shrink as workers are added (as they do in `Quantised`); the bytes that everyone receives grow instead.
@@ -272,7 +272,7 @@ class Packed(Compressor[PackedPayload]):
         self._code_values = (*(float(value) for value in values), *[0.0] * (2**bits - len(values)))
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """Everything, rounded at random or to nearest (see `Compressor`)."""
+        """Round all elements to codes, at random or to nearest (see `Compressor`)."""
         peak = largest_magnitude(flat)
         grid = Grid(peak=peak if math.isfinite(peak) else 0.0, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)
@@ -284,14 +284,14 @@ class Packed(Compressor[PackedPayload]):
 
 
 class Sign(Compressor[PackedPayload]):
-    """Sends one bit an element, its sign, and the mean magnitude of all of them: ``mean(|g|) sign(g)``.
+    """The compressor to one bit an element, its sign, and the mean magnitude of all: ``mean(|g|) sign(g)``.
 
     Of all multiples of the signs this is the closest to the gradient. A zero goes as positive; a gradient of zeros has
     a mean of zero. (Karimireddy et al., arXiv 1901.09847; signs alone: Bernstein et al., arXiv 1802.04434.)
     """
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """The signs of all elements (see `Compressor`)."""
+        """Return the signs of all elements and their mean magnitude (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
         for block in blocks(flat.numel(), flat.device):
             pack_flags(flat[block] >= 0, packed[block.start // 8 : -(-block.stop // 8)])
@@ -303,7 +303,7 @@ class PackedAllGather:
     """One all-gather of bytes; payloads are unpacked and added in rank order, so all workers hold the same bits."""
 
     def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
-        """Gather, and sum on arrival (see `Collective`)."""
+        """Gather the packed codes, and sum on arrival (see `Collective`)."""
         payload = compressor.encode(flat, turn)
         messages = turn.channel.all_gather(payload.message())
         out.zero_()

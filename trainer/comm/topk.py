@@ -70,7 +70,7 @@ from hetopt.trainer.comm.vectors import (
 
 @dataclass(frozen=True, slots=True)
 class ElementCoding:
-    """Writes a sparse payload into bytes: values first, so that they lie at a multiple of four bytes, then indices.
+    """The bytes of a sparse payload: values first, so that they lie at a multiple of four bytes, then indices.
 
     Both sides know how many ascending indices there are, of how many elements. Plain ones are int32. Packed ones are
     Elias and Fano's code of an ascending sequence: about ``2 + log2(n / k)`` bits each instead of 32. The lower bits of
@@ -90,27 +90,27 @@ class ElementCoding:
         return torch.bfloat16 if self.name == PACKED_BF16 else torch.float32
 
     def rounded(self, payload: SparsePayload) -> SparsePayload:
-        """Round values to their type: then this is what was sent, and the rest is the residual.
+        """Round a payload's values to their type on the wire; the rest is the residual.
 
         An infinity may come of the largest numbers of fp32.
         """
         return replace(payload, values=payload.values.to(self.values).float())
 
     def write(self, payload: SparsePayload, out: Tensor) -> None:
-        """Into ``out``, uint8 of at least `element_bytes`; values must fit their type, as `rounded` makes them."""
+        """Write a payload into ``out``, uint8 of at least `element_bytes`; values must be `rounded`."""
         count = payload.values.numel()
         split = count * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
         self.write_indices(payload.indices, payload.numel, out[split:])
 
     def read(self, data: Tensor, numel: int, count: int) -> SparsePayload:
-        """The payload of ``count`` elements that ``data`` begins with; it may share memory with it."""
+        """Decode the payload of ``count`` elements that ``data`` begins with; it may share memory with it."""
         split = count * self.values.itemsize
         indices = self.read_indices(data[split:], numel, count)
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
     def write_indices(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Into ``out``, which begins with them: lower parts, then the string of upper ones; or as they are."""
+        """Write indices to the start of ``out``: lower parts, then the string of upper ones; or as they are."""
         count, low = indices.numel(), low_index_bits(numel, indices.numel())
         out = out[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
@@ -124,7 +124,7 @@ class ElementCoding:
         pack_flags(flags, out[split:])
 
     def read_indices(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """The int32 indices that ``data`` begins with: of packed ones, count the zeros before every one."""
+        """Decode the int32 indices that ``data`` begins with: of packed ones, count the zeros before every one."""
         data = data[: index_bytes(numel, count, self.name)]
         if self.name == PLAIN:
             return data.view(torch.int32)
@@ -160,14 +160,14 @@ class AllGather:
         return self.gather(compressor.encode(flat, turn), out, turn)
 
     def gather(self, payload: SparsePayload, out: Tensor, turn: Turn) -> SparsePayload:
-        """Write the sum of all workers' payloads into ``out``; returns what this one sent."""
+        """Write the sum of all workers' payloads into ``out``, and return this worker's as it was sent."""
         channel, coding = turn.channel, self._coding
         payload = coding.rounded(payload)
         count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
         lengths = [count] * channel.workers
         if not self._same_size:
-            own = torch.tensor([count], dtype=torch.int32, device=device)
-            lengths = [int(each) for each in channel.all_gather(own).flatten().tolist()]
+            count_tensor = torch.tensor([count], dtype=torch.int32, device=device)
+            lengths = [int(each) for each in channel.all_gather(count_tensor).flatten().tolist()]
         size = element_bytes(numel, max(lengths), coding.name)
         message = self._workspace.take("message", size, torch.uint8, device)
         coding.write(payload, message)
@@ -180,7 +180,7 @@ class AllGather:
 
 
 class RandomElements(IndexChoice):
-    """k of n elements at random, without replacement; each is as likely as any other, k / n.
+    """The choice of k of n elements at random, without replacement; each is as likely as any other, k / n.
 
     The vector is cut into k strata whose sizes differ by one at most, each gives one element, and the whole is turned
     by a random number of places so that members of small strata have no advantage. Drawing is then O(k); a permutation
@@ -200,7 +200,7 @@ class RandomElements(IndexChoice):
         self._rotates = rotates
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """Drawn anew for each step, or the next element of each stratum (see `IndexChoice`)."""
+        """Draw the indices anew for each step, or take the next element of each stratum (see `IndexChoice`)."""
         numel = flat.numel()
         count = kept_elements(numel, self._ratio)
         bounds = torch.arange(count + 1) * numel // count
@@ -220,7 +220,7 @@ _WEIGHT = 0.5
 
 
 class SharedSelection(IndexChoice):
-    """Selects with a compressor of fixed size, and hands indices on: one worker's choice is that of all.
+    """The choice of indices that one worker's compressor of fixed size selects for all.
 
     STAR: workers choose in turn; only one of them selects, and each waits N steps for its turn. VAR: the worker chooses
     whose selection holds most energy, which takes a gather of four bytes in every step. Else turns while the workers'
@@ -249,23 +249,23 @@ class SharedSelection(IndexChoice):
         self._electing = False
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """By turn or by election (see `IndexChoice`)."""
+        """Return the indices that one worker selects for all, by turn or by election (see `IndexChoice`)."""
         looks = turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1
         asks = self._electing or looks or turn.channel.workers > MANY_WORKERS
         if self._collective == VAR or (self._collective != STAR and asks):
             return self._elected(flat, turn)
         source = turn.step % turn.channel.workers
-        own = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
-        return self._hand_on(own, flat, turn.channel, source)
+        selection = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
+        return self._hand_on(selection, flat, turn.channel, source)
 
     def _elected(self, flat: Tensor, turn: Turn) -> Tensor:
-        """The indices of the worker whose selection holds most energy.
+        """Return the indices of the worker whose selection holds most energy.
 
         Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
         a NaN wins over everything, and is seen by all.
         """
-        own = self._compressor.encode(flat, turn)
-        norms = turn.channel.all_gather(flat.new_tensor([math.sqrt(energy(own.values))])).flatten().cpu()
+        selection = self._compressor.encode(flat, turn)
+        norms = turn.channel.all_gather(flat.new_tensor([math.sqrt(energy(selection.values))])).flatten().cpu()
         source = int(norms.argmax())
         energies = norms.double().square()
         mean = float(energies.mean())
@@ -273,25 +273,25 @@ class SharedSelection(IndexChoice):
         if math.isfinite(skew):
             self._skew += _WEIGHT * (skew - self._skew)
         self._electing = self._skew > (EVEN if self._electing else SKEWED)
-        return self._hand_on(own, flat, turn.channel, source)
+        return self._hand_on(selection, flat, turn.channel, source)
 
-    def _hand_on(self, own: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
+    def _hand_on(self, selection: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
         numel = flat.numel()
         size = index_bytes(numel, self._count, self._coding.name)
         message = self._workspace.take("message", size, torch.uint8, flat.device)
-        if own is not None and channel.rank == source:
-            self._coding.write_indices(own.indices, numel, message)
+        if selection is not None and channel.rank == source:
+            self._coding.write_indices(selection.indices, numel, message)
         channel.broadcast(message, source)
         return self._coding.read_indices(message, numel, self._count)
 
     def state(self) -> State:
-        """The smoothed skew, and whether elections are on; nothing where who chooses is settled."""
+        """Return the smoothed skew and whether workers are elected; empty where the collective settles who selects."""
         if self._collective in (STAR, VAR):
             return {}
         return {"skew": torch.tensor(self._skew, dtype=torch.float64), "electing": torch.tensor(self._electing)}
 
     def load_state(self, state: State) -> None:
-        """Go on with the saved skew and election."""
+        """Restore the saved skew and election."""
         if state:
             self._skew, self._electing = float(state["skew"]), bool(state["electing"])
 
@@ -303,7 +303,7 @@ _ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
 
 
 class Selection(Compressor[SparsePayload]):
-    """Selects elements of a gradient, as they are; each worker gathers those of all, or one worker's choice is shared.
+    """The selection of gradient elements as they are; each worker gathers those of all, or one's choice is shared.
 
     Args:
         ratio: fraction of the elements, in (0, 1].
@@ -314,7 +314,7 @@ class Selection(Compressor[SparsePayload]):
 
 
 class TopK(Selection):
-    """Sends the ``kept_elements(numel, ratio)`` largest magnitudes of the fused gradient, in ascending order of index.
+    """The ``kept_elements(numel, ratio)`` largest magnitudes of the fused gradient, in ascending order of index.
 
     One selection over all parameters, not one a layer: a per-layer k starves layers with large gradients (arXiv
     2312.02493).
@@ -326,12 +326,12 @@ class TopK(Selection):
 
 
 def select(flat: Tensor, indices: Tensor) -> SparsePayload:
-    """The payload of these elements, as they are."""
+    """Return the payload of the elements at these indices, as they are."""
     return SparsePayload(indices=indices.to(torch.int32), values=flat.index_select(0, indices), numel=flat.numel())
 
 
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
-    """Ascending int64 indices of k elements with the largest ``|value|``: the same magnitudes that `torch.topk` finds.
+    """Return ascending int64 indices of the k largest ``|value|``: the same magnitudes that `torch.topk` finds.
 
     `torch.topk` on a CPU carries an index along with every element. Instead, a threshold that about k elements and a
     safety margin should pass is read off a sample; one pass keeps the elements that do pass, and `torch.topk` chooses
@@ -349,7 +349,7 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
 
 
 def sampled_threshold(flat: Tensor, k: int) -> float:
-    """A magnitude that k elements exceed in all likelihood, though not many more than k.
+    """Return a magnitude that k elements exceed in all likelihood, though not many more than k.
 
     Among m sampled elements the number that belongs to the k largest is nearly Poisson with mean k m / n; five standard
     deviations above it leave one failure in about three million. Places are pseudo-random, since a stride could fall in
@@ -364,7 +364,7 @@ def sampled_threshold(flat: Tensor, k: int) -> float:
 
 
 def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Ascending indices and magnitudes of all elements not below the threshold (NaN included), in one pass."""
+    """Return ascending indices and magnitudes of all elements not below the threshold (NaN included), in one pass."""
     indices, magnitudes = [], []
     crowded = flat.device.type != "cpu"
     for block in blocks(flat.numel(), flat.device):
@@ -379,29 +379,29 @@ def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 def _few_false(flags: Tensor) -> Tensor:
-    """Indices of the False among many True: eight at a time, a word that is all True is passed over with one look."""
+    """Return the indices of the False among many True: eight at a time, skipping words that are all True."""
     whole = flags.numel() // _WORD * _WORD
     words = flags[:whole].view(torch.int64).bitwise_xor_(_ALL_TRUE)
     hit = words.nonzero().squeeze(1)
     inside = flags[:whole].view(torch.uint8).view(-1, _WORD).index_select(0, hit).view(-1).nonzero().squeeze(1)
-    found = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
+    indices = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
     if whole == flags.numel():
-        return found
-    return torch.cat((found, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
+        return indices
+    return torch.cat((indices, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
 
 
 def top_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """True at the k largest magnitudes; a NaN counts as the largest, so that it is sent and seen."""
+    """Return a mask of the k largest magnitudes; a NaN counts as the largest, so that it is sent and seen."""
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[torch.topk(magnitudes, k, sorted=False).indices] = True
     return mask
 
 
 class ThresholdSelection(Selection):
-    """Sends what is not below a threshold, mostly another number of elements on every worker."""
+    """The elements not below a threshold, mostly another number of them on every worker."""
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
-        """Keep what passes; Top-k decides where no threshold is found, and where everything is to be sent."""
+        """Keep the elements not below the threshold; Top-k decides where there is none, or everything is sent."""
         k = kept_elements(flat.numel(), self.ratio)
         indices = None if k == flat.numel() else self.search(flat, k, turn)
         return TopK(self.ratio).encode(flat, turn) if indices is None else select(flat, indices)
@@ -412,7 +412,7 @@ class ThresholdSelection(Selection):
 
 
 def bisect(flat: Tensor, k: int, most: int, rounds: int) -> tuple[float | None, float | None]:
-    """Bisect r until k to ``most`` elements are not below ``mean + r (max - mean)``.
+    """Bisect r until k to ``most`` elements are not below the threshold ``mean + r (max - mean)``.
 
     Returns:
         That threshold, and None. Where no such r is found in so many rounds: the highest threshold that more elements
@@ -443,7 +443,7 @@ RAISE, LOWER = 1.3, 0.7
 
 
 class Dgc(ThresholdSelection):
-    """Sends what is not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
+    """The elements not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
 
     While more than 1.3 k elements pass, the threshold is raised by 1.3, and lowered by 0.7 while fewer than 0.7 k do;
     after ten corrections (where many magnitudes are equal, or not finite) Top-k decides. So a payload has between
@@ -454,7 +454,7 @@ class Dgc(ThresholdSelection):
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep what passes (see `ThresholdSelection`); which elements are sampled is up to the turn."""
+        """Return the elements not below a sampled threshold (see `ThresholdSelection`); the turn picks the sample."""
         numel = flat.numel()
         sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
         if sample == numel:
@@ -474,14 +474,14 @@ REDSYNC_ROUNDS = 20
 
 
 class RedSync(ThresholdSelection):
-    """Sends what is not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
+    """The elements not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
 
     Where no such r is found in twenty rounds, or k elements are more than lie above the mean, Top-k decides: the
     released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
     """
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep what passes (see `ThresholdSelection`); the same gradient always gives the same elements."""
+        """Return the elements not below a bisected threshold (see `ThresholdSelection`); the same for one gradient."""
         lower, upper = bisect(flat, k, 2 * k, REDSYNC_ROUNDS)
         return None if lower is None or upper is not None else not_below(flat, lower)[0]
 
@@ -490,7 +490,7 @@ MSTOPK_ROUNDS = 25
 
 
 class MsTopK(ThresholdSelection):
-    """Sends all that is above the upper of two thresholds, and fills up to k from between the two.
+    """The elements above the upper of two thresholds, filled up to k from between the two.
 
     Both thresholds close in on k elements in 25 rounds of bisecting ``mean + r (max - mean)``. What fills up is a run
     of neighbours at a random place, which never reaches past the end (it does in the released code). (Shi et al.,
@@ -500,7 +500,7 @@ class MsTopK(ThresholdSelection):
     counts_steps = True
 
     def search(self, flat: Tensor, k: int, turn: Turn) -> Tensor | None:
-        """Keep exactly k elements (see `ThresholdSelection`); what fills up is up to the turn."""
+        """Return exactly k elements (see `ThresholdSelection`); the turn picks those that fill up."""
         lower, upper = bisect(flat, k, k, MSTOPK_ROUNDS)
         if lower is None:
             return None

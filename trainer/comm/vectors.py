@@ -21,7 +21,7 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Slices that cover ``numel`` elements in order. A GPU gets all of them at once: there, calls are what costs."""
+    """Yield slices that cover ``numel`` elements in order. A GPU gets one: there, calls are what costs."""
     step = most if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, step):
         yield slice(start, min(start + step, numel))
@@ -29,7 +29,7 @@ def blocks(numel: int, device: torch.device, most: int = BLOCK_ELEMENTS) -> Iter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBlock:
-    """Some whole rows of a matrix, or a part of one, and where their elements lie when rows follow each other."""
+    """A block of whole rows of a matrix, or a part of a row, and the place of its elements in row-major order."""
 
     rows: slice
     columns: slice
@@ -37,7 +37,7 @@ class RowBlock:
 
 
 def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]:
-    """The same over ``rows`` rows of ``size`` elements: as many rows at once as fit, or each in pieces."""
+    """Yield blocks of ``rows`` rows of ``size`` elements: as many rows as fit the cache, or each in pieces."""
     if device.type == "cpu" and size > BLOCK_ELEMENTS:
         for row in range(rows):
             for columns in blocks(size, device):
@@ -51,13 +51,13 @@ def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]
 
 
 class Workspace:
-    """Residual that is used anew in every step: a fresh vector of this size costs as much as several passes over it."""
+    """Memory that is reused in every step: a fresh vector of this size costs as much as several passes over it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A 1-D tensor with anything in it, the same memory whenever ``name`` is taken (and valid until then)."""
+        """Return an uninitialised 1-D tensor, the same memory whenever ``name`` is taken (and valid until then)."""
         kept = self._kept.get(name)
         if kept is None or kept.numel() < numel or kept.dtype != dtype or kept.device != device:
             kept = self._kept[name] = torch.empty(numel, dtype=dtype, device=device)
@@ -68,7 +68,7 @@ _SMALLEST_SAFE = 1e-30  # below, squares of single elements may have vanished in
 
 
 def energy(flat: Tensor) -> float:
-    """Sum of squares of a 1-D fp32 tensor; NaN if it has one.
+    """Return the sum of squares of a 1-D fp32 tensor; NaN if it has one.
 
     Blocks are summed in fp32, where a dot product costs a fifth of a copy, and block sums in double precision. Where
     squares leave the range of fp32 everything is done again in double precision.
@@ -100,7 +100,7 @@ _COLLECT = 0x0102040810204080
 
 
 def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
-    """Eight flags a byte.
+    """Pack flags into ``out``, eight a byte.
 
     Args:
         flags: 1-D bool.
@@ -117,12 +117,12 @@ def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
 
 
 def unpack_flags(packed: Tensor, numel: int) -> Tensor:
-    """The flags again, 1-D bool."""
+    """Unpack the flags of `pack_flags`, 1-D bool."""
     return look_up(packed, bit_values(torch.tensor([False, True]), 1).to(packed.device), numel)
 
 
 def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
-    """``8 / bits`` codes a byte, the first in the lowest bits.
+    """Pack codes into ``out``, ``8 / bits`` a byte, the first in the lowest bits.
 
     Args:
         codes: 1-D uint8, each below ``2^bits``.
@@ -140,13 +140,13 @@ def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
 
 
 def bit_values(values: Tensor, bits: int) -> Tensor:
-    """For each of the 256 bytes the values that its codes stand for, ``(256, 8 / bits)``; ``values`` is one a code."""
+    """Return the values of the codes in each of the 256 bytes, ``(256, 8 / bits)``; ``values`` is by code."""
     shifts = torch.arange(0, 8, bits)
     return values[(torch.arange(256).unsqueeze(1) >> shifts) & (2**bits - 1)]
 
 
 def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
-    """The first ``numel`` values that packed bytes stand for, by a table as `bit_values` makes it."""
+    """Return the first ``numel`` values that packed bytes stand for, by a table of `bit_values`."""
     return table.index_select(0, packed.int()).view(-1)[:numel]
 
 
@@ -159,7 +159,7 @@ def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
 
 
 class Lanes:
-    """Packs codes for summing, and unpacks their sums.
+    """The packing of codes into words for summing, and the unpacking of their sums.
 
     Args:
         bits: of a lane: 4, 8, 16 or 32.
@@ -176,7 +176,7 @@ class Lanes:
         self._workspace = Workspace()
 
     def pack(self, codes: Tensor) -> Tensor:
-        """The words of the codes; not the codes' own memory."""
+        """Pack codes into words, which do not share the codes' memory."""
         numel, device = codes.numel(), codes.device
         if self._bits in (8, 32):
             return self._workspace.take("words", numel, self.code_dtype, device).copy_(codes)
@@ -187,7 +187,7 @@ class Lanes:
         return words.mul_(1 << self._bits).add_(codes[:half]).add_(self._levels)
 
     def unpack(self, words: Tensor, numel: int, workers: int) -> Tensor:
-        """Sums of the codes from the sums of the words over ``workers`` workers."""
+        """Return the sums of the codes from the sums of the words over ``workers`` workers."""
         if self._bits in (8, 32):
             return words
         sums = self._workspace.take("sums", numel, self.code_dtype, words.device)

@@ -73,11 +73,11 @@ class GlobalBatch:
         return len(self.samples)
 
     def offset(self, rank: int) -> int:
-        """Where the slice of a rank begins in the batch."""
+        """Return the first position of a rank's samples in the batch."""
         return sum(self.shares[:rank])
 
     def slice(self, rank: int) -> Indices:
-        """The samples of one rank."""
+        """Return the samples of one rank."""
         first = self.offset(rank)
         return self.samples[first : first + self.shares[rank]]
 
@@ -107,7 +107,7 @@ class Cursor:
         return self.position // self.dataset_size
 
     def state(self) -> dict[str, int]:
-        """Where the cursor stands, as plain JSON."""
+        """Return the position of the cursor, as plain JSON."""
         return {"dataset_size": self.dataset_size, "position": self.position}
 
 
@@ -125,24 +125,24 @@ class SampleCursor(Cursor):
         return self._stream.drawn
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
+        """Take the next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
         epoch, position = self.epoch, self.position
         samples, epochs = self._stream.take(sum(shares))
         return GlobalBatch(epoch=epoch, position=position, samples=samples, shares=tuple(shares), epochs=epochs)
 
     def state(self) -> dict[str, int]:
-        """As of `Cursor`, with the seed."""
+        """Return the position of the cursor and its seed, as plain JSON."""
         return {**super().state(), "seed": self._seed}
 
     def at(self, state: Mapping[str, int]) -> SampleCursor:
-        """A cursor of the state's own data and seed (see `Cursor`)."""
+        """Return a cursor of the state's own data and seed (see `Cursor`)."""
         return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.
 @lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Indices:
-    """The shuffled order of one epoch, read-only: a pure function of its arguments, everywhere.
+    """Return the shuffled order of one epoch, read-only: a pure function of its arguments, everywhere.
 
     Sorting by raw random words costs a little more than a shuffle. But the words of numpy's bit generators are
     guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
@@ -174,7 +174,7 @@ class Passes:
         self.drawn = drawn
 
     def skip(self, count: int) -> None:
-        """Go on as if so many had been drawn."""
+        """Skip ``count`` samples, as if they had been drawn."""
         left = count
         while left >= (rest := len(self._present) - self._offset):
             left -= rest
@@ -183,13 +183,13 @@ class Passes:
         self.drawn += count
 
     def take(self, count: int) -> tuple[Indices, Indices]:
-        """The next samples, and the pass that each belongs to."""
-        found: list[Indices] = []
+        """Take the next ``count`` samples, each with the number of its pass over the data."""
+        pieces: list[Indices] = []
         turns: list[Indices] = []
         left = count
         while left:
             piece = self._present[self._offset : self._offset + left]
-            found.append(piece)
+            pieces.append(piece)
             turns.append(np.full(len(piece), self._turn, dtype=np.int64))
             left -= len(piece)
             self._offset += len(piece)
@@ -197,7 +197,7 @@ class Passes:
                 self._next_turn()
         self.drawn += count
         empty = [np.empty(0, dtype=np.int64)]
-        return np.concatenate(found or empty), np.concatenate(turns or empty)
+        return np.concatenate(pieces or empty), np.concatenate(turns or empty)
 
     @property
     def _present(self) -> Indices:
@@ -221,13 +221,13 @@ class MicroBatch:
 
 
 def by_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
-    """Cut where the epoch changes."""
+    """Cut the indices of samples where the epoch changes."""
     edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
     return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
 
 
 def evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
-    """Cut into as few and as equal parts as a limit allows; None: there is none."""
+    """Cut indices into as few and as equal parts as a limit on samples allows; None: there is no limit."""
     if len(indices) == 0:
         return []
     if max_samples is None or len(indices) <= max_samples:
@@ -248,7 +248,7 @@ Parts: TypeAlias = Callable[[int, int], Indices]
 
 
 def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
-    """Every worker has the same samples in all its passes, shuffled anew in each.
+    """Give every worker the same samples in all its passes, shuffled anew in each.
 
     Args:
         parts: of each worker, in rank order.
@@ -272,7 +272,7 @@ def fixed_parts(parts: Sequence[Indices], seed: int) -> Parts:
 
 
 def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
-    """SelDP: a ring of all samples, cut into an arc for each worker; from turn to turn all move on by 1/N of the ring.
+    """Cut a ring of all samples into an arc for each worker; from turn to turn all move on by 1/N of it (SelDP).
 
     In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
     those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
@@ -286,7 +286,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
     total, workers = sum(weights), len(weights)
 
     def place(before: int, step: int) -> int:
-        """Where on the ring those of so much weight end: ``size * (before / total + step / N)``."""
+        """Return the end on the ring of the parts of so much weight: ``size * (before / total + step / N)``."""
         return size * (before * workers + step * total) // (total * workers)
 
     def order(worker: int, turn: int) -> Indices:
@@ -302,7 +302,7 @@ def rotating_parts(size: int, weights: Sequence[int], seed: int) -> Parts:
 def make_parts(
     partition: Partition, *, size: int, weights: Sequence[int], seed: int, labels: Indices | None = None
 ) -> Parts | None:
-    """The parts that a rule makes; None: none, there is one order for all (``global``).
+    """Make the workers' parts of the data by a partition rule; None for ``global``, which has one order for all.
 
     Args:
         partition: the rule.
@@ -329,7 +329,7 @@ def make_parts(
 
 
 def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Indices, ...]:
-    """Samples of so many labels for each worker; of labels that several have, each has an equal part.
+    """Deal each worker samples of ``each`` labels; of labels that several have, each has an equal part.
 
     Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
 
@@ -357,20 +357,20 @@ def label_skew(labels: Indices, workers: int, each: int, seed: int) -> tuple[Ind
 
 
 def _of_label(labels: Indices, label: int, seed: int) -> Indices:
-    """The samples of a label, shuffled."""
+    """Return the samples of a label, shuffled."""
     those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
     return those[np.argsort(_words(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF), kind="stable")]
 
 
 def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:
-    """Cut in proportion to weights."""
+    """Cut indices in proportion to weights."""
     total = sum(weights)
     edges = [len(whole) * before // total for before in accumulate(weights, initial=0)]
     return tuple(whole[first:last] for first, last in pairwise(edges))
 
 
 def _words(count: int, *key: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Random words; the same for the same key, everywhere."""
+    """Return random 64-bit words, the same for the same key everywhere."""
     return np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
 
 
@@ -407,7 +407,7 @@ class PartitionedCursor(Cursor):
         return sum(stream.drawn for stream in self._streams)
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next samples of every worker's own; moves the cursors behind them."""
+        """Take the next samples of every worker's own part, ``shares[i]`` of worker i."""
         epoch, position = self.epoch, self.position
         taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
         return GlobalBatch(
@@ -419,19 +419,19 @@ class PartitionedCursor(Cursor):
         )
 
     def state(self) -> dict[str, int]:
-        """As of `Cursor`, with where each worker stands."""
-        own = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
-        return {**super().state(), **own}
+        """Return the position of the cursor and of each worker in its part, as plain JSON."""
+        drawn = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
+        return {**super().state(), **drawn}
 
     def at(self, state: Mapping[str, int]) -> PartitionedCursor:
-        """A cursor that continues where ``state`` was taken.
+        """Return a cursor that continues where ``state`` was taken.
 
         Where that was with another number of workers, parts are others, too: each worker begins as deep in its own as
         its weight says.
         """
-        own = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
+        saved = [state[key] for key in sorted(state) if key.startswith("drawn_by_")]
         keys = [f"drawn_by_{worker}" for worker in range(len(self._weights))]
-        if len(own) == len(keys) and all(key in state for key in keys):
+        if len(saved) == len(keys) and all(key in state for key in keys):
             drawn = [state[key] for key in keys]
         else:
             drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
@@ -478,11 +478,11 @@ class Replay:
         self._origin_s = 0.0
 
     def begin(self) -> None:
-        """Let samples arrive from now on; where a place was set, from there."""
+        """Let samples arrive from now on, or from the place that was set."""
         self._origin_s = self._clock() - self._taken / self._rate_per_s
 
     def take(self, count: int) -> tuple[Indices, Indices]:
-        """Return the next samples that the buffer still has, and the pass that each belongs to; wait until they arrive.
+        """Wait for the next samples that the buffer still has; return them with the pass that each belongs to.
 
         Raises:
             RunFailed: they would take longer than the run's patience.
@@ -502,19 +502,19 @@ class Replay:
         return self._passes.take(count)
 
     def place(self) -> Mapping[str, int]:
-        """Return how far this worker's stream was taken, in samples; 0 for the streams of others."""
+        """Return the samples taken from this worker's stream; 0 for the streams of others."""
         return {f"taken_by_{rank}": self._taken * (rank == self._rank) for rank in range(len(self._stream.rates))}
 
     def go_to(self, place: Mapping[str, int]) -> None:
-        """Go on from a place, summed over all workers; in proportion where it is one of another number of workers."""
-        own = [value for key, value in place.items() if key.startswith("taken_by_")]
-        if len(own) == len(self._stream.rates):
+        """Continue from a place, summed over all workers; in proportion where it is of another number of workers."""
+        taken = [value for key, value in place.items() if key.startswith("taken_by_")]
+        if len(taken) == len(self._stream.rates):
             self._taken = place[f"taken_by_{self._rank}"]
         else:
-            self._taken = int(sum(own) * self._rate_per_s / sum(self._stream.rates))
+            self._taken = int(sum(taken) * self._rate_per_s / sum(self._stream.rates))
 
     def flow(self) -> dict[str, float]:
-        """Return what the stream was like since the last call, by the names of a control row.
+        """Return the stream's waits and rates since the last call, by the names of a control row.
 
         Most samples that waited at once, seconds that the worker waited, and samples that are never trained on.
         """
@@ -535,7 +535,7 @@ class Replay:
         return math.floor((now_s - self._origin_s) * self._rate_per_s + _ROUNDING)
 
     def _aged(self, now_s: float) -> int:
-        """Samples that have arrived, and are too old by now."""
+        """Return the number of samples that have arrived, and are too old by now."""
         return max(0, self._arrived(now_s - self._stream.max_age_s))
 
     def _wait(self, wait_s: float, count: int) -> None:
@@ -550,18 +550,18 @@ class Replay:
 
 
 def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
-    """The passes of one worker where samples are dealt out in turn: together the workers' are the whole data set."""
+    """Return the passes of a worker that takes every ``workers``-th sample of a shuffled epoch, from ``rank`` on."""
 
     def order(number: int) -> Indices:
         everything = permutation(dataset_size, seed, number)
-        own = everything[rank::workers]
-        return own if len(own) else everything
+        dealt = everything[rank::workers]
+        return dealt if len(dealt) else everything
 
     return order
 
 
 def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """The number of the first sample that is still there when ``count`` are to be taken.
+    """Return the number of the first sample that is still there when ``count`` are to be taken.
 
     Args:
         policy: of the buffer.
@@ -576,7 +576,7 @@ def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, cou
 
 
 def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
-    """Samples that wait, where batches have ``count``."""
+    """Return the number of samples that wait, where batches have ``count``."""
     return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)
 
 
@@ -601,7 +601,7 @@ class StreamCursor(Cursor):
         self._workers = workers
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """Return this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
+        """Take this worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
         total, share = sum(shares), shares[self._rank]
         names = np.full(total, ELSEWHERE, dtype=np.int64)
         epochs = np.zeros(total, dtype=np.int64)
@@ -615,14 +615,14 @@ class StreamCursor(Cursor):
         return batch
 
     def state(self) -> dict[str, int]:
-        """Return where every worker's stream stands. A collective: all workers ask at the same point of the program."""
+        """Return the position of every worker's stream. A collective: all workers ask at the same point."""
         place = self.replay.place()
         rows = gather_numbers([float(value) for value in place.values()], self._workers)
         places = {key: int(sum(column)) for key, column in zip(place, zip(*rows, strict=True), strict=True)}
         return {**super().state(), **places}
 
     def at(self, state: Mapping[str, int]) -> StreamCursor:
-        """Return this cursor, gone to where ``state`` was taken: a stream can be read in one place only."""
+        """Move this cursor to where ``state`` was taken, and return it: a stream can be read in one place only."""
         self._position = state["position"]
         self.replay.go_to(state)
         return self

@@ -33,7 +33,7 @@ class MapDataset(Protocol):
     """
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> object:
         """Return one sample, not collated."""
@@ -61,7 +61,7 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
 
 
 def changes_with_epoch(dataset: MapDataset) -> bool:
-    """Whether the data set's samples change from epoch to epoch (augmentation)."""
+    """Return whether a data set's samples change from epoch to epoch (augmentation)."""
     return hasattr(dataset, "set_epoch")
 
 
@@ -72,12 +72,12 @@ def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """Return the same nesting with every tensor on ``device``; leaves that are not tensors stay as they are."""
+    """Move every tensor of a nested batch to ``device``; leaves that are not tensors stay as they are."""
     return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Return the same nesting with something else in the place of every tensor, in their order."""
+    """Map every tensor of a nested batch, in order, to ``change`` of it."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, dict):
@@ -104,7 +104,7 @@ def tensors_in(batch: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
 
 
 def samples_in(batch: Any) -> int:
-    """Return the samples of a collated batch: the length of the first tensor with any dimension; 0: there is none."""
+    """Return the number of samples of a collated batch: the first tensor's length; 0: no tensor has a dimension."""
     return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
 
 
@@ -150,7 +150,7 @@ _AT_A_TIME = 1024
 
 
 def labels_of(dataset: MapDataset) -> Indices:
-    """The labels, [samples], int64: the data set's ``targets`` or ``labels`` where it has them, else read one by one.
+    """Return the labels, [samples], int64: the data set's ``targets`` or ``labels``, else read sample by sample.
 
     Raises:
         BadInput: samples are not pairs of an input and a whole number.

@@ -57,7 +57,7 @@ from hetopt.trainer.task import normalises_apart
 
 
 class GradientState:
-    """What is alike in all ways; of a script on one worker, all there is to it.
+    """The state of gradient exchange that every kind of script has; that of a script on one worker.
 
     Args:
         exchange: how gradients travel.
@@ -79,11 +79,11 @@ class GradientState:
         self.waited_s = 0.0
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return what the exchange of a step cost; None: there was none."""
+        """Return the cost of a step's exchange; None: there was none."""
         return None
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return what the backward pass found that was an audit; None: it was none."""
+        """Return the gradient difference of the last backward pass, if that was an audit; else None."""
         return None
 
     def ended(self) -> None:
@@ -95,7 +95,7 @@ _KEPT: list[DistributedDataParallel] = []
 
 @functools.cache
 def keep_modules() -> None:
-    """Keep every module that is made from here on until the process ends; asked again, there is nothing left to do."""
+    """Keep every module that is made from here on until the process ends; once is enough."""
     init: Any = DistributedDataParallel.__init__
 
     @functools.wraps(init)
@@ -111,7 +111,7 @@ _FLOAT32 = torch.float32
 
 
 class CommState(GradientState):
-    """How the gradients of one DDP module travel, and how much this worker's count.
+    """The gradient exchange of one DDP module, and the weight of this worker's gradients.
 
     Args:
         ddp: the module whose hook this is for.
@@ -187,7 +187,7 @@ class CommState(GradientState):
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         self._places: dict[int, Tensor] = {}
         self._flat = torch.empty(0)
-        self._elements = sum(one.numel() for one in self._parameters)
+        self._elements = sum(parameter.numel() for parameter in self._parameters)
         self._made = 0
 
     def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
@@ -220,7 +220,7 @@ class CommState(GradientState):
         return promise
 
     def _audit(self, bucket: GradBucket) -> None:
-        """Put the leader's gradient into a bucket, and note how far the sum of the others' is from it."""
+        """Put the leader's gradient into a bucket, and note its difference from the sum of the others'."""
         buffer, parameters = bucket.buffer(), bucket.parameters()
         parts = torch.zeros_like(buffer) if dist.get_rank() == 0 else buffer.clone()
         dist.all_reduce(parts)
@@ -231,25 +231,28 @@ class CommState(GradientState):
         self.stats = ExchangeStats(sent_bytes=2 * self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
 
     def audited(self) -> tuple[Tensor, float] | None:
-        """Return how far the shares' gradient is from the leader's, [elements], and the norm of the leader's.
+        """Return the leader's gradient minus the shares', [elements], and the norm of the leader's.
 
         Returns:
             None where the backward pass that ended exchanged no audited gradient.
         """
         apart, squares, self._apart, self._squares = self._apart, self._squares, {}, 0.0
-        pieces = [apart[id(one)] for one in self._parameters if id(one) in apart]
+        pieces = [apart[id(parameter)] for parameter in self._parameters if id(parameter) in apart]
         return (torch.cat(pieces), math.sqrt(squares)) if pieces else None
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return what the last exchange of the whole gradient cost."""
+        """Return the cost of the last exchange of the whole gradient."""
         return self.stats
 
     def _exchange_whole(self) -> None:
         """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""
         if not self._places:
             self._flat = torch.zeros(self._elements, device=self._parameters[0].device)
-            parts = torch.split(self._flat, [one.numel() for one in self._parameters])
-            self._places = {id(one): part.view(one.shape) for one, part in zip(self._parameters, parts, strict=True)}
+            parts = torch.split(self._flat, [parameter.numel() for parameter in self._parameters])
+            self._places = {
+                id(parameter): part.view(parameter.shape)
+                for parameter, part in zip(self._parameters, parts, strict=True)
+            }
         waiting, self._waiting = self._waiting, []
         pairs = [
             (self._places[id(parameter)], gradient)
@@ -289,7 +292,7 @@ REPLICA, SHARD = "replica", "shard"
 
 
 def replica_devices(hosts: Sequence[str]) -> int:
-    """Return how many devices hold a replica: the largest number that divides the devices of every machine.
+    """Return the devices of a replica: the largest number that divides the devices of every machine.
 
     Args:
         hosts: of the devices, in rank order; those of a machine are neighbours.
@@ -298,12 +301,12 @@ def replica_devices(hosts: Sequence[str]) -> int:
 
 
 def is_sharded(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any of some parameters is a part of one that several devices hold."""
+    """Return whether any parameter is sharded over several devices."""
     return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
-    """Return all devices of a run, as [replicas, devices of a replica]; called by all of its workers.
+    """Make the device mesh of a run, [replicas, devices of a replica]; called by all of its workers.
 
     Args:
         hosts: of the devices, in rank order.
@@ -314,7 +317,7 @@ def replica_mesh(hosts: Sequence[str], device_type: str) -> DeviceMesh:
 
 
 class ShardedState(GradientState):
-    """How the gradients of one sharded model travel between replicas.
+    """The gradient exchange of one sharded model between replicas.
 
     Args:
         module: the outermost that was sharded.
@@ -349,7 +352,7 @@ class ShardedState(GradientState):
                     part.set_all_reduce_hook(partial(self._sum, name))
 
     def take_stats(self) -> ExchangeStats | None:
-        """Return what the exchanges of a step cost; None: there were none."""
+        """Return the cost of a step's exchanges; None: there were none."""
         taken, self._stats = self._stats, []
         return summed(taken) if taken else None
 
@@ -384,7 +387,7 @@ class ShardedState(GradientState):
 
 
 def whole_state(module: nn.Module) -> dict[str, Any]:
-    """Return the state of a sharded module, put together; called by all devices of a replica."""
+    """Gather the whole state of a sharded module; called by all devices of a replica."""
     # Every script's worker would wait for it as it starts.
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 

@@ -79,7 +79,7 @@ _DEPTH = 3
 
 
 def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str] | None:
-    """Return where a batch sampler knows its rank: the attributes on the way to the object that does, and the name.
+    """Find the object in a batch sampler that knows the rank: the attributes on the way to it, and the rank's name.
 
     Args:
         batch_sampler: of a loader.
@@ -102,7 +102,7 @@ def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str]
 
 
 def _for_rank(batch_sampler: Any, way: Sequence[str], name: str, rank: int) -> Any:
-    """Return a copy of a batch sampler that gives another rank's batches, with generators and counters of its own."""
+    """Copy a batch sampler for another rank, with generators and counters of its own."""
     copied = holder = copy.copy(batch_sampler)
     for depth in range(_DEPTH):
         if depth == len(way):
@@ -148,10 +148,10 @@ class UnequalBatches(Sampler[list[int]]):
         self._table: ShareTable | None = None
 
     def __len__(self) -> int:
-        own, workers = len(self._batches), self._sharer.world_size
+        batches, workers = len(self._batches), self._sharer.world_size
         if self._size == self._per_rank * workers:
-            return own
-        samples = own * self._per_rank * workers
+            return batches
+        samples = batches * self._per_rank * workers
         return samples // self._size if self._drops_last else -(-samples // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -175,9 +175,9 @@ class UnequalBatches(Sampler[list[int]]):
 
     def _of_all_ranks(self) -> Iterator[list[int]]:
         """Yield the batches of all ranks together, of the plan's size; the last may be smaller."""
-        own, before = self._sharer.rank, States.now()
+        this_rank, before = self._sharer.rank, States.now()
         samplers = [
-            self._batches if rank == own else _for_rank(self._batches, self._way, self._name, rank)
+            self._batches if rank == this_rank else _for_rank(self._batches, self._way, self._name, rank)
             for rank in range(self._sharer.world_size)
         ]
         each = []
@@ -235,12 +235,12 @@ class DdpRun:
 
     @property
     def is_training(self) -> bool:
-        """Return whether the script trains: some DDP module is in training mode, and gradients are on."""
+        """True while the script trains: some DDP module is in training mode, and gradients are on."""
         return torch.is_grad_enabled() and any(_inner(module).training for module, _ in self._modules)
 
     @property
     def is_ours(self) -> bool:
-        """Return whether hetopt exchanges the gradients of every DDP module."""
+        """True where hetopt exchanges the gradients of every DDP module."""
         return all(self._hooked.get(id(ddp), True) for ddp, _ in self._modules)
 
     def remark(self, sentence: str) -> None:
@@ -250,12 +250,12 @@ class DdpRun:
             print(f"hetopt: {sentence}", file=sys.stderr, flush=True)
 
     def batch_of(self, batch_size: int) -> int:
-        """Return the samples of a batch of all workers: those of the plan."""
+        """Return the samples of a batch of all workers, which are the plan's."""
         planned = self._plan.spec.global_batch_size
         return planned if self._plan.spec.script else batch_size * self.world_size
 
     def table(self, batch_size: int) -> ShareTable:
-        """Return the shares of one more loader; local batch sizes are decided for the newest."""
+        """Make the shares of one more loader; local batch sizes are decided for the newest."""
         size = self.batch_of(batch_size)
         if size != batch_size * self.world_size:
             self.remark(
@@ -265,7 +265,7 @@ class DdpRun:
         return self._begin(size)
 
     def drawn(self, place: tuple[int, int]) -> None:
-        """Note the next batch that this worker has not drawn."""
+        """Note the place of the next batch that this worker has not drawn."""
         self._periods.drawn = place
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
@@ -280,7 +280,7 @@ class DdpRun:
         return device
 
     def _audits(self, keep: tuple[int, ...]) -> Audits | None:
-        """Return which batches the leader computes whole and the others in shares; None: none.
+        """Return the rule for which batches the leader computes whole and the others in shares; None: none.
 
         Shares that have to be equal stay so in every step.
         """
@@ -353,12 +353,12 @@ class DdpRun:
         self._waiting.append((sampler, part))
 
     def forget(self, loader: object) -> None:
-        """Drop what a loader gave ahead and nobody computed: the script left its loop."""
+        """Drop the batches that a loader gave ahead and nobody computed: the script left its loop."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not loader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def forward(self, ddp: nn.Module, rows: int) -> None:
-        """Take the batch that a training forward pass is of: the first that waits.
+        """Take the first waiting batch, which a training forward pass computes.
 
         Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
 
@@ -391,7 +391,7 @@ class DdpRun:
         self._batches += 1
 
     def _factor(self) -> float:
-        """Return what this worker's loss of the batch is multiplied by, and note whether the step is an audit so far.
+        """Return the factor on this worker's loss of the batch, and note whether the step is an audit so far.
 
         Only steps all of whose batches are audited tell anything. In others the leader computes a batch that was to be
         audited for all: nothing of it counts that the others have left in ``.grad`` under ``no_sync``.
@@ -420,17 +420,17 @@ class DdpRun:
             self.remark("a loader that the script trains on keeps equal shares: nothing in its sampler is of one rank.")
 
     def _equal_part(self, rows: int) -> Part:
-        """Return this worker's part of a batch that hetopt does not share out, where all have as much."""
+        """Return this worker's part of a batch that hetopt does not share out, equal on all workers."""
         samples = rows or max(1, self._plan.spec.global_batch_size // self.world_size)
         return Part(samples=samples, batch=samples * self.world_size, shares=(samples,) * self.world_size)
 
     def weigh(self, weight: float | str | None) -> None:
-        """Set what gradients count by from here on: see `CommState`."""
+        """Set the weight of this worker's gradients from here on (see `CommState`)."""
         for _, state in self._modules:
             state.weight = weight
 
     def reach(self, done: float) -> None:
-        """Note how far the backward pass is; where this worker is slowed down, wait until it would be."""
+        """Note how much of backward is done; where this worker is slowed down, wait until it would be."""
         if self._periods.pace.waits:
             self._periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
         if done >= 1 and self._periods.engine is not None:
@@ -439,7 +439,7 @@ class DdpRun:
 
     @contextmanager
     def backward(self, tensors: Any, gradients: Any) -> Iterator[Any]:
-        """Give the gradients that a backward pass begins with: those of the script, times what its loss counts.
+        """Yield the gradients that a backward pass begins with: the script's, times the weight of its loss.
 
         Args:
             tensors: one or several, that are derived.
@@ -468,29 +468,29 @@ class DdpRun:
                 self._tell_audit(state, self._drawn_before.has_drawn(self._device))
 
     def _tell_audit(self, state: CommState, draws: bool) -> None:
-        """Tell what an audit found, if the pass was one; all workers do."""
+        """Log the result of an audit, if the pass was one; called by all workers."""
         audited = state.audited()
         if audited is None:
             return
         apart, norm = audited
         drawn = torch.tensor([float(draws)], device=self._device)
         dist.all_reduce(drawn)
-        found = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
+        result = Found.of(apart, norm, draws=bool(drawn), before=state.differences)
         state.record.tolerance = max(state.record.tolerance, ROUNDINGS * torch.finfo(self._computes_in).eps)
-        state.record.tell(found, self.steps + 1, self._periods.events)
+        state.record.tell(result, self.steps + 1, self._periods.events)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step; every so many the workers tell each other what they were like, and decide alike.
+        """Count a step of an optimizer; at the end of a period the workers gather their rows and decide alike.
 
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
         """
-        periods, part, own = (
+        periods, part, wrapped = (
             self._periods,
             self._part,
-            {id(one) for ddp, _ in self._modules for one in ddp.parameters()},
+            {id(parameter) for ddp, _ in self._modules for parameter in ddp.parameters()},
         )
-        is_own = any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+        is_own = any(id(parameter) in wrapped for group in optimizer.param_groups for parameter in group["params"])
         if part is None or periods.computed is None or not is_own:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
@@ -513,7 +513,7 @@ class DdpRun:
 
     @property
     def shares_batches(self) -> bool:
-        """Return whether a loader that the script trains on gives shares of its batches."""
+        """True where a loader that the script trains on gives shares of its batches."""
         return bool(self._read)
 
     def _passes(self) -> float:
@@ -525,7 +525,7 @@ class DdpRun:
         return passes
 
     def conclude(self) -> None:
-        """Tell of the last steps, and put the model together for `close`, while the workers are connected."""
+        """Log the last steps, and gather the model for `close`, while the workers are connected."""
         if self._periods.engine is not None and self._left is None:
             with suppress(RuntimeError):  # another worker has left: its last steps are not told
                 self._periods.finish(self._passes())
@@ -573,8 +573,10 @@ class LoneRun(DdpRun):
         """Count a step; the first begins the log, as nobody knows when it began itself."""
         samples = self._plan.spec.global_batch_size
         if self._part is None:
-            parameters = [one for group in optimizer.param_groups for one in group["params"]]
-            exchange = ExchangeConfig(compression=Compression(), dense_bytes=sum(one.nbytes for one in parameters))
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            exchange = ExchangeConfig(
+                compression=Compression(), dense_bytes=sum(parameter.nbytes for parameter in parameters)
+            )
             self._modules, self.steps = [(_module_of(parameters), GradientState(exchange))], 1
             self._part = Part(samples=samples, batch=samples, shares=(samples,))
             self._begin(samples, (samples,))
@@ -594,16 +596,16 @@ _MEETING_TIMEOUT = datetime.timedelta(minutes=30)
 
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
     """Return the smallest module that has all of some parameters; where there is none, a list of them."""
-    wanted, having = {id(one) for one in parameters}, list[nn.Module]()
+    wanted, having = {id(parameter) for parameter in parameters}, list[nn.Module]()
     for thing in gc.get_objects():
-        if issubclass(type(thing), nn.Module) and wanted <= {id(one) for one in thing.parameters()}:
+        if issubclass(type(thing), nn.Module) and wanted <= {id(parameter) for parameter in thing.parameters()}:
             having.append(thing)
     return min(having, key=lambda module: len(list(module.modules())), default=nn.ParameterList(parameters))
 
 
 @contextmanager
 def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | None]]:
-    """Let a DDP script run on unequal workers inside; gives what returns its run, once a DDP module was made.
+    """Run a DDP script on unequal workers inside; yields a function that returns its run, once a DDP module was made.
 
     Args:
         plan: of the launch.
@@ -665,9 +667,9 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
     def index_sampler(self: DataLoader[Any]) -> Any:
         sampler = vars(self).get("_hetopt_batches")
         if sampler is None and runs and self.batch_sampler is not None and isinstance(_size_of(self), int):
-            found = rank_holder(self.batch_sampler, runs[0].world_size)
-            if found is not None:
-                sampler = UnequalBatches(self.batch_sampler, _size_of(self), *found, runs[0])
+            holder = rank_holder(self.batch_sampler, runs[0].world_size)
+            if holder is not None:
+                sampler = UnequalBatches(self.batch_sampler, _size_of(self), *holder, runs[0])
                 object.__setattr__(self, "_hetopt_batches", sampler)
         return sampler or of_loader.fget(self)
 
@@ -741,7 +743,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
 
 def _inner(module: Any) -> Any:
-    """Return what DistributedDataParallel wraps, or a sharded module itself."""
+    """Return the module inside DistributedDataParallel, or a sharded module itself."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
@@ -761,7 +763,7 @@ def _multiplied(factor: float, tensors: Any, gradients: Any) -> list[Tensor | No
 
 
 def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
-    """Return `Trainer.compute_loss` of transformers, which says of each loss whether the Trainer made it a sum.
+    """Wrap `Trainer.compute_loss` of transformers, noting of each loss whether the Trainer made it a sum.
 
     ``average_tokens_across_devices`` divides a loss by the items that all workers have in the batch, and multiplies it
     by the workers, since DDP takes their mean: such gradients are added up, whatever the shares are.

@@ -37,7 +37,7 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Version:
-    """How far the training is that a worker holds; the largest is the newest.
+    """The progress of the training that a worker holds; the largest is the newest.
 
     Attributes:
         agreed: generation in which all workers last had the same state.
@@ -51,7 +51,7 @@ class Version:
 
     @property
     def is_held(self) -> bool:
-        """Whether there is a state at all: a worker that has just started holds none."""
+        """True where there is a state at all: a worker that has just started holds none."""
         return self.agreed != NO_GENERATION
 
 
@@ -102,16 +102,16 @@ class Generation(Record):
         return tuple(member.life for member in self.members)
 
     def rank(self, member: Member) -> int | None:
-        """The rank of a worker in it; None: it is not part of it."""
-        for rank, one in enumerate(self.members):
-            if (one.place, one.life) == (member.place, member.life):
+        """Return the rank of a worker in this generation; None when it is no member."""
+        for rank, candidate in enumerate(self.members):
+            if (candidate.place, candidate.life) == (member.place, member.life):
                 return rank
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long those who have registered wait for the others.
+    """The seconds that registered workers wait for the others.
 
     Attributes:
         start_s: when the run starts; then everyone is needed.
@@ -125,7 +125,7 @@ class Patience:
 
 
 class Presence:
-    """What is known for certain of workers, by whoever starts and ends their hosts: as a file tells it.
+    """The hosts that are known to be up or gone, read from a file of whoever starts and ends them.
 
     Without one nothing is: a worker that does not come may be cut off. A look costs one system call.
 
@@ -138,12 +138,12 @@ class Presence:
         self._file, self._hosts = file, tuple(hosts)
 
     def is_away(self, place: int) -> bool:
-        """Whether there is no host that a worker could come from."""
+        """Return whether a place has no host that a worker could come from."""
         there = self._now()
         return there is not None and self._hosts[place] not in there
 
     def is_dead(self, place: int, life: str) -> bool:
-        """Whether a worker has ended with its host; false: it has not, or nobody knows."""
+        """Return whether a worker has ended with its host; false where it has not, or nobody knows."""
         there = self._now()
         if there is None:
             return False
@@ -152,7 +152,7 @@ class Presence:
 
     @property
     def all_leave(self) -> bool:
-        """Whether no host stays: what the workers have in memory will be lost."""
+        """True where every host is leaving: what the workers have in memory will be lost."""
         there = self._now() or {}
         return bool(there) and all(host.leaving for host in there.values())
 
@@ -168,7 +168,7 @@ def may_close(
     patience: Patience,
     presence: Presence = Presence(),  # noqa: B008  # it has no state
 ) -> bool:
-    """Whether those who have registered are to begin without waiting any longer.
+    """Return whether the registered workers are to begin without waiting any longer.
 
     Args:
         registered: by place.
@@ -187,7 +187,7 @@ def may_close(
 
 
 def entitled(registered: Mapping[int, Member], presence: Presence = Presence()) -> bool:  # noqa: B008  # likewise
-    """Whether those who have registered are enough of the last generation to go on without the rest.
+    """Return whether the registered workers are enough of the last generation to go on without the rest.
 
     Two groups that both are would be more than all who live, whatever each knows of the dead: the larger number of dead
     that one knows of is at most the number that there are.
@@ -201,24 +201,24 @@ def entitled(registered: Mapping[int, Member], presence: Presence = Presence()) 
 
 
 def _electorate(registered: Mapping[int, Member], presence: Presence) -> list[int] | None:
-    """Places of the last generation's workers that may be alive; None: nobody here was part of one.
+    """Return the places of the last generation's workers that may be alive; None: nobody here was part of one.
 
     A place that somebody else has registered for was given to it because the worker that had it before is dead.
     """
     last = max((member.joined for member in registered.values()), default=NO_GENERATION)
     if last == NO_GENERATION:
         return None
-    one = next(member for member in registered.values() if member.joined == last)
-    lives = one.lives or ("",) * len(one.beside)
+    witness = next(member for member in registered.values() if member.joined == last)
+    lives = witness.lives or ("",) * len(witness.beside)
     return [
         place
-        for place, life in zip(one.beside, lives, strict=True)
+        for place, life in zip(witness.beside, lives, strict=True)
         if not (life and (presence.is_dead(place, life) or (place in registered and registered[place].life != life)))
     ]
 
 
 def is_hopeless(registered: Mapping[int, Member], waited_s: float, patience: Patience) -> bool:
-    """Whether to stop waiting for the rest; the run then ends, and can be launched again from its checkpoint."""
+    """Return whether to stop waiting for the rest; the run then ends, and can be launched again from its checkpoint."""
     has_begun = any(member.joined != NO_GENERATION for member in registered.values())
     return waited_s >= (patience.give_up_s if has_begun else patience.start_s)
 
@@ -231,34 +231,34 @@ them at most, and two who live would have all the others meet again for ever."""
 
 
 class Abandoned(RuntimeError):
-    """Nobody is to look for the others any longer: the run was asked to stop, is over, or has this worker twice."""
+    """The end of looking for other workers: the run was asked to stop, is over, or has this worker twice."""
 
 
 class RendezvousStore(Protocol):
-    """What a meeting needs of a key-value store."""
+    """A key-value store of texts, as a rendezvous needs it."""
 
     def get(self, key: str) -> str:
-        """The value; empty: there is none."""
+        """Return the value of a key; empty where there is none."""
 
     def set(self, key: str, value: str) -> None:
         """Write ``value`` under ``key``, whatever was there."""
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
-        """Write a value where the present one is as expected (empty: there is none); the value after that."""
+        """Write a value where the present one is as expected (empty: there is none); return the value after that."""
 
 
 def wanted(store: RendezvousStore) -> int:
-    """The newest generation that anybody wants; -1: nobody has come yet."""
+    """Return the newest generation that any worker wants; -1 before the first has come."""
     return int(store.get("generation") or -1)
 
 
 def begun(store: RendezvousStore) -> int:
-    """The newest generation that has begun in this store; -1: none."""
+    """Return the newest generation that has begun in this store; -1 when none has."""
     return int(store.get("closed") or -1)
 
 
 def want(store: RendezvousStore, number: int) -> None:
-    """Let everybody know that this generation is wanted, or a newer one."""
+    """Announce that a generation is wanted, or a newer one."""
     while (present := store.get("generation")) == "" or int(present) < number:
         store.compare_set("generation", present, str(number))
 
@@ -303,7 +303,7 @@ def meet_again(
                 generation = read_words(Generation, closed, "another worker")
                 if generation.rank(me) is not None and (yield from _all_here(store, generation, me, patience, clock)):
                     return generation
-                taken += any(one.place == me.place and one.life != me.life for one in generation.members)
+                taken += any(other.place == me.place and other.life != me.life for other in generation.members)
                 if taken == _TAKEN:
                     raise Abandoned(f"another process is worker {me.place} of this run.")
                 break
@@ -329,7 +329,7 @@ def meet_again(
 
 
 def _check_version(store: RendezvousStore, me: Member) -> None:
-    """Keep a worker out that the others would not understand, before they stop for it."""
+    """Refuse a worker that the others would not understand, before they stop for it."""
     closed = store.get(f"{begun(store)}/closed")
     there = read_words(Generation, closed, "another worker").members[0].hetopt if closed else me.hetopt
     if there != me.hetopt:
@@ -342,10 +342,10 @@ def _check_version(store: RendezvousStore, me: Member) -> None:
 def _all_here(
     store: RendezvousStore, generation: Generation, me: Member, patience: Patience, clock: Callable[[], float]
 ) -> Generator[float, None, bool]:
-    """Whether all members come; false as soon as another generation is wanted, or nobody waits any longer."""
+    """Return whether all members come; false once another generation is wanted, or patience is over."""
     number, called_s = generation.number, clock()
     store.set(f"{number}/here/{me.place}", me.life)
-    while any(store.get(f"{number}/here/{one.place}") != one.life for one in generation.members):
+    while any(store.get(f"{number}/here/{member.place}") != member.life for member in generation.members):
         if wanted(store) > number or clock() - called_s >= patience.regroup_s:
             return False
         yield LOOK_S

@@ -86,12 +86,12 @@ _ENDS_WHEN_DEAF = (
 
 
 def open_sockets() -> frozenset[str]:
-    """Names of the sockets that this process has open."""
+    """Return the names of the sockets that this process has open."""
     return frozenset(_sockets())
 
 
 def break_all_but(known: frozenset[str]) -> int:
-    """Break every TCP connection of this process that was opened since `open_sockets` gave ``known``; how many."""
+    """Break every TCP connection of this process opened since `open_sockets` gave ``known``; return their number."""
     broken = 0
     for connection in _opened_since(known):
         with suppress(OSError):  # it went by itself
@@ -101,7 +101,7 @@ def break_all_but(known: frozenset[str]) -> int:
 
 
 def break_when_deaf(known: frozenset[str]) -> None:
-    """Have the kernel break every TCP connection that was opened since, once its other end has gone without a word.
+    """Have the kernel break every TCP connection opened since ``known``, once its other end is gone silently.
 
     Without this, whoever waits for the answer of a host that is cut off waits for a quarter of an hour.
 
@@ -115,7 +115,7 @@ def break_when_deaf(known: frozenset[str]) -> None:
 
 
 def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
-    """Connections of this process that were opened since, each by a descriptor of its own."""
+    """Yield the connections of this process that were opened since, each by a descriptor of its own."""
     for name, descriptor in _sockets().items():
         if name not in known:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -124,24 +124,24 @@ def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """A listening socket stays: gloo ends the process where one is shut down."""
+    """Return whether a socket is a TCP connection; a listening one is not shut down, for gloo would end the process."""
     is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
     return is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _sockets() -> dict[str, int]:
-    """Descriptors by the socket's name."""
-    found: dict[str, int] = {}
+    """Return the descriptors of open sockets by the socket's name."""
+    sockets: dict[str, int] = {}
     if sys.platform != "linux":
-        return found
+        return sockets
     for entry in os.listdir(_OPEN):
         try:
             name = os.readlink(_OPEN / entry)
         except OSError:
             continue
         if name.startswith("socket:"):
-            found[name] = int(entry)
-    return found
+            sockets[name] = int(entry)
+    return sockets
 
 
 _ANSWERED_WITHIN = datetime.timedelta(seconds=30)
@@ -149,7 +149,7 @@ _REACHED_WITHIN_S = 0.5
 
 
 def connect(meeting: str) -> TCPStore:
-    """A connection of its own to the store at ``address:port``, which breaks when its host is cut off.
+    """Open a connection of its own to the store at ``address:port``, which breaks when its host is cut off.
 
     Raises:
         DistNetworkError: nobody is there.
@@ -162,7 +162,7 @@ def connect(meeting: str) -> TCPStore:
 
 
 def reachable(meetings: Sequence[str]) -> list[str]:
-    """Return those of the addresses where somebody listens, in their order."""
+    """Return the addresses at which somebody listens, in their order."""
     with ThreadPoolExecutor(max(1, len(meetings))) as pool:
         return [meeting for meeting, there in zip(meetings, pool.map(_answers, meetings), strict=True) if there]
 
@@ -177,7 +177,7 @@ def _answers(meeting: str) -> bool:
 
 
 def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
-    """Where the others are: of the stores that can be reached the one with the newest generation, or else the first.
+    """Return the reachable store with the newest generation, else the first reachable; None: none is reachable.
 
     Raises:
         RuntimeError: a store was lost while it was asked.
@@ -202,7 +202,7 @@ class TcpRendezvousStore:
         self._attempt = attempt
 
     def get(self, key: str) -> str:
-        """The value (see `RendezvousStore`)."""
+        """Return the value of a key (see `RendezvousStore`)."""
         name = self._attempt + key
         return self._store.get(name).decode() if self._store.check([name]) else ""
 
@@ -216,14 +216,14 @@ class TcpRendezvousStore:
         return written.decode()
 
     def forget_before(self, number: int) -> None:
-        """Remove what generations before this one have left; whoever still looks for them finds a newer one wanted.
+        """Remove the keys of generations before a number; whoever still looks for them finds a newer one wanted.
 
         A run that workers leave and join for weeks would fill the memory of the process that holds the store.
         """
-        own = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
+        pattern = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
         for key in self._store.list_keys():
-            found = own.match(key)
-            if found is not None and int(found[1]) < number:
+            match = pattern.match(key)
+            if match is not None and int(match[1]) < number:
                 self._store.delete_key(key)
 
 
@@ -232,7 +232,7 @@ _HEAVY = ("model", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a worker takes from one generation into the next; tensors are its own copies, on the CPU.
+    """The training state that a worker takes from one generation into the next; tensors are copies, on the CPU.
 
     Attributes:
         version: how new it is.
@@ -254,7 +254,7 @@ class Held:
 
 
 def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | None:
-    """What every worker goes on from; None: nobody has anything, and the newest checkpoint counts.
+    """Send the newest training state to every worker; None where no worker holds one, and the newest checkpoint counts.
 
     Called by all workers of the generation, in whose group they are.
 
@@ -271,7 +271,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     source = versions.index(newest)
     light = _spread(None if rank != source or held is None else _light(held), source, workers)
     heavy = None
-    if any(one != newest for one in versions):
+    if any(other != newest for other in versions):
         heavy = _spread(
             None if rank != source or held is None else {key: getattr(held.shared, key) for key in _HEAVY},
             source,
@@ -282,7 +282,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
         model, optimizer = heavy["model"], heavy["optimizer"]
     else:
         model, optimizer = held.shared.model, held.shared.optimizer
-    own = None if held is None else held.own if version.step == newest.step else held.own_after
+    own_state = None if held is None else held.own if version.step == newest.step else held.own_after
     shared = SharedState(**light["shared"], model=model, optimizer=optimizer)
     if generation.members[source].beside != generation.places:
         # Other workers than those that the shares were for: the spec of this generation has theirs.
@@ -290,15 +290,15 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     return Held(
         version=replace(newest, agreed=generation.number),
         shared=shared,
-        own=own,
-        own_after=own,
+        own=own_state,
+        own_after=own_state,
         alike=light["alike"],
         evaluation_owed=light["evaluation_owed"],
     )
 
 
 def alike_part(memory: State) -> State:
-    """The part of a residual state that a worker has in common with those of all other workers."""
+    """Return the part of a residual state that is the same on all workers."""
     return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
 
 
@@ -308,7 +308,7 @@ def _light(held: Held) -> dict[str, Any]:
 
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
-    """The value that the source has, everywhere."""
+    """Broadcast a value from the source to all workers."""
     packed = torch.empty(0, dtype=torch.uint8)
     if value is not None:
         packed = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
@@ -325,7 +325,7 @@ def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str
 
 
 def told(generation: Generation, held: Held | None) -> dict[str, object]:
-    """A new generation as an event."""
+    """Return the fields of the event that announces a new generation."""
     source = max(generation.members, key=lambda member: member.version)
     return {
         "generation": generation.number,
@@ -344,7 +344,7 @@ _REASON_LETTERS = 200
 
 
 class WorkerGroup:
-    """One worker's side.
+    """The membership of one worker in a run's changing groups.
 
     Args:
         spec: of the run, with all of its workers.
@@ -409,14 +409,14 @@ class WorkerGroup:
                 self.leave(str(error))
 
     def survives(self, error: Exception) -> bool:
-        """Whether the error is the loss of others, after which this worker goes on."""
+        """Return whether an error is the loss of other workers, after which this worker goes on."""
         if isinstance(error, HungPeer) or has_timed_out(error):
             return True
         rang = self._watch is not None and self._watch.rang
         return is_peer_loss(error) or (rang and isinstance(error, RuntimeError) and not isinstance(error, HetoptError))
 
     def check(self) -> None:
-        """Between steps: a worker that is alone waits for nobody, and would not notice that others have come.
+        """Check between steps that no other generation is wanted, which a worker that is alone would not notice.
 
         Raises:
             RuntimeError: another generation is wanted.
@@ -425,7 +425,7 @@ class WorkerGroup:
             raise RuntimeError("another generation of workers is wanted")
 
     def leave(self, reason: str) -> None:
-        """Let go of the present generation, and let everybody know that it is over.
+        """Leave the present generation, and announce that it is over.
 
         Args:
             reason: by what its end showed here; the first one counts until training goes on.
@@ -442,7 +442,7 @@ class WorkerGroup:
         self.close()
 
     def agreed(self, held: Held | None, *, step: int) -> None:
-        """All workers of the generation have the same state now, and training goes on.
+        """Log that all workers of the generation have the same state, and that training goes on.
 
         Args:
             held: what they took over; None: the newest checkpoint, or nothing.
@@ -457,14 +457,14 @@ class WorkerGroup:
         self._lost_s, self._reason = None, ""
 
     def finished(self) -> None:
-        """The run is over: nobody is to wait for its workers any more."""
+        """Mark the run as over in the store, so that nobody waits for its workers any more."""
         if self._store is not None:
             with suppress(RuntimeError):  # likewise
                 self._store.set("finished", "1")
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has finished, so that a worker that comes now comes too late."""
+        """True once the run has finished, so that a worker that comes now comes too late."""
         return self._store is not None and self._store.get("finished") == "1"
 
     def close(self) -> None:
@@ -495,7 +495,7 @@ class WorkerGroup:
             time.sleep(LOOK_S)
 
     def _finds_store(self) -> bool:
-        """Whether there is one; the connections are to the best of them from then on."""
+        """Connect to the best store there is, and return whether there is one."""
         meeting = self._where_to_meet()
         if meeting is not None and meeting != self._meeting:
             self._store = TcpRendezvousStore(connect(meeting), self._attempt)
@@ -510,7 +510,7 @@ class WorkerGroup:
         return where_to_meet(there, self._attempt)
 
     def _meet_there(self) -> Generation | None:
-        """The next generation of this store; None: the others are elsewhere."""
+        """Return the next generation of this store; None when the others are elsewhere."""
         assert self._store is not None
         pauses = meet_again(
             self._store,
@@ -534,7 +534,7 @@ class WorkerGroup:
                     return None
 
     def _open(self, generation: Generation) -> WorkerContext:
-        """The process group of a generation, and what this worker is in it."""
+        """Open the process group of a generation, and return this worker's context in it."""
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation
@@ -547,7 +547,7 @@ class WorkerGroup:
             self._watching,
             generation.number,
             lambda: break_all_but(self._known),
-            lambda: any(self.presence.is_dead(one.place, one.life) for one in generation.members),
+            lambda: any(self.presence.is_dead(member.place, member.life) for member in generation.members),
         )
         workers = len(generation.members)
         prefix = f"{self._attempt}group/{generation.number}"
@@ -556,7 +556,7 @@ class WorkerGroup:
             join_group(store, rank, workers, self._device, self._spec.exchange_timeout_s)
         if rank == 0 and self._store is not None:
             self._store.forget_before(generation.number - 1)
-        shares = {one.place: one.share for one in generation.members if one.share}
+        shares = {member.place: member.share for member in generation.members if member.share}
         self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
         return WorkerContext(
             spec=spec_of_living(self._spec, generation.places, shares),

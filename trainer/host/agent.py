@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def import_everything(*more: str) -> None:
-    """What a fork of this process needs to be a worker at once.
+    """Import the modules that a fork of this process needs to be a worker at once.
 
     Args:
         more: modules that workers of a kind need beside those of all.
@@ -49,7 +49,7 @@ def import_everything(*more: str) -> None:
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
-    """Torchrun's agent in this process forks its workers; once, before any thread runs and any store is open.
+    """Let torchrun's agent fork its workers inside; once, before any thread runs and any store is open.
 
     Where that cannot be, the agent starts them as it always does, and each imports everything for itself.
     """
@@ -71,12 +71,12 @@ def forked_workers() -> Iterator[None]:
 
 
 def fork_from(server: ForkServer) -> None:
-    """Have torchrun's agent in this process start workers as forks of a server, and by itself where that has ended."""
+    """Let torchrun's agent fork workers from a server inside, and start them itself where that has ended."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     class ForkedWorker(SubprocessHandler):
-        """How the agent sees a worker, which is started in another way than torchrun's own."""
+        """The agent's handle of a worker that is forked instead of started by torchrun."""
 
         def _popen(self, args: tuple[Any, ...], env: dict[str, str]) -> Popen[bytes]:
             try:
@@ -110,7 +110,7 @@ _SAME_EVENT_S = 5
 
 
 def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
-    """The torchrun command line of one node of a run, but for how nodes meet: see `hetopt.trainer.host.rendezvous`.
+    """Return the torchrun arguments of one node of a run, except its rendezvous (see `hetopt.trainer.host.rendezvous`).
 
     Args:
         spec: the run.
@@ -136,7 +136,7 @@ def _workers_here(spec: RunSpec, node: Node | None) -> int:
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
-    """One sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
+    """Return a sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
 
     A killed worker takes its peers with it (they lose their connection and exit on their own), so the signal is the
     cause and the other exits are its consequence. SIGTERM is what the agent itself ends the survivors with.
@@ -149,7 +149,7 @@ def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
 
 
 def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
-    """Exit codes by rank, without those of survivors that the agent itself killed: they come seconds later."""
+    """Return exit codes by rank, without those of survivors that the agent killed: they come seconds later."""
     first_s = min(failure.timestamp for failure in failures.values())
     return {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp < first_s + _SAME_EVENT_S}
 
@@ -167,7 +167,7 @@ def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path,
 
 
 def main(argv: list[str]) -> int:
-    """Host the workers of one run until they end; the exit code is hetopt's.
+    """Host the workers of one run until they end; return hetopt's exit code.
 
     Raises:
         BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
@@ -184,14 +184,14 @@ def main(argv: list[str]) -> int:
     import_everything(*(of_scripts if spec.probe is None else ["hetopt.profiler.probe.run"]))
     with forked_workers():
         # Workers, and the code that they run, do without it.
-        told = os.environ.pop(SECRET_VARIABLE, None)
-        secret = None if node is None else checked_secret(told)
+        secret_text = os.environ.pop(SECRET_VARIABLE, None)
+        secret = None if node is None else checked_secret(secret_text)
         os.environ[HOST_PID_VARIABLE] = str(os.getpid())
         return _host(run_dir, spec, node, _meet(spec, node, secret))
 
 
 def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) -> int:
-    """Be torchrun's agent until its workers end; the exit code."""
+    """Run torchrun's agent until its workers end; return the exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -63,7 +63,7 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, minus the signal that ended it; None: it lives."""
+        """Return the exit code of the process, minus the signal that ended it; None while it lives."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid == self.pid:
@@ -71,7 +71,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended.
+        """Wait for the process to end, and return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it has not within so many seconds.
@@ -86,16 +86,16 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send it SIGTERM, unless it has ended."""
+        """Send SIGTERM to the process, unless it has ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send it SIGKILL, unless it has ended."""
+        """Send SIGKILL to the process, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -108,7 +108,7 @@ class ForkServer:
 
     @classmethod
     def of_this_process(cls) -> ForkServer:
-        """A fork of this process, with all that it has imported.
+        """Fork this process, with all that it has imported, into a server of forks.
 
         Raises:
             NoFork: not on this system, or this process has a thread, which a fork would lose.
@@ -129,7 +129,7 @@ class ForkServer:
 
     @classmethod
     def importing(cls, modules: Sequence[str], environment: Mapping[str, str]) -> ForkServer:
-        """A new process that imports modules.
+        """Start a new process that imports modules and serves forks.
 
         Args:
             modules: by name.
@@ -181,10 +181,10 @@ class ForkServer:
         """
         request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
         places = {"network": network and str(network)}
-        with open(os.devnull, "rb") as nothing, _pipe() as (told, telling), _adopting():
+        with open(os.devnull, "rb") as nothing, _pipe() as (reader, telling), _adopting():
             files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout]
             files.append(stdout if stderr == subprocess.STDOUT else stderr)
-            numbers = [one if isinstance(one, int) else one.fileno() for one in files]
+            numbers = [file if isinstance(file, int) else file.fileno() for file in files]
             body = json.dumps({**request, **places, "parent": os.getpid()}).encode()
             try:
                 length = len(body).to_bytes(_LENGTH_BYTES, "big")
@@ -193,9 +193,9 @@ class ForkServer:
             except OSError as error:
                 raise NoFork("the process to fork from has ended.") from error
             telling.close()
-            if not select.select([told], [], [], _LONGEST_IMPORT_S)[0]:
+            if not select.select([reader], [], [], _LONGEST_IMPORT_S)[0]:
                 self.close()  # it is frozen, and would fork when nobody waits for that any more
-            pid = told.read()
+            pid = reader.read()
         if not pid:
             raise NoFork("the process to fork from has ended.")
         return ForkedProcess(int(pid))
@@ -222,8 +222,8 @@ def _threads() -> int:
 @contextmanager
 def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     reading, writing = os.pipe()
-    with open(reading, "rb") as told, open(writing, "wb") as telling:
-        yield told, telling
+    with open(reading, "rb") as reader, open(writing, "wb") as telling:
+        yield reader, telling
 
 
 _one_adopts = threading.Lock()
@@ -231,7 +231,7 @@ _one_adopts = threading.Lock()
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of what descendants leave behind: a fork whose parent, a fork of the server, has ended."""
+    """Adopt descendants inside whose parent, a fork of the server, has ended."""
     libc = ctypes.CDLL(None, use_errno=True)
     with _one_adopts:
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -266,22 +266,22 @@ def _serve(descriptor: int) -> NoReturn:
                 os._exit(0)
             connection.close()
             _be(request, files, heard, orphan_of=parent)
-        for one in files:
-            os.close(one)
+        for file in files:
+            os.close(file)
         os.waitpid(between, 0)
 
 
 def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:
-    """Be the process that was asked for; whatever happens, this one does not go on as a second server."""
+    """Become the process that was asked for; whatever happens, never return as a second server."""
     code = 1
     try:
         _hear(heard)
         os.setsid()
         if request["network"] is not None:
             _enter(Path(request["network"]))
-        for standard, one in enumerate(files[: _OWN_FILES - 1]):
-            os.dup2(one, standard)
-            os.close(one)
+        for standard, file in enumerate(files[: _OWN_FILES - 1]):
+            os.dup2(file, standard)
+            os.close(file)
         _open_streams()
         os.chdir(request["folder"])
         before = dict(os.environ)
@@ -305,7 +305,7 @@ def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], 
 
 
 def _hear(ignored_meanwhile: Sequence[int]) -> None:
-    """Signals do what they do in a program that begins, whoever listened to them in the process that this is a fork of.
+    """Reset signal handlers to those of a program that begins, whatever the forked process had.
 
     As with ``exec``, what that process ignored stays ignored. A listener of its own would take a signal that is to end
     this process, and tell nobody here.
@@ -319,7 +319,7 @@ def _hear(ignored_meanwhile: Sequence[int]) -> None:
 
 
 def _open_streams() -> None:
-    """Python keeps what it has found out about a stream's file (whether one can seek in it): these have others now."""
+    """Open the standard streams anew: Python remembers properties of their old files, such as whether they seek."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         usual = getattr(sys, f"__{name}__")
         buffering = 1 if usual.line_buffering or os.isatty(number) else -1
@@ -338,7 +338,7 @@ def _enter(network: Path) -> None:
 
 
 def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
-    """Have the list of processes show what this one does, not what the process does that it is a fork of.
+    """Show these arguments and variables in the list of processes, instead of those of the fork's origin.
 
     The kernel shows what lies where a process's words and variables lay when it began (see proc(5)). A secret that was
     among the variables is to go in any case. What does not fit is left out.
@@ -349,11 +349,11 @@ def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> 
     """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()  # the third and all after it
-    words, words_end, variables, variables_end = (int(one) for one in fields[45:49])
+    words, words_end, variables, variables_end = (int(text) for text in fields[45:49])
     _write(words, words_end, [sys.executable, *arguments])
     if before is not None:
-        own = sorted(os.environ.items(), key=lambda one: before.get(one[0]) == one[1])
-        _write(variables, variables_end, [f"{name}={value}" for name, value in own])
+        ordered = sorted(os.environ.items(), key=lambda item: before.get(item[0]) == item[1])
+        _write(variables, variables_end, [f"{name}={value}" for name, value in ordered])
 
 
 def _write(start: int, end: int, texts: Iterable[str]) -> None:
@@ -364,7 +364,7 @@ def _write(start: int, end: int, texts: Iterable[str]) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Do what Python does with these arguments; the exit code."""
+    """Run what Python runs with these arguments; return the exit code."""
     with suppress(AttributeError):
         # Logs follow what it does line by line, and being killed takes none of them.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # unless something has replaced it
@@ -409,7 +409,7 @@ def _exit_code(ended: SystemExit) -> int:
 
 @contextmanager
 def only_imports() -> Iterator[None]:
-    """Nobody looks for cycles among what is imported: it stays, and looking is a fifth of the time that it takes."""
+    """Disable garbage collection inside: imports stay, and searching them takes a fifth of their time."""
     gc.disable()
     try:
         yield

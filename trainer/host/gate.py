@@ -49,7 +49,7 @@ _Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class WrongSecret(RunFailed):
-    """Whoever answered does not know the secret of this run."""
+    """The error that whoever answered does not know the secret of this run."""
 
 
 def open_door(listener: socket.socket) -> socket.socket:
@@ -91,7 +91,7 @@ def open_door(listener: socket.socket) -> socket.socket:
 
 
 def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
-    """Let the other hosts of the run reach a store of this one, for as long as this process lives; the gate's port.
+    """Open a gate for other hosts to a store of this one, for as long as this process lives; return its port.
 
     Args:
         address: of this host in the run's network.
@@ -120,7 +120,7 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
 
 
 def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int:
-    """Reach the store of another host through its gate, for as long as this process lives; the port on loopback.
+    """Open a relay to another host's store through its gate, for as long as this process lives; return its port.
 
     Args:
         address: of the host that holds the store.
@@ -177,32 +177,32 @@ def _mac(secret: bytes, side: bytes, gates: bytes, comers: bytes) -> bytes:
 
 
 async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """The gate's part: whether whoever came knows the secret."""
-    own = secrets.token_bytes(_RANDOM_BYTES)
-    writer.write(_GREETING + own)
+    """Return whether whoever came knows the secret: the gate's part of the handshake."""
+    nonce = secrets.token_bytes(_RANDOM_BYTES)
+    writer.write(_GREETING + nonce)
     await writer.drain()
     answer = await reader.readexactly(_RANDOM_BYTES + _MAC_BYTES)
     theirs, mac = answer[:_RANDOM_BYTES], answer[_RANDOM_BYTES:]
-    if not hmac.compare_digest(mac, _mac(secret, b"comer", own, theirs)):
+    if not hmac.compare_digest(mac, _mac(secret, b"comer", nonce, theirs)):
         return False
-    writer.write(_mac(secret, b"gate", own, theirs))
+    writer.write(_mac(secret, b"gate", nonce, theirs))
     await writer.drain()
     return True
 
 
 async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """The relay's part: whether the gate knows the secret. One that closes is one that does not take ours."""
+    """Return whether the gate knows the secret: the relay's part. A gate that closes does not take ours."""
     greeting = await reader.readexactly(len(_GREETING) + _RANDOM_BYTES)
     if greeting[: len(_GREETING)] != _GREETING:
         return False
-    theirs, own = greeting[len(_GREETING) :], secrets.token_bytes(_RANDOM_BYTES)
-    writer.write(own + _mac(secret, b"comer", theirs, own))
+    theirs, nonce = greeting[len(_GREETING) :], secrets.token_bytes(_RANDOM_BYTES)
+    writer.write(nonce + _mac(secret, b"comer", theirs, nonce))
     await writer.drain()
     try:
         mac = await reader.readexactly(_MAC_BYTES)
     except EOFError:
         return False
-    return hmac.compare_digest(mac, _mac(secret, b"gate", theirs, own))
+    return hmac.compare_digest(mac, _mac(secret, b"gate", theirs, nonce))
 
 
 async def _splice(
@@ -211,7 +211,7 @@ async def _splice(
     other_reader: asyncio.StreamReader,
     other_writer: asyncio.StreamWriter,
 ) -> None:
-    """Hand on what either side sends, until one of them closes; then both are closed."""
+    """Forward the bytes that either side sends, until one of them closes; then close both."""
     for end in (writer, other_writer):
         end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -236,7 +236,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] | None = None) -> int:
-    """Answer every connection in a thread of its own, on loopback those of this user alone; the port."""
+    """Answer every connection in a thread of its own, on loopback those of this user alone; return the port."""
     port: int
     address, port = listener.getsockname()[:2]
 
@@ -261,7 +261,7 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
 
 
 async def _finish_others() -> None:
-    """Let this loop's other tasks learn that there is nothing left for them, and cancel those that do not."""
+    """End this loop's other tasks: wait a moment for them, then cancel them."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_ENDING_S):
             while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -276,7 +276,7 @@ _IPV4_IN_IPV6 = "0000000000000000FFFF0000"  # ::ffff:0:0/96 as /proc/net/tcp6 wr
 
 
 def listening_socket(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens on one address of this machine.
+    """Open a socket that listens on one address of this machine.
 
     Args:
         address: of this machine, as a number or a name.
@@ -286,7 +286,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         RunFailed: this machine does not have that address, or something else has the port.
     """
     try:
-        family, kind, protocol, _, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, socket_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RunFailed(
@@ -294,7 +294,7 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(found)
+        listener.bind(socket_address)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -331,15 +331,15 @@ def _as_listed(family: int, address: str, port: int) -> str:
 
 
 def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
-    """Have the kernel drop every TCP segment that is not signed with a key (RFC 2385); false where it cannot.
+    """Have the kernel drop TCP segments not signed with a key (RFC 2385); return false where it cannot.
 
     Args:
         endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
         key: at most 80 bytes.
     """
-    told = struct.pack("@H126xBBHi80s", socket.AF_INET, _EVERY_PEER, 0, len(key), 0, key)
+    signature_option = struct.pack("@H126xBBHi80s", socket.AF_INET, _EVERY_PEER, 0, len(key), 0, key)
     try:
-        endpoint.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, told)
+        endpoint.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, signature_option)
     except OSError:
         return False
     return True
@@ -349,7 +349,7 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedelta = _TIMEOUT) -> TCPStore:
-    """Return a store that is reached at one address alone, and lives as long as the object.
+    """Open a store that is reached at one address alone, and lives as long as the object.
 
     On loopback it is open to processes of the same user (see `open_door`). The process that holds it must not ask for
     `list_keys` or `queue_len`: torch keeps the interpreter locked meanwhile, so that the door cannot answer.
@@ -367,7 +367,7 @@ def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedel
 
 
 def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.timedelta = _TIMEOUT) -> Store:
-    """The store through which the workers of a run meet, as torchrun's environment says where it is.
+    """Open the store through which the workers of a run meet, as torchrun's environment says where it is.
 
     torchrun's agent holds it, or rank 0 opens it, on the address that the others know it by and on no other. Workers
     that were started again do not see what the last ones left.
@@ -396,7 +396,7 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
 
 
 def _check_reachable(environment: Mapping[str, str], address: str) -> None:
-    """A host's name often means its loopback address on that host itself, where no other can reach it."""
+    """Check that other hosts can reach rank 0: a host's name often means loopback on that host itself."""
     workers, here = environment.get("WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE")
     if here is not None and here != workers and is_loopback(address):
         raise BadInput(

@@ -41,13 +41,13 @@ class Rendezvous:
 
     @classmethod
     def alone(cls) -> Rendezvous:
-        """For a run on this machine alone: nothing listens outside of loopback."""
+        """Open the rendezvous of a run on this machine alone: nothing listens outside of loopback."""
         store = open_store()
         return cls(store=store, port=store.port)
 
     @classmethod
     def among_others(cls, rank: int, hosts: int, address: str, port: int, secret: bytes) -> Rendezvous:
-        """For one host of several; waits until the first one is there.
+        """Open the rendezvous of one host of several; waits until the first one is there.
 
         Args:
             rank: of this host; the first one holds the store.
@@ -67,7 +67,7 @@ class Rendezvous:
         return cls(store=TCPStore(LOOPBACK, relay, is_master=False), port=relay, rank=rank, hosts=hosts)
 
     def run_torchrun(self, arguments: Sequence[str]) -> None:
-        """Be torchrun's agent of this host until its workers end; once in a process."""
+        """Run torchrun's agent of this host until its workers end; once in a process."""
         rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters.run_id))
         read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
         read.standalone = False  # which would choose another backend
@@ -76,7 +76,7 @@ class Rendezvous:
 
 
 class _Handler(StaticTCPRendezvous):
-    """torchrun's side of a `Rendezvous`. The hosts are those that were told, in every round."""
+    """The handler of torchrun's rendezvous. The hosts are those of the `Rendezvous`, in every round."""
 
     def __init__(self, meeting: Rendezvous, run_id: str) -> None:
         super().__init__(LOOPBACK, meeting.port, meeting.rank, meeting.hosts, run_id, timeout=0)

@@ -129,7 +129,7 @@ class NothingToRemember(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchObservation:
-    """What one control period was like, in rank order. All its steps were computed with these shares.
+    """The compute times of one control period, in rank order. All its steps were computed with these shares.
 
     Attributes:
         local_batch_sizes: samples of each worker in a step.
@@ -156,18 +156,18 @@ class BatchDecision:
 
     @property
     def changed(self) -> bool:
-        """Whether the shares differ from those observed."""
+        """True where the shares differ from those observed."""
         return self.reason is not None
 
 
 class BatchPolicy(Protocol, Generic[StateT]):
-    """Shares the global batch: asked once a control period, with the same arguments on every rank."""
+    """The policy of local batch sizes, asked once a control period, with the same arguments on every rank."""
 
     def initial(self) -> StateT:
-        """The state before the first observation; its type reads a checkpoint's back (`Record.model_validate`)."""
+        """Return the state before the first observation; its type reads a checkpoint's (`Record.model_validate`)."""
 
     def decide(self, state: StateT, observation: BatchObservation) -> tuple[StateT, BatchDecision]:
-        """The next state, and the shares to use from now on.
+        """Return the next state, and the shares to use from now on.
 
         They sum to what the observed shares sum to, but under the policy ``rate``.
         """
@@ -207,7 +207,7 @@ class EpochMean(Record):
     steps: NonNegativeInt = 0
 
     def gather(self, observation: BatchObservation, every: Every) -> tuple[EpochMean, tuple[float, ...] | None]:
-        """What is gathered now, and the mean times if it is time to decide."""
+        """Return the mean with one more period, and the mean times if it is time to decide."""
         times_s, steps = observation.compute_s, observation.steps
         if self.steps and self.local_batch_sizes == observation.local_batch_sizes:
             steps += self.steps
@@ -224,14 +224,14 @@ class EpochMean(Record):
 
 
 class Growth(Record):
-    """What a worker was before its share grew: ``samples`` of them, at so many samples a second."""
+    """The share and throughput of a worker before its share grew: ``samples`` of them, at so many samples a second."""
 
     samples: PositiveInt
     samples_per_s: PositiveFloat
 
 
 class DynamicState(Record):
-    """What the law remembers.
+    """The state of `DynamicShares`.
 
     Attributes:
         gathered: of the present epoch.
@@ -249,7 +249,7 @@ class DynamicState(Record):
 
 
 class DynamicShares(DynamicSettings):
-    """The law above. ``least`` and ``most`` are b_min and b_max, in equal shares.
+    """The law of dynamic batching. ``least`` and ``most`` are b_min and b_max, in equal shares.
 
     Attributes:
         minimum: least share of a worker, whatever an equal one is.
@@ -261,7 +261,7 @@ class DynamicShares(DynamicSettings):
     """The state before the first period: no times, no caps."""
 
     def decide(self, state: DynamicState, observation: BatchObservation) -> tuple[DynamicState, BatchDecision]:
-        """The next state and shares.
+        """Return the next state, and shares in proportion to smoothed throughputs outside the dead band.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -311,7 +311,7 @@ class DynamicShares(DynamicSettings):
         return None if proposed == shares else proposed
 
     def _judged(self, cap: int | None, before: Growth | None, samples_per_s: float) -> int | None:
-        """The cap of one worker once the look at its grown share is there."""
+        """Return the cap of one worker, lowered where its grown share gave less throughput than before."""
         if before is None or samples_per_s >= before.samples_per_s * (1 - self.dead_band):
             return cap
         return before.samples if cap is None else min(cap, before.samples)
@@ -329,7 +329,7 @@ class DynamicShares(DynamicSettings):
 
 
 def omnilearn(*, minimum: int = 1) -> DynamicShares:
-    """The law with the settings of OmniLearn's released code."""
+    """Return the law with the settings of OmniLearn's released code."""
     return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
 
 
@@ -384,7 +384,7 @@ class WorkerLine(Record):
 
     @classmethod
     def through(cls, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
-        """The line after one observation: through it, and through the origin until more is known."""
+        """Return the line after one observation: through it, and through the origin until more is known."""
         slope_s = time_s / samples
         through_origin = cls(
             samples=samples,
@@ -399,16 +399,16 @@ class WorkerLine(Record):
         return through_origin._turnable(OVERHEAD_SD)
 
     def time_s(self, samples: float) -> float:
-        """Expected compute time of a step."""
+        """Return the expected compute time of a step, in seconds."""
         return self.fixed_s + self.per_sample_s * samples
 
     def relative_sd(self, samples: float) -> float:
-        """Standard error of `time_s`, relative to it."""
+        """Return the standard error of `time_s`, relative to it."""
         squares = self.fixed_variance + samples * samples * self.per_sample_variance
         return math.sqrt(max(0.0, squares + 2 * samples * self.covariance)) / self.time_s(samples)
 
     def seen(self, samples: int, time_s: float, *, relative_error: float, step_variance: float) -> WorkerLine:
-        """The line after one more period.
+        """Return the line after one more period.
 
         Args:
             samples: the worker's share in it.
@@ -465,7 +465,7 @@ class WorkerLine(Record):
         )
 
     def possible(self) -> WorkerLine:
-        """The likeliest line that can be: no overhead below 0, and a step that depends on the share.
+        """Return the likeliest line that can be: no overhead below 0, and a step that depends on the share.
 
         The errors stay what they were: an overhead that is cut off at 0 is not thereby known to be 0.
         """
@@ -480,7 +480,7 @@ class WorkerLine(Record):
         return self.model_copy(update={"fixed_s": fixed_s, "per_sample_s": per_sample_s})
 
     def _scaled(self, factor: float, *, relative_sd: float) -> WorkerLine:
-        """The line of a worker that is so many times slower, give or take ``relative_sd``."""
+        """Return the line of a worker ``factor`` times as slow, give or take ``relative_sd``."""
         fixed_s, per_sample_s = self.fixed_s * factor, self.per_sample_s * factor
         return self.model_copy(
             update={
@@ -493,7 +493,7 @@ class WorkerLine(Record):
         )
 
     def _turnable(self, overhead_sd: float) -> WorkerLine:
-        """The line free to turn around its time at the last share: the overhead's part is less sure by that much."""
+        """Return the line free to turn around its time at the last share: the overhead is less sure by that much."""
         slope_variance = (overhead_sd * self.time_s(self.samples) / self.samples) ** 2
         return self.model_copy(
             update={
@@ -505,7 +505,7 @@ class WorkerLine(Record):
 
 
 def _gathered(evidence: float, said: float) -> float:
-    """A cumulative sum after one more observation; one to the contrary also halves what was said before."""
+    """Return a cumulative sum after one more observation; one to the contrary also halves the sum before."""
     return max(0.0, (evidence if said > 0 else evidence / 2) + said - SLACK)
 
 
@@ -527,7 +527,7 @@ class ModelState(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShares:
-    """Fits each worker's line and hands out the shares that are best for the lines.
+    """The policy that fits each worker's line, and takes the shares that are best for the lines.
 
     Args:
         minimum: least share of a worker.
@@ -545,7 +545,7 @@ class ModelShares:
     """The state before the first period: no worker's speed is known."""
 
     def decide(self, state: ModelState, observation: BatchObservation) -> tuple[ModelState, BatchDecision]:
-        """The lines after this period, and the shares that are best for them where that is worth a change.
+        """Return the lines after this period, and the shares that are best for them where that is worth a change.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -578,7 +578,7 @@ class ModelShares:
 
 
 def _learned(state: ModelState, observation: BatchObservation) -> ModelState:
-    """The state after one more period; afresh where the number of workers is another one."""
+    """Return the state after one more period; afresh where the number of workers is another one."""
     if len(state.lines) != len(observation.local_batch_sizes):
         return ModelState(lines=_first_lines(observation))
     lines = _next_lines(state.lines, observation)
@@ -595,10 +595,10 @@ def _first_lines(observation: BatchObservation) -> tuple[WorkerLine, ...]:
         WorkerLine.through(
             share,
             time_s,
-            relative_error=_median_error(own, observation.steps),
-            step_variance=own,
+            relative_error=_median_error(variance, observation.steps),
+            step_variance=variance,
         )
-        for share, time_s, own in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
+        for share, time_s, variance in zip(observation.local_batch_sizes, observation.compute_s, noise, strict=True)
     )
 
 
@@ -619,19 +619,19 @@ def _next_lines(lines: Sequence[WorkerLine], observation: BatchObservation) -> t
 
 
 def _step_variances(observation: BatchObservation, otherwise: Sequence[float]) -> Sequence[float]:
-    """Relative variance of one step's time of each worker; ``otherwise`` where the steps were too few to tell."""
+    """Return the relative variance of one step's time by worker; ``otherwise`` where steps were too few to tell."""
     if observation.steps < _FEW_STEPS:
         return otherwise
     return [(sd / time_s) ** 2 for sd, time_s in zip(observation.spread_s, observation.compute_s, strict=True)]
 
 
 def _median_error(step_variance: float, steps: int) -> float:
-    """Relative standard error of the median over a period's steps (pi / 2 times a mean's variance, if normal)."""
+    """Return the median's relative standard error over a period's steps (pi / 2 times a mean's variance, if normal)."""
     return math.hypot(LEAST_ERROR, math.sqrt(math.pi / 2 * step_variance / steps))
 
 
 class ProportionalShares(ProportionalSettings):
-    """Shares in proportion to ``b / t`` of the last epoch.
+    """The policy of shares in proportion to ``b / t`` of the last epoch.
 
     Attributes:
         minimum: least share of a worker.
@@ -643,7 +643,7 @@ class ProportionalShares(ProportionalSettings):
     """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
-        """What was gathered of the epoch, or its end and the new shares.
+        """Return the epoch's mean so far, or at its end the shares in proportion to throughput.
 
         Raises:
             BadInput: the global batch does not hold the workers' least shares.
@@ -665,7 +665,7 @@ class ProportionalShares(ProportionalSettings):
 
 
 class AllocateMicroBatches(AllocationSettings):
-    """Shares in whole micro-batches.
+    """The policy of shares in whole micro-batches.
 
     Attributes:
         micro: samples of a micro-batch.
@@ -677,7 +677,7 @@ class AllocateMicroBatches(AllocationSettings):
     """The state before the first period: no measurements."""
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:
-        """What was gathered of the epoch, or its end and the new shares; shares that are no multiples become such.
+        """Return the epoch's mean so far, or at its end whole micro-batches by throughput; others become whole.
 
         Raises:
             BadInput: the global batch is not made of micro-batches, or of too few.
@@ -720,7 +720,7 @@ class RateShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """What every stream brings in a set time."""
+        """Return the samples that every stream brings in a set time as the shares."""
         wanted = tuple(max(self.minimum, self.stream.batch(rate)) for rate in self.stream.rates)
         if wanted == observation.local_batch_sizes:
             return state, BatchDecision(local_batch_sizes=wanted)
@@ -729,7 +729,7 @@ class RateShares:
 
 
 def stream_learning_rate_scale(stream: Stream, batch_size: int, planned_batch_size: int) -> float:
-    """The factor on the run's learning rate for steps of ``batch_size`` samples: ``B / B0`` or its root, capped."""
+    """Return the learning rate's factor for steps of ``batch_size`` samples: ``B / B0`` or its root, capped."""
     times = batch_size / planned_batch_size
     scale = {"fixed": 1.0, "linear": times, "sqrt": math.sqrt(times)}[stream.learning_rate]
     cap = stream.max_learning_rate_scale
@@ -751,7 +751,7 @@ def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
 
 
 def _told(policy: type[ProportionalShares | DynamicShares]) -> Maker:
-    """Makes a policy by what the run tells it."""
+    """Return a maker of a policy by the run's settings."""
     return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
 
 
@@ -790,7 +790,7 @@ def register(name: str, about: str, make: Maker) -> None:
 
 
 def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
-    """The policy of a run. What its state is made of is the policy's own affair; `BatchPolicy.initial` tells its type.
+    """Return the batch policy of a run; `BatchPolicy.initial` tells the type of its state.
 
     Args:
         spec: of the run.

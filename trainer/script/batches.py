@@ -54,11 +54,11 @@ class States:
 
     @classmethod
     def now(cls) -> States:
-        """Return the present states."""
+        """Return the present states of torch's, Python's and NumPy's generators."""
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
     def vector(self) -> Tensor:
-        """Return the same as float64 numbers, which checkpoints keep and workers send."""
+        """Return the states as float64 numbers, which checkpoints keep and workers send."""
         _, words, gauss = self.python
         _, keys, place, has_gauss, cached = self.numpy
         rest = [float("nan") if gauss is None else gauss, place, has_gauss, cached]
@@ -67,11 +67,11 @@ class States:
     @classmethod
     def of(cls, vector: Tensor) -> States:
         """Return the states that `vector` gave."""
-        words, keys, rest, own = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
+        words, keys, rest, torch_state = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
         gauss, place, has_gauss, cached = rest.tolist()
         python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)
         numpy = ("MT19937", keys.numpy().astype(np.uint32), int(place), int(has_gauss), cached)
-        return cls(torch=own.byte(), python=python, numpy=numpy)
+        return cls(torch=torch_state.byte(), python=python, numpy=numpy)
 
     def use(self) -> None:
         """Set the generators to these states."""
@@ -87,14 +87,14 @@ def draw_by_rank(rank: int) -> None:
     seed = torch.tensor([int(torch.randint(2**31, (), generator=copy))])
     dist.broadcast(seed, src=0)
     if rank:
-        own = int(seed) + _SEED_STRIDE * rank
-        torch.manual_seed(own)
-        random.seed(own)
-        np.random.seed(own % _NUMPY_SEEDS)
+        rank_seed = int(seed) + _SEED_STRIDE * rank
+        torch.manual_seed(rank_seed)
+        random.seed(rank_seed)
+        np.random.seed(rank_seed % _NUMPY_SEEDS)
 
 
 class CommonNumbers:
-    """Random numbers that all workers draw alike in an epoch.
+    """The random numbers that all workers draw alike in an epoch.
 
     Args:
         states: to begin with; those of rank 0 count.
@@ -109,19 +109,19 @@ class CommonNumbers:
 
     @contextmanager
     def drawn(self, *, keep: bool = False) -> Iterator[None]:
-        """Draw them inside.
+        """Draw the common random numbers inside.
 
         Args:
             keep: whether this worker goes on with them, too, as one machine would.
         """
-        own = States.now()
+        before = States.now()
         self._states.use()
         try:
             yield
         finally:
             self._states = States.now()
             if not keep:
-                own.use()
+                before.use()
 
 
 Audit: TypeAlias = Literal["warn", "stop", "off"]
@@ -139,7 +139,7 @@ LEAST_NOISY_AUDITS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Audits:
-    """Which batches of a loader are audited: of the steps 1, 2, 4, 8, ..., and the first after shares have changed.
+    """The rule for which batches are audited: steps 1, 2, 4, 8, ..., and the first after shares have changed.
 
     Attributes:
         every_step: whether all are, so that a run of several workers trains as one machine does.
@@ -152,7 +152,7 @@ class Audits:
     largest: int | None = None
 
     def is_due(self, step: int, samples: int, *, changed: bool) -> bool:
-        """Return whether a batch is audited.
+        """Return whether a batch is audited, by its step and samples.
 
         Args:
             step: that it is of, from 1.
@@ -167,7 +167,7 @@ class Audits:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What an audit found, the same on all workers.
+    """The result of an audit, the same on all workers.
 
     Attributes:
         distance: norm of the difference between the shares' gradient and the leader's, over the norm of the leader's.
@@ -184,7 +184,7 @@ class Found:
 
     @classmethod
     def of(cls, apart: Tensor, norm: float, *, draws: bool, before: list[Tensor]) -> Found:
-        """Return what an audit found.
+        """Return the result of an audit from the gradient difference ``apart`` and the leader's ``norm``.
 
         Args:
             apart: [elements] the difference.
@@ -215,7 +215,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class AuditRecord:
-    """What the audits of a run found.
+    """The results of a run's audits against a tolerance.
 
     Attributes:
         mode: what happens beyond the tolerance.
@@ -239,7 +239,7 @@ class AuditRecord:
             )
 
     def tell(self, found: Found, step: int, events: EventLog) -> None:
-        """Write what an audit found into the log, and a sentence the first time that it is beyond the tolerance.
+        """Log the result of an audit, and a sentence the first time that it is beyond the tolerance.
 
         Raises:
             RunFailed: it is, and the run is to stop then; all workers raise it.
@@ -264,7 +264,7 @@ _MARKED_ELEMENTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one worker computes of a batch.
+    """The part of a batch that one worker computes.
 
     Attributes:
         samples: of the batch that are this worker's; where it has none it computes some that do not count.
@@ -290,12 +290,12 @@ class Part:
 
     @property
     def weight(self) -> float:
-        """Return the weight of this worker's mean gradient in that of the batch."""
+        """The weight of this worker's mean gradient in that of the batch."""
         return self.samples / self.batch
 
     @property
     def rows(self) -> int:
-        """Return the samples that this worker computes; without a share of the batch, a few whose weight is 0."""
+        """The samples that this worker computes; without a share of the batch, a few whose weight is 0."""
         return self.samples or min(ROWS_WITHOUT_SHARE, self.batch)
 
 
@@ -304,7 +304,7 @@ ROWS_WITHOUT_SHARE = 2
 
 
 class ShareTable:
-    """Who takes how much of a batch, from which batch on. The same on all workers.
+    """The local batch sizes of all workers, from which batch on. The same on all workers.
 
     Args:
         shares: of a full batch, at first.
@@ -324,20 +324,19 @@ class ShareTable:
         self._entries: list[tuple[Place, Shares]] = [((0, 0), shares)]
 
     def state(self) -> list[tuple[Place, Shares]]:
-        """What a checkpoint keeps."""
+        """Return the changes of shares so far, for a checkpoint."""
         return list(self._entries)
 
     def resume(self, entries: Sequence[tuple[Place, Shares]]) -> None:
-        """Go on with what `state` gave."""
+        """Restore what `state` gave."""
         self._entries = [(tuple(place), tuple(shares)) for place, shares in entries]  # type: ignore[misc]  # of two
 
     def change(self, shares: Shares, *, since: Place) -> None:
-        """Use others from a batch on that no worker has drawn yet."""
+        """Use other shares from a batch on that no worker has drawn yet."""
         self._entries = [*self._entries[-1:], (since, shares)]
 
     def of(self, place: Place, samples: int) -> Shares:
-        """Return the shares of a batch; in proportion where it is not a full one. Workers go without only where they
-        must."""
+        """Return the shares of a batch, in proportion where it is not full; 0 only where it is too small."""
         wanted = self._wanted(place)
         return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
@@ -347,7 +346,7 @@ class ShareTable:
         return shares[turn:] + shares[:turn]
 
     def _in_proportion(self, wanted: Shares, samples: int) -> Shares:
-        """Return shares of at least the minimum; where a batch has less, the largest shares alone are of it."""
+        """Return shares of at least the minimum; where a batch has less, only the largest shares are served."""
         count = max(1, min(len(wanted), samples // self._minimum))
         taking = sorted(range(len(wanted)), key=lambda rank: -wanted[rank])[:count]
         least = min(self._minimum, samples)
@@ -369,10 +368,10 @@ class ShareTable:
         shares = self.of(place, samples)
         changed = place == self._entries[-1][0]
         is_audit = self.audits is not None and self.audits.is_due(step, samples, changed=changed)
-        own = (0, *self._in_proportion(self._wanted(place)[1:], samples)) if is_audit else shares
-        first = sum(own[:rank])
+        counts = (0, *self._in_proportion(self._wanted(place)[1:], samples)) if is_audit else shares
+        first = sum(counts[:rank])
         return Part(
-            samples=samples if is_audit and rank == 0 else own[rank],
+            samples=samples if is_audit and rank == 0 else counts[rank],
             batch=samples,
             first=first,
             shares=shares,
@@ -385,7 +384,7 @@ class ShareTable:
 
 
 def own_items(items: Sequence[Any], part: Part) -> Sequence[Any]:
-    """Return the items of a batch that a worker computes: never none, and for BatchNorm not one alone."""
+    """Return the items of a batch that a worker computes: never none, and for BatchNorm not a single one."""
     return items[part.first : part.first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 

@@ -36,7 +36,7 @@ STEPS_FILE = "steps.jsonl"
 
 
 class Periods:
-    """One worker's side.
+    """The control periods of a script on one worker.
 
     Args:
         plan: shares, compression, policies.
@@ -94,7 +94,7 @@ class Periods:
         audits: Audits | None = None,
         synchroniser: Callable[[RunSpec, Stopwatch], Synchronizer] | None = None,
     ) -> ShareTable:
-        """Share out batches from here on; the shares of those from elsewhere stay as they are.
+        """Begin to share out batches; the shares of batches from elsewhere stay as they are.
 
         Args:
             size: samples of a batch of all workers.
@@ -144,7 +144,7 @@ class Periods:
 
     @property
     def shares(self) -> Shares:
-        """Return the samples of a full batch that each worker takes now, in rank order."""
+        """The samples of a full batch that each worker takes now, in rank order."""
         return () if self.engine is None else self.engine.balance.shares
 
     def begin_period(self) -> None:
@@ -161,7 +161,7 @@ class Periods:
         waited_s: float = 0.0,
         energy: float | None = None,
     ) -> StepTrace:
-        """Return what the step was like that ends here.
+        """Return the trace of the step that ends here.
 
         Args:
             loss_sum: of this worker's samples, float64.
@@ -194,7 +194,7 @@ class Periods:
         epoch: Callable[[], float],
         steps_left: int | None = None,
     ) -> bool:
-        """Tell of a step; at the end of a period decide alike. Return whether somebody asked the run to end.
+        """Log a step; at the end of a period decide alike. Return whether somebody asked the run to end.
 
         Args:
             trace: of the step.
@@ -233,7 +233,7 @@ class Periods:
         return stops
 
     def finish(self, epoch: float) -> None:
-        """Tell of the steps since the last period, too; all workers are here."""
+        """Log the steps since the last period; called by all workers."""
         if self.engine is not None and self.engine.log.unread:
             self._write(self.engine.read(self.engine.gather(drawn=self.drawn)), epoch)
 
@@ -248,7 +248,7 @@ class Periods:
 
 
 def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compression: Compression) -> None:
-    """Add a period as a line that `hetopt profile --from-samples` reads: one machine a worker.
+    """Append a period as a line that `hetopt profile --from-samples` reads: one machine a worker.
 
     Args:
         folder: of the session.

@@ -27,7 +27,7 @@ TASK = "session"
 
 @dataclass(frozen=True, kw_only=True)
 class SessionPlan:
-    """What all workers know alike.
+    """The plan of a script, the same on all workers.
 
     Attributes:
         spec: the run that the session is like. Its workers' batches weigh their shares; what a script does itself (its
@@ -40,7 +40,7 @@ class SessionPlan:
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether each worker has the same samples of every batch from first to last, so that no step is audited."""
+        """True where each worker has the same samples of every batch from first to last, so that no step is audited."""
         return self.spec.batch_policy == "uniform"
 
     @property
@@ -50,13 +50,13 @@ class SessionPlan:
 
     @property
     def description(self) -> str:
-        """What all workers have to do alike."""
+        """The exchange, policies and synchronization that all workers have to share, as a text to compare."""
         spec = self.spec
         policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, shares {spec.batch_policy}"
         return f"{way_name(spec.compression)}, {policies}, sync {spell_sync(spec.sync)}"
 
     def shares(self, batch_size: int, *, minimum: int = 1) -> tuple[int, ...]:
-        """Of a full batch, at first.
+        """Return the first local batch sizes of a full batch, in rank order.
 
         Args:
             batch_size: samples.
@@ -77,7 +77,7 @@ class SessionPlan:
         return within_memory(self.spec, shares)
 
     def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
-        """The session as a run: what policies are chosen by and logs begin with."""
+        """Return the run's spec with these local batch sizes, for policies and the head of logs."""
         workers = (
             worker.model_copy(update={"local_batch_size": share})
             for worker, share in zip(self.spec.workers, shares, strict=True)
@@ -93,7 +93,7 @@ def make_plan(
     sync: Synchronization | str,
     spec: RunSpec | Path | str | None,
 ) -> SessionPlan:
-    """From what a script says, or the spec that it was given, which then counts.
+    """Make the plan of a script from its arguments, or from the spec, which takes precedence.
 
     Raises:
         BadInput: it cannot be read, or is for another number of workers.
@@ -117,18 +117,20 @@ def make_plan(
                 stop=StopRule(max_steps=1),
             )
         )
-    told = spec if isinstance(spec, RunSpec) else read_record(RunSpec, Path(spec), hint="write it with `hetopt export`")
-    if len(told.workers) != world_size:
+    planned = (
+        spec if isinstance(spec, RunSpec) else read_record(RunSpec, Path(spec), hint="write it with `hetopt export`")
+    )
+    if len(planned.workers) != world_size:
         raise BadInput(
-            f"The run is planned for {len(told.workers)} workers, but {world_size} were started.",
-            hint=f"start torchrun with {len(told.workers)} processes in all",
+            f"The run is planned for {len(planned.workers)} workers, but {world_size} were started.",
+            hint=f"start torchrun with {len(planned.workers)} processes in all",
         )
-    return SessionPlan(spec=told)
+    return SessionPlan(spec=planned)
 
 
 @dataclass
 class Registry:
-    """Knows the open session.
+    """The open session of this process.
 
     Attributes:
         open: it, or nothing.
@@ -156,4 +158,4 @@ REGISTRY = Registry()
 
 
 class Stopped(BaseException):
-    """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""
+    """The exception of a stopped run. Raised on all workers between the same two steps; no script catches it."""

@@ -103,7 +103,7 @@ def traffic_of(
     looks: int = 0,
     spans: Sequence[tuple[Mark, Mark]] = (),
 ) -> Traffic:
-    """The traffic of some steps.
+    """Sum the exchanges of steps into their traffic.
 
     Args:
         traces: of the steps.
@@ -114,36 +114,36 @@ def traffic_of(
         spans: beginning and end of each step.
     """
     places = [place for place, trace in enumerate(traces) if trace.way == way]
-    own = [traces[place] for place in places]
+    matching = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    found = Traffic(look_energies=(0.0,) * looks)
+    traffic = Traffic(look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
-        found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
-    if not own:
-        return found
+        traffic = replace(traffic, look_energy=looked.energy, look_energies=looked.look_energies)
+    if not matching:
+        return traffic
     seconds = stopwatch.seconds
     dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
 
     def waited_for(trace: StepTrace) -> ExchangeStats:
-        """What of an exchange adds to a step: all of it, or what backward did not hide."""
+        """Return the part of an exchange that adds to a step: all of it, or what backward did not hide."""
         stats = dense if trace.exchange is None else trace.exchange
         if trace.exchange is not None and not trace.under_backward:
             return stats
         return replace(stats, compress_s=0.0, sync_s=seconds(trace.backward_end, trace.reduce_end))
 
-    stats = [waited_for(trace) for trace in own]
-    gains = [one.level_gains for one in stats if one.level_gains is not None]
+    stats = [waited_for(trace) for trace in matching]
+    gains = [exchange.level_gains for exchange in stats if exchange.level_gains is not None]
     return replace(
-        found,
-        exchanges=len(own),
+        traffic,
+        exchanges=len(matching),
         step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
-        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in own),
-        compress_s=statistics.median(one.compress_s for one in stats),
-        sync_s=statistics.median(one.sync_s for one in stats),
-        sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
-        energy=statistics.fmean(one.energy or 0.0 for one in stats),
-        kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
-        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
+        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in matching),
+        compress_s=statistics.median(exchange.compress_s for exchange in stats),
+        sync_s=statistics.median(exchange.sync_s for exchange in stats),
+        sent_bytes=statistics.fmean(exchange.sent_bytes for exchange in stats),
+        energy=statistics.fmean(exchange.energy or 0.0 for exchange in stats),
+        kept_energy=statistics.fmean(exchange.kept_energy or 0.0 for exchange in stats),
+        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in matching),
         candidate_gain=statistics.fmean(gain for gain, _ in gains) if gains else 0.0,
         floor_gain=statistics.fmean(gain for _, gain in gains) if gains else 0.0,
     )
@@ -183,7 +183,7 @@ class GroupTraffic:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the mean of what a worker contributed, in bytes."""
+        """The mean of the bytes that a worker contributed."""
         return round(statistics.fmean(row.sent_bytes for row in self.rows))
 
     @property
@@ -193,12 +193,12 @@ class GroupTraffic:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no number is NaN or infinite."""
+        """True where no number is NaN or infinite."""
         numbers = (number for *single, looked in map(astuple, self.rows) for number in (*single, *looked))
         return all(map(math.isfinite, numbers))
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
-        """At the ratios that runs look at; None: nobody looked."""
+        """Return the gain curve at the ratios that runs look at; None: no step looked."""
         looked = [row for row in self.rows if row.look_energy]
         if not ratios or not looked:
             return None
@@ -217,7 +217,7 @@ LEAST_SAVING = 0.05
 
 
 class ControllerState(Record):
-    """What a checkpoint keeps.
+    """The state of an adaptive controller in a checkpoint.
 
     Attributes:
         policy: name of the ratio policy.
@@ -232,7 +232,7 @@ class ControllerState(Record):
 
 
 class AdaptiveController:
-    """The same on every rank: what changes it is what all ranks read.
+    """The ratio policy of a run with its state, the same on every rank.
 
     Args:
         spec: of the run; it steers its exchange.
@@ -279,7 +279,7 @@ class AdaptiveController:
         self.candidate = self._candidate_of(self._decision)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
-        """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
+        """Return the policy's first decision; under ``auto`` the candidate that the plan was made for."""
         wish = self._policy.first(self.network)
         if self._name == "auto" and spec.compression.ratio < 1:
             start = self.candidates.nearest(spec.compression.ratio)
@@ -290,26 +290,26 @@ class AdaptiveController:
 
     @property
     def look_at(self) -> Sequence[float]:
-        """Ratios at which the next look reads gains; none where nobody asks for one."""
+        """The ratios at which the next look reads gains; none where nobody asks for one."""
         return self.looks if self._decision.measure_gain else ()
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """Ratios at which this run looks at gains, whenever it does."""
+        """The ratios at which this run looks at gains, whenever it does."""
         asked = self.candidates.asked.ratio
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
     @property
     def try_ratio(self) -> float | None:
-        """What twins should be trained for before the next step; None: nothing."""
+        """The ratio of the paired trial to make before the next step; None: none is due."""
         return self._decision.try_ratio if self._verdict is None else None
 
     def heard(self, verdict: Verdict) -> None:
-        """What they have shown; the same on all ranks."""
+        """Take the verdict of a paired trial; the same on all ranks."""
         self._verdict = verdict
 
     def period_steps(self, steps: int) -> int:
-        """Steps until the next look, where the run would look after so many."""
+        """Return the steps until the next look, where the run would look after so many."""
         wished = self._decision.look_after_steps
         if wished is None:
             return steps
@@ -319,7 +319,7 @@ class AdaptiveController:
 
     @property
     def slowdown_coefficient(self) -> float | None:
-        """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
+        """The coefficient of the cost of late gradients (`hetopt.core.training_laws`); None where no policy uses it."""
         policy, state, network = self._policy, self._state, self.network
         if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
             return None
@@ -335,7 +335,7 @@ class AdaptiveController:
         steps_left: int | None = None,
         loss: float | None = None,
     ) -> Event | None:
-        """Learn from a period, and decide; what changed, if anything did.
+        """Learn from a period, and decide; return the change as an event's fields, if any.
 
         Args:
             traffic: of the period, of the candidate in use.
@@ -349,7 +349,7 @@ class AdaptiveController:
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
             return None
-        before, own = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
+        before, first_row = self.candidate, traffic.rows[0]  # gains of levels are alike on all workers
         self._used = before.key
         observation = RatioObservation(
             step=step,
@@ -368,7 +368,7 @@ class AdaptiveController:
             steps_left=steps_left,
             loss=loss,
             verdict=self._verdict,
-            level_gains=(own.candidate_gain, own.floor_gain) if own.floor_gain > 0 else None,
+            level_gains=(first_row.candidate_gain, first_row.floor_gain) if first_row.floor_gain > 0 else None,
         )
         if self.network is not None:
             self._times = self._times.after(
@@ -390,22 +390,22 @@ class AdaptiveController:
         }
 
     def _candidate_of(self, decision: RatioDecision) -> Option:
-        """The candidate that a decision means; of several collectives the quickest."""
+        """Return the candidate that a decision means; of several collectives the quickest."""
         self._reason: str | None = None
         if decision.option is not None:
             named = self.candidates.find(decision.option)
             assert named is not None, f"{decision.option} is not on the candidates"
             return named
-        found = self.candidates.at(decision.ratio)
+        candidates = self.candidates.at(decision.ratio)
         if decision.least_gain is not None:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
-            plain = next(each for each in found if each.collective == GATHER)
+            plain = next(each for each in candidates if each.collective == GATHER)
             return replace(plain, compression=plain.compression.model_copy(update=levels))
-        if len(found) == 1 or self.network is None:
-            return found[0]
-        steps_s = {each.key: self._times.step_s(each, self.network) for each in found}
-        best = min(found, key=lambda each: steps_s[each.key])
-        used = next((each for each in found if each.key == self._used), None)
+        if len(candidates) == 1 or self.network is None:
+            return candidates[0]
+        steps_s = {each.key: self._times.step_s(each, self.network) for each in candidates}
+        best = min(candidates, key=lambda each: steps_s[each.key])
+        used = next((each for each in candidates if each.key == self._used), None)
         now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.key]
         if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
             return used
@@ -413,7 +413,7 @@ class AdaptiveController:
         return best
 
     def state(self) -> Mapping[str, object]:
-        """What a checkpoint keeps, as plain JSON."""
+        """Return the state for a checkpoint, as plain JSON."""
         return ControllerState(
             policy=self._name,
             policy_state=self._state.model_dump(mode="json"),
@@ -422,7 +422,7 @@ class AdaptiveController:
         ).model_dump(mode="json")
 
     def resume(self, saved: Mapping[str, object]) -> None:
-        """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
+        """Restore the state in a checkpoint, where it suits the policy and the cluster that the run has now.
 
         The network is not part of it: it was measured anew.
         """
@@ -434,9 +434,9 @@ class AdaptiveController:
         self._state = kind.model_validate(
             {k: value for k, value in state.policy_state.items() if k in kind.model_fields}
         )
-        found = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
-        if found:
-            self.candidate = found[0]
+        matching = [each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.key == state.key]
+        if matching:
+            self.candidate = matching[0]
             option = state.key if self._name in WEIGHS_WAYS else None
             self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
         if isinstance(self._state, GravacState):
@@ -455,7 +455,7 @@ def choose_ratio_policy(
     tries_twins: bool = False,
     settings: Settings | None = None,
 ) -> RatioPolicy[Any]:
-    """The policy of that name. What its state is made of, `RatioPolicy.initial` tells.
+    """Return the ratio policy of that name; `RatioPolicy.initial` tells the type of its state.
 
     Args:
         name: of the policy.
@@ -494,7 +494,7 @@ def choose_ratio_policy(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
-    """How gradients travel, and who decides that.
+    """The exchange of a run's gradients, and the controller that changes it.
 
     Attributes:
         compression: of the run.
@@ -514,27 +514,27 @@ class ExchangeConfig:
 
     @property
     def is_dense(self) -> bool:
-        """Whether everything is summed as it is, always."""
+        """True where every gradient is summed as it is, always."""
         return self.steering is None and self.compression.name == IDENTITY
 
     @property
     def in_use(self) -> Compression:
-        """The present compression."""
+        """The compression in use."""
         return self.compression if self.steering is None else self.steering.candidate.compression
 
     @property
     def way(self) -> str:
-        """Name of the present way to exchange."""
+        """The name of the exchange in use."""
         return way_name(self.compression) if self.steering is None else self.steering.candidate.key
 
     def follow(self) -> None:
-        """Exchange as the steering says from the next step on."""
+        """Exchange by the controller's candidate from the next step on."""
         assert self.steering is not None
         assert self.exchange is not None
         self.exchange.use(self.steering.candidate.compression)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
-        """Go on with what a checkpoint holds, whose residual the step has already."""
+        """Restore the controller's state in a checkpoint, whose residual the step has already."""
         if self.steering is None:
             return
         if state is not None:
@@ -542,7 +542,7 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, traffic: GroupTraffic) -> Event:
-        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
+        """Return the ``exchange`` field of a ``step`` event; empty where nothing was exchanged."""
         steering = self.steering
         if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
             return {}
@@ -567,12 +567,12 @@ class ExchangeConfig:
 
 
 def is_steered(spec: RunSpec, compression: Compression) -> bool:
-    """Whether anything about the exchange is left to decide while training goes on."""
+    """Return whether anything about the exchange is left to decide while training goes on."""
     return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
 
 
 def can_overlap(device: torch.device, world_size: int) -> bool:
-    """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike."""
+    """Return whether the whole cluster can sum buckets under backward; called by all workers, with the same result."""
     if world_size == 1:
         return False
     is_cuda = device.type == "cuda"
@@ -594,7 +594,7 @@ def make_exchange(
     bf16_in_buckets: bool = False,
     tries_twins: bool = False,
 ) -> ExchangeConfig:
-    """Return the exchange of a run's whole gradients; where anything is left to decide, the network is measured first.
+    """Make the exchange of a run's whole gradients; where anything is left to decide, measure the network first.
 
     Args:
         spec: who decides how much is sent, and how it travels.

@@ -45,13 +45,13 @@ from hetopt.trainer.data.fetch import (
 
 
 def drawn_samples(injection: Injection, shares: Sequence[int]) -> tuple[int, ...]:
-    """Return how many samples each worker draws for its share; at least one, the same in every step."""
+    """Return the number of samples that each worker draws for its share; at least one, the same in every step."""
     factor = 1 + _givers(injection, len(shares)) * injection.samples
     return tuple(max(1, round(share / factor)) for share in shares)
 
 
 def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, position: int) -> tuple[int, ...]:
-    """Return how many of the samples that it has drawn each worker gives to every other, alike on every rank.
+    """Return the number of drawn samples that each worker gives to every other, alike on every rank.
 
     Args:
         injection: how many workers give how much.
@@ -61,11 +61,13 @@ def given_samples(injection: Injection, drawn: Sequence[int], *, seed: int, posi
     """
     words = np.random.PCG64(np.random.SeedSequence((seed, 0x1217EC7, position))).random_raw(len(drawn))
     givers = set(np.argsort(words, kind="stable")[: _givers(injection, len(drawn))].tolist())
-    return tuple(max(1, round(injection.samples * own)) if rank in givers else 0 for rank, own in enumerate(drawn))
+    return tuple(
+        max(1, round(injection.samples * samples)) if rank in givers else 0 for rank, samples in enumerate(drawn)
+    )
 
 
 def samples_of_step(spec: RunSpec) -> int:
-    """Return how many samples all workers together draw in the first step; they may hold copies of some besides."""
+    """Return the number of samples that all workers draw in the first step; they may hold copies besides."""
     if spec.injection is None or len(spec.workers) == 1:
         return spec.global_batch_size
     return sum(drawn_samples(spec.injection, first_shares(spec)))
@@ -76,7 +78,7 @@ def _givers(injection: Injection, workers: int) -> int:
 
 
 class Injector:
-    """Mixes what this worker has drawn with what others give it."""
+    """The exchange of samples between workers, so that each computes some of the others'."""
 
     def __init__(self, injection: Injection, seed: int) -> None:
         self.injection = injection
@@ -86,7 +88,7 @@ class Injector:
         self._samples = 0
 
     def mix(self, own: Sequence[Batch], drawn: Sequence[int], position: int) -> tuple[Batch, tuple[int, ...]]:
-        """Return this worker's samples with those that it is given behind them, and how many each worker then holds.
+        """Return this worker's samples with those it is given behind them, and the number that each worker then holds.
 
         Args:
             own: micro-batches of what this worker has drawn, on the host.
@@ -119,18 +121,18 @@ class Injector:
         return each_tensor(own[0], lambda _: next(mixed)), held
 
     def event(self) -> Event:
-        """Return what all workers together handed over since this was last asked for, and how long it took this one."""
-        told = {
+        """Return the samples and bytes that all workers handed over since the last call, and this one's seconds."""
+        counters = {
             "samples": self._samples,
             "sent_bytes": sum(message.payload_bytes for message in self._channel.messages)
             * (self._channel.workers - 1),
             "time_s": round(sum(message.time_s for message in self._channel.messages), 6),
         }
         self._samples, self._channel.messages = 0, []
-        return {"injection": told}
+        return {"injection": counters}
 
     def _check(self, leaves: Sequence[Tensor]) -> None:
-        """Bytes can be told apart only where all samples look alike: the first step asks all workers."""
+        """Check in the first step, with all workers, that all samples look alike: bytes cannot be told apart else."""
         layout = " ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape[1:])}" for leaf in leaves)
         seen = {self._layout, layout} if self._layout else set(gather_texts(layout, self._channel.workers))
         if len(seen) > 1:
@@ -157,7 +159,7 @@ AHEAD = 2
 
 
 class ReadAhead:
-    """Reads micro-batches in one thread, in the order in which they will be asked for.
+    """The reader of micro-batches ahead, in one thread, in the order in which they will be asked for.
 
     Args:
         read: gives the samples of a micro-batch; called in the thread alone.
@@ -172,7 +174,7 @@ class ReadAhead:
         self.follow(upcoming)
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
-        """Drop what was read, and read these from here on."""
+        """Drop what was read, and read the upcoming micro-batches from here on."""
         for _, future in self._reading:
             future.cancel()
         self._reading.clear()
@@ -200,7 +202,7 @@ class ReadAhead:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReader:
-    """Cuts slices into micro-batches and reads them.
+    """The reader of slices in micro-batches.
 
     Attributes:
         dataset: the training data.
@@ -217,7 +219,7 @@ class BatchReader:
     unit: int | None = None
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """The micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
+        """Cut the micro-batches of one rank, in the order of the stream: as few and as equal as the rules allow.
 
         One across the end of an epoch is cut there when the data is augmented.
         """
@@ -236,16 +238,16 @@ class BatchReader:
         return [part for unit in units for part in evenly(unit, self.max_samples)]
 
     def read(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the device."""
+        """Read the samples of a micro-batch onto the device."""
         return to_device(self.read_on_host(part), self.device)
 
     def read_for_later(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch on the host, ready to be moved to the device."""
+        """Read the samples of a micro-batch on the host, pinned where the device is a GPU."""
         batch = self.read_on_host(part)
         return each_tensor(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch
 
     def read_on_host(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the host."""
+        """Read the samples of a micro-batch on the host."""
         set_epoch(self.dataset, part.epoch, self.seed)
         return fetch(self.dataset, part.indices)
 
@@ -289,42 +291,42 @@ class SampleFeed:
 
     @property
     def max_samples(self) -> int | None:
-        """The largest micro-batch that is tried."""
+        """The largest micro-batch that is tried, in samples; None: there is no limit."""
         return self._reader.max_samples
 
     def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
-        """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
+        """Return the samples that each worker draws in a step of these shares; fewer where others hand some on."""
         return tuple(shares) if self._injector is None else drawn_samples(self._injector.injection, shares)
 
     def event(self) -> Event:
-        """What was handed on since this was last asked for."""
+        """Return the event's fields on samples handed on between workers since the last call."""
         return {} if self._injector is None else self._injector.event()
 
     def first_part(self, samples: int) -> MicroBatch:
-        """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
+        """Return the largest micro-batch of a share of ``samples``, made of the first samples of the data set."""
         limits = (self._reader.unit, self._reader.max_samples)
         return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
     def begin(self, shares: Sequence[int]) -> None:
-        """Training begins, with these shares: start to read ahead."""
+        """Begin training with these shares: start to read ahead."""
         if self._reads_ahead:
             self._followed = self.drawn(shares)
             self._ahead = ReadAhead(self._reader.read_for_later, self._from_here(self._followed))
 
     def take(self, shares: Sequence[int]) -> list[MicroBatch]:
-        """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
+        """Take this worker's micro-batches of the next step; moves the cursor behind the step's samples."""
         drawn = self.drawn(shares)
         if self._ahead is not None and drawn != self._followed:
             self._ahead.follow(self._from_here(drawn))
             self._followed = drawn
         self._batch, self._mixed, self.sizes = self.cursor.take(drawn), None, drawn
         if self._injector is not None:
-            own = [self._on_host(part) for part in self._parts(self._batch)]
-            self._mixed, self.sizes = self._injector.mix(own, drawn, self._batch.position)
+            batches = [self._on_host(part) for part in self._parts(self._batch)]
+            self._mixed, self.sizes = self._injector.mix(batches, drawn, self._batch.position)
         return self._parts(self._batch)
 
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
-        """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
+        """Limit micro-batches to ``max_samples``, and cut those of the last `take` anew."""
         self._reader = replace(self._reader, max_samples=max_samples)
         self.learned_bound = max_samples
         if self._batch is None:
@@ -336,12 +338,12 @@ class SampleFeed:
         return parts
 
     def recall_bound(self, max_samples: int) -> None:
-        """What was learned before the run was interrupted holds; 0: nothing was."""
+        """Restore the limit on micro-batches that was learned before the run was interrupted; 0: there was none."""
         if max_samples and (self.max_samples is None or max_samples < self.max_samples):
             self.learn_bound(max_samples)
 
     def read(self, part: MicroBatch) -> Batch:
-        """The samples of a micro-batch, on the device."""
+        """Read the samples of a micro-batch onto the device."""
         return to_device(self._on_host(part), self._reader.device)
 
     def close(self) -> None:
@@ -357,7 +359,7 @@ class SampleFeed:
         return self._reader.read_on_host(part)
 
     def _parts(self, batch: GlobalBatch) -> list[MicroBatch]:
-        """This worker's micro-batches; of mixed samples each has some of all workers."""
+        """Return this worker's micro-batches; of mixed samples each has some of all workers."""
         if self._mixed is None:
             return self._reader.cut(batch, self._rank)
         size = self.sizes[self._rank]
@@ -365,7 +367,7 @@ class SampleFeed:
         return [MicroBatch(epoch=batch.epoch, indices=np.arange(part, size, count)) for part in range(count)]
 
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
-        """Return this worker's micro-batches in all steps to come, as long as shares stay."""
+        """Yield this worker's micro-batches in all steps to come, as long as shares stay."""
         cursor, reader = self.cursor.at(self.cursor.state()), self._reader
         steps = (reader.cut(cursor.take(shares), self._rank) for _ in (repeat(None) if shares[self._rank] else ()))
         return chain.from_iterable(steps)

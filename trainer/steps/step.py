@@ -65,13 +65,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class Autocast:
-    """Chooses the number format of each operator (parameters and gradients stay fp32)."""
+    """The number format of each operator in a precision (parameters and gradients stay fp32)."""
 
     device_type: str
     precision: Precision
 
     def __call__(self) -> AbstractContextManager[object]:
-        """A context for one forward pass."""
+        """Return a context for one forward pass."""
         dtype = _DTYPES.get(self.precision)
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
 
@@ -81,7 +81,7 @@ AMPERE = (8, 0)
 
 
 def lacks_units(device: torch.device, precision: Precision) -> bool:
-    """Whether a device would compute in a precision without any gain."""
+    """Return whether a device would compute in a precision without any gain."""
     if device.type != "cuda":
         return precision == "tf32"
     return precision in ("tf32", "bf16") and torch.cuda.get_device_capability(device) < AMPERE
@@ -89,7 +89,7 @@ def lacks_units(device: torch.device, precision: Precision) -> bool:
 
 @contextlib.contextmanager
 def matrices_in(precision: Precision) -> Iterator[None]:
-    """Products of fp32 matrices are TF32's meanwhile, backward too, if that is the precision; else as usual.
+    """Compute products of fp32 matrices in TF32 inside, backward too, if that is the precision; else as usual.
 
     GPUs before Ampere have no such units, and compute in fp32.
     """
@@ -117,7 +117,7 @@ class LossScale:
     growth_interval: int = 2000
 
     def after(self, *, finite: bool) -> LossScale:
-        """The scale after a step whose summed gradient was, or was not, finite."""
+        """Return the scale after a step whose summed gradient was, or was not, finite."""
         if not finite:
             return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
         if self.clean_steps + 1 >= self.growth_interval:
@@ -126,13 +126,13 @@ class LossScale:
 
 
 def initial_loss_scale(precision: Precision) -> LossScale | None:
-    """The scale to start from; only fp16 needs one."""
+    """Return the loss scale to start from; only fp16 needs one."""
     return LossScale() if precision == "fp16" else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTrace:
-    """What one step left behind besides the gradient.
+    """The loss, times and exchange of one step.
 
     Attributes:
         loss_sum: sum of this worker's losses over its samples, a double on the device.
@@ -178,7 +178,7 @@ class LossModule(nn.Module):
         self._calls = 0
 
     def follow(self, *, counts: bool, targets_per_sample: float) -> None:
-        """Weigh batches as a test of the loss found (see `hetopt.trainer.training`).
+        """Weigh batches as a test of the loss has shown (see `hetopt.trainer.training`).
 
         Args:
             counts: whether the loss is a mean over something else than samples.
@@ -187,10 +187,10 @@ class LossModule(nn.Module):
         self.is_counted, self._targets_per_sample = counts, targets_per_sample
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over the batch, by samples or by what is counted."""
+        """Compute the mean loss over the batch, by samples or by what is counted."""
         with self._autocast():
-            told = self._loss(self.model, batch)
-        loss = told[0] if isinstance(told, tuple) else told
+            result = self._loss(self.model, batch)
+        loss = result[0] if isinstance(result, tuple) else result
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             said = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
             raise BadInput(
@@ -199,10 +199,10 @@ class LossModule(nn.Module):
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise BadInput("The task's loss does not depend on its model.", hint="check the loss")
-        if isinstance(told, tuple):
+        if isinstance(result, tuple):
             self.is_counted = True
-            self.count = torch.as_tensor(told[1], dtype=torch.float64, device=loss.device)
-            return mean_of(told)
+            self.count = torch.as_tensor(result[1], dtype=torch.float64, device=loss.device)
+            return mean_of(result)
         if self._targets_per_sample:
             self._watch(loss, samples_in(batch) or 1)
         elif self.is_counted and (weight := cross_entropy_weight(loss)) is not None:
@@ -235,7 +235,7 @@ _SAME = 1e-3
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes, in the model's order.
+    """Return the parameters that training changes, in the model's order.
 
     Raises:
         BadInput: there are none, or some are not fp32.
@@ -254,7 +254,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Elements of a flat gradient that travel together.
+    """The elements of a flat gradient that travel together.
 
     Attributes:
         index: of the part, in the order in which parts travel.
@@ -291,7 +291,7 @@ def parts_of(parameters: Sequence[nn.Parameter]) -> list[Part]:
 
 
 class Buckets:
-    """Calls ``ready`` with each part of a flat gradient, in one order on all workers, once backward has made it.
+    """The hooks that call ``ready`` with each part of a gradient, in one order on all workers, once it is made.
 
     Args:
         parameters: in the order in which their gradients lie.
@@ -325,7 +325,7 @@ class Buckets:
         self._missing = [passes * len(part.members) for part in self.parts]
 
     def finish(self) -> None:
-        """Follow no longer; what backward left out is ready now."""
+        """End the backward passes; buckets that backward left out are ready now."""
         self.is_armed = False
         while self.told < len(self.parts):
             self._tell()
@@ -376,8 +376,7 @@ class DoesNotFit(RunFailed):
 
 
 def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """Keep what a forward pass changes besides gradients, the buffers and torch's random sequences; return what puts
-    them back."""
+    """Remember buffers and torch's random sequences, which a forward pass changes; return what restores them."""
     buffers, generators = [(buffer, buffer.clone()) for buffer in model.buffers()], Generators.at(device)
 
     def restore() -> None:
@@ -390,7 +389,7 @@ def remembered(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 def half_of(samples: int, rank: int) -> int:
-    """The micro-batch to try when one of so many samples does not fit.
+    """Return the samples of the micro-batch to try when one of ``samples`` does not fit.
 
     Raises:
         RunFailed: it was a single sample.
@@ -409,7 +408,7 @@ whether the step looks at gains."""
 
 
 def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present: Callable[[], Option]) -> Switch:
-    """Return what says in each step whether gradients are summed at once or in buckets, and by which of them.
+    """Return a function that says in each step whether gradients are summed at once or in buckets, and by which.
 
     Buckets remember nothing. So after a thin exchange the first step is summed at once, which sends the residual, and
     so is every step that looks at gains.
@@ -433,7 +432,7 @@ def switch_between(exchange: Exchange, buckets: Mapping[str, BucketSum], present
 
 
 class FusedStep:
-    """Computes a gradient in one flat fp32 buffer, and sums it at once or in buckets under backward.
+    """The gradient of a step in one flat fp32 buffer, summed at once or in buckets under backward.
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
 
@@ -509,7 +508,7 @@ class FusedStep:
         return in_use or NoResidual()
 
     def warm_up(self, part: MicroBatch) -> None:
-        """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
+        """Compute a micro-batch once, discard its gradient, and restore all else.
 
         Raises:
             DoesNotFit: memory ran out.
@@ -588,7 +587,7 @@ class FusedStep:
         )
 
     def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
-        """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
+        """Accumulate the gradient; send its buckets as they are made, unless a micro-batch may be too large."""
         largest = max(map(len, parts), default=0)
         fits = largest <= self.proven
         if self.in_buckets is not None and fits and not self._module.is_counted:
@@ -670,13 +669,13 @@ class FusedStep:
             )
 
     def _take_gradients(self) -> None:
-        """Gradients go into the buffer from here on; another step may have led them elsewhere."""
+        """Point the gradients to the buffer from here on; another step may have led them elsewhere."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view
 
     def _count_all(self, counted: Tensor) -> float:
-        """What the losses of the step are means over, of all workers; never 0."""
+        """Return the total count of all workers that the step's losses are means over; never 0."""
         total = counted.to("cpu")
         if not self._is_alone and dist.is_initialized():
             dist.all_reduce(total)

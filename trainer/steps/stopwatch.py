@@ -35,7 +35,7 @@ Mark: TypeAlias = "CpuMark | torch.cuda.Event"
 
 
 class Stopwatch:
-    """Sets marks on a device, and tells the time between them and how much of it the device computed.
+    """The clock of a device: marks on it, the time between them, and how much of that the device computed.
 
     Marks of a CPU are readings of two clocks: the thread that drives forward and backward computes all the while,
     whatever number of threads help it. Marks of a GPU are events in its current stream, where nobody else computes.
@@ -83,24 +83,24 @@ two cores, four and eight waiting processes), which would be half a percent of a
 
 
 class Slowdown:
-    """How far the computation of a step may have come: by itself, as far as the device can."""
+    """The waits that make a worker as slow as the one it stands for; none by default."""
 
     waits: ClassVar[bool] = False
     """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """The computation of so many samples starts, or did so long ago as reading them took."""
+        """Begin the computation of so many samples, now or as long ago as reading them took."""
 
     def reach(self, done: float) -> None:
-        """Computation has come this far (1 = all of it): wait until the machine it stands for would have, too."""
+        """Wait until the machine it stands for would have computed this part (1 = all of it), too."""
 
     def use(self) -> float:
-        """Real over declared time: the median of the steps since it was last told; 0: not known, or none declared."""
+        """Return real over declared time, the median of the steps since the last call; 0: not known or declared."""
         return 0.0
 
 
 class Stretched(Slowdown):
-    """Waits ``(factor - 1)`` times the time that was used since the last wait.
+    """The slowdown by a factor: waits of ``(factor - 1)`` times the seconds used since the last wait.
 
     Args:
         factor: how many times longer computing takes, at least 1.
@@ -117,7 +117,7 @@ class Stretched(Slowdown):
         self._begun_s = 0.0
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Remember how much time was used so far."""
+        """Remember the seconds used so far."""
         self._begun_s = self._used_s()
 
     def reach(self, done: float) -> None:
@@ -127,7 +127,7 @@ class Stretched(Slowdown):
 
 
 class Declared(Slowdown):
-    """Waits until the declared time is over; one step takes
+    """The slowdown to a declared time; one step takes
 
         (fixed_s + per_sample_s * samples) * slowdown / speed_factor
 
@@ -163,7 +163,7 @@ class Declared(Slowdown):
         self._uses: list[float] = []
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Decide how long this step takes."""
+        """Decide the declared seconds of this step."""
         now = self._conditions.now()
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
         self._declared_s = plain_s * now.slowdown / now.speed_factors.get(self._host, 1.0)
@@ -181,7 +181,7 @@ class Declared(Slowdown):
             self._waited_s += self._clock() - arrived_s
 
     def use(self) -> float:
-        """How much of the declared time the real computation takes: above 1 it does not fit.
+        """Return the part of the declared time that the real computation takes: above 1 it does not fit.
 
         0 until there are a few steps to take the median of, which then count for the next time.
         """
@@ -192,7 +192,7 @@ class Declared(Slowdown):
 
 
 def busy(seconds: float) -> None:
-    """Wait without letting go of the core.
+    """Wait for ``seconds`` without letting go of the core.
 
     A weaker machine computes all the while. Where a paced worker sleeps instead, its core falls idle and its caches
     cool, and waking up for the exchange costs milliseconds that no weaker machine would have paid.
@@ -203,7 +203,7 @@ def busy(seconds: float) -> None:
 
 
 def precisely(seconds: float) -> None:
-    """Sleep, but for the last moment, in which the core is only offered to whoever else has work."""
+    """Sleep for ``seconds``, but in the last moment only offer the core to whoever else has work."""
     until = time.perf_counter() + seconds
     if seconds > _YIELDING_S:
         time.sleep(seconds - _YIELDING_S)
@@ -212,7 +212,7 @@ def precisely(seconds: float) -> None:
 
 
 def make_pace(worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, own_core: bool) -> Slowdown:
-    """The pace of a worker on a device. A declared time goes before a factor.
+    """Make the slowdown of a worker on a device. A declared time goes before a factor.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever
     number of threads help it). Elapsed time would not do: paced workers often share the cores of one machine, and a

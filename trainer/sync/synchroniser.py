@@ -63,7 +63,7 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncObservation:
-    """What is known after a step.
+    """The state of a run after a step, by which parameters are averaged or not.
 
     Attributes:
         step: steps done since the run began, this one included.
@@ -80,7 +80,7 @@ class SyncObservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncDecision:
-    """What to do after this step.
+    """The decision after a step whether to average parameters, and whose.
 
     Attributes:
         synchronise: average parameters now.
@@ -99,7 +99,7 @@ class Rounds(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Periodic:
-    """Every H-th step: local SGD (Stich 2018, 1805.09767), or FedAvg (McMahan et al. 2017, 1602.05629).
+    """The average of every H-th step: local SGD (Stich 2018, 1805.09767), or FedAvg (McMahan et al. 2017, 1602.05629).
 
     H = 1 is BSP for optimizers that are linear in the gradient. In FedAvg some of the workers, drawn anew each time,
     enter an average that all receive. On devices the others rest. Machines that are paid for train on, and lose what
@@ -124,7 +124,7 @@ class Periodic:
     """The state before the first round."""
 
     def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
-        """Whether the round is over, and whose parameters count (see `SyncPolicy`)."""
+        """Return whether the round is over, and whose parameters count (see `SyncPolicy`)."""
         if observation.local_steps < self.every_steps:
             return state, SyncDecision(synchronise=False)
         return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
@@ -151,7 +151,7 @@ is as long as the run before it."""
 
 @dataclass(frozen=True, kw_only=True)
 class GradientChange:
-    """How much a worker's gradient changes: one worker's own; not the same on all ranks.
+    """The relative change of a worker's gradient norm: one worker's own; not the same on all ranks.
 
         m_t = (1 - a) m_{t-1} + a |g_t|^2,    change_t = |m_t - m_{t-1}| / m_{t-1}        (SelSync, 2307.07950)
 
@@ -169,7 +169,7 @@ class GradientChange:
     change: float = 0.0
 
     def after(self, square_norm: float) -> GradientChange:
-        """With one more step's. One that is not finite is a change without bound, and is not remembered."""
+        """Return the change after one more step; infinite, and not averaged in, where the norm is not finite."""
         if not math.isfinite(square_norm):
             return replace(self, change=math.inf)
         if self.mean is None:
@@ -181,7 +181,7 @@ class GradientChange:
 
 
 class SelSyncState(Record):
-    """What is remembered.
+    """The state of `SelSync`.
 
     Attributes:
         log_delta: where delta is steered; None: it is not, or no change was seen yet.
@@ -192,7 +192,7 @@ class SelSyncState(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SelSync:
-    """Synchronises where enough workers meet a large enough change, and in each of the first steps.
+    """The average where enough workers meet a large enough change, and in each of the first steps.
 
     Attributes:
         delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
@@ -215,13 +215,13 @@ class SelSync:
     """The state before the first vote."""
 
     def threshold(self, state: SelSyncState) -> float | None:
-        """Delta as it is now; None: it is steered, and no change was seen yet."""
+        """Return the present delta; None: it is steered, and no change was seen yet."""
         if self.delta is not None:
             return self.delta
         return None if state.log_delta is None else math.exp(state.log_delta)
 
     def decide(self, state: SelSyncState, observation: SyncObservation) -> tuple[SelSyncState, SyncDecision]:
-        """Count the votes (see `SyncPolicy`)."""
+        """Decide by the workers' votes (see `SyncPolicy`)."""
         change = None if observation.changes is None else self._decisive(observation.changes)
         threshold = self.threshold(state)
         voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
@@ -234,7 +234,7 @@ class SelSync:
     def _paced(
         self, state: SelSyncState, observation: SyncObservation, change: float | None, *, voted: bool, overdue: bool
     ) -> tuple[SelSyncState, SyncDecision]:
-        """Where delta is steered: not too soon after the last average, nor too late."""
+        """Decide where delta is steered: an average not too soon after the last one, nor too late."""
         mean, gap = 1 / self.synchronised_share, observation.local_steps
         early = 1 + GROWTH * observation.step
         if early < mean:
@@ -244,12 +244,12 @@ class SelSync:
         return self._steered(state, change, synchronised=synchronise), SyncDecision(synchronise=synchronise)
 
     def _decisive(self, changes: tuple[float, ...]) -> float:
-        """The change that the last of the needed votes depends on."""
-        told = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
-        return told[min(self.needed, len(told)) - 1]
+        """Return the change that the last of the needed votes depends on."""
+        descending = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
+        return descending[min(self.needed, len(descending)) - 1]
 
     def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
-        """Delta begins at the first change that is one."""
+        """Begin delta at the first change that is finite and above zero."""
         if state.log_delta is not None or change is None or not 0 < change < math.inf:
             return state
         return SelSyncState(log_delta=math.log(change))
@@ -271,7 +271,7 @@ SyncPolicy: TypeAlias = Periodic | SelSync
 
 
 def votes_needed(votes: str, quorum: float, workers: int) -> int:
-    """How many of the workers have to vote for a synchronisation: one, more than half, or a part of them."""
+    """Return the number of votes that a synchronisation needs: one, more than half, or a part of the workers."""
     of_quorum = max(1, math.ceil(quorum * workers - 1e-9))
     return {"any": 1, "majority": workers // 2 + 1}.get(votes, of_quorum)
 
@@ -279,7 +279,7 @@ def votes_needed(votes: str, quorum: float, workers: int) -> int:
 def choose_sync_policy(
     sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy | None:
-    """The policy that says when parameters are averaged; None: nobody asks (``bsp``).
+    """Return the policy that says when parameters are averaged; None for ``bsp``, which never averages them.
 
     Args:
         sync: the choice.
@@ -315,7 +315,7 @@ VOTE_BYTES = 8
 
 
 class ModelVector:
-    """Reads a model into a flat fp32 vector, and writes it back.
+    """The model as a flat fp32 vector, to be read and written.
 
     Args:
         model: parameters that are not trained, and counters, stay out of it.
@@ -329,11 +329,11 @@ class ModelVector:
         self._own: Tensor | None = None
 
     def read(self) -> Tensor:
-        """A copy of all elements, [elements]."""
+        """Return a copy of all elements, [elements]."""
         return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._tensors])
 
     def write(self, flat: Tensor) -> None:
-        """Make the model what ``flat`` is, [elements]."""
+        """Write the elements of ``flat`` into the model, [elements]."""
         with torch.no_grad():
             parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
             for tensor, part in zip(self._tensors, parts, strict=True):
@@ -341,7 +341,7 @@ class ModelVector:
 
     @contextmanager
     def replaced_by(self, flat: Tensor) -> Iterator[None]:
-        """The model is ``flat`` inside, and what it was again afterwards."""
+        """Write ``flat`` into the model inside the block, and restore the model afterwards."""
         self._own = self.read()
         self.write(flat)
         try:
@@ -352,16 +352,16 @@ class ModelVector:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether something else is in its place."""
+        """True while other values are in the model's place."""
         return self._own is not None
 
     def own(self) -> Tensor:
-        """The model itself, whatever is in its place, [elements]."""
+        """Return the elements of the model itself, whatever is in its place, [elements]."""
         return self.read() if self._own is None else self._own
 
 
 class OuterStep:
-    """Turns averaged updates into outer steps, and remembers its momentum.
+    """The outer optimizer of averaged updates, with its momentum.
 
     Args:
         parameters: elements that are stepped; running statistics behind them are averaged as they are.
@@ -376,17 +376,17 @@ class OuterStep:
         self._parameters = parameters
 
     def take(self, update: Tensor) -> None:
-        """Make of an averaged update, in place, what is added to the last common parameters."""
-        own = update[: self._parameters]
+        """Turn an averaged update, in place, into the outer step that is added to the last common parameters."""
+        parameters = update[: self._parameters]
         if self._momentum:
-            self.velocity.mul_(self._momentum).add_(own)
-            own.add_(self.velocity, alpha=self._momentum)
+            self.velocity.mul_(self._momentum).add_(parameters)
+            parameters.add_(self.velocity, alpha=self._momentum)
         if self._rate != 1:
-            own.mul_(self._rate)
+            parameters.mul_(self._rate)
 
 
 class Synchronizer:
-    """Brings the models together of workers that train for themselves: one worker's end of averages of parameters.
+    """The parameter averaging of local SGD workers, on one of them.
 
     Asked after every step, on every rank, in the same order as everything else that workers do together.
 
@@ -433,7 +433,7 @@ class Synchronizer:
         self._told: deque[tuple[int, int, float | None]] = deque()  # step, bytes sent, divergence where it averaged
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Vote, and average if it is time to, after this worker's optimizer has done a step.
+        """Vote after this worker's optimizer step, and average parameters if it is time to.
 
         Args:
             step: its number, from 1.
@@ -461,7 +461,7 @@ class Synchronizer:
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
-        """How much the workers' gradients changed, as far as that has arrived; this one's own is sent on its way."""
+        """Send this worker's gradient change, and return the workers' changes that have arrived, if any."""
         if not self._policy.votes:
             return None
         assert trace.gradient_energy is not None
@@ -474,17 +474,17 @@ class Synchronizer:
         return None if rows is None else tuple(row[0] for row in rows)
 
     def _synchronise(self, channel: Channel, decision: SyncDecision) -> float:
-        """Average; how far the workers had come apart."""
-        own, step = self._vector.read(), self._outer.take
+        """Average the parameters; return the divergence of the workers before that."""
+        parameters, step = self._vector.read(), self._outer.take
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
-        divergence = average_parameters(own, self._base, weight, channel, self._rounded, step=step)
-        self._vector.write(own)
+        divergence = average_parameters(parameters, self._base, weight, channel, self._rounded, step=step)
+        self._vector.write(parameters)
         self._samples, self._local_steps = (0,) * self._workers, 0
         return divergence
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Make the model, running statistics included, the average of all workers' inside; may be nested."""
+        """Make the model the average of all workers' inside, running statistics included; may be nested."""
         is_settled = self._local_steps == 0 and self._rounded is None
         if self._vector.is_replaced or is_settled:
             yield
@@ -497,26 +497,26 @@ class Synchronizer:
             yield
 
     def event(self, step: int) -> Event:
-        """Return how many steps averaged, what was sent, and how far workers had come apart, since the last call."""
-        told = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
-        if not told:
+        """Return the number of averages, the bytes sent and the workers' divergence since the last call."""
+        entries = [self._told.popleft() for entry in list(self._told) if entry[0] <= step]
+        if not entries:
             return {}
-        divergences = [divergence for _, _, divergence in told if divergence is not None]
-        found: Event = {
+        divergences = [divergence for _, _, divergence in entries if divergence is not None]
+        summary: Event = {
             "policy": self._sync.name,
             "synchronised": len(divergences),
-            "local": len(told) - len(divergences),
-            "sent_bytes": sum(sent_bytes for _, sent_bytes, _ in told),
+            "local": len(entries) - len(divergences),
+            "sent_bytes": sum(sent_bytes for _, sent_bytes, _ in entries),
         }
         if divergences:
-            found["divergence"] = round(sum(divergences) / len(divergences), 9)
+            summary["divergence"] = round(sum(divergences) / len(divergences), 9)
         if isinstance(self._policy, SelSync) and self._sync.delta == "auto":
             threshold = self._policy.threshold(self._state)
-            found["delta"] = None if threshold is None else round(threshold, 9)
-        return {"sync": found}
+            summary["delta"] = None if threshold is None else round(threshold, 9)
+        return {"sync": summary}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: this worker's model and optimizer, what it holds back, and its votes."""
+        """Return the state for a checkpoint: this worker's model and optimizer, residual, and votes."""
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -533,7 +533,7 @@ class Synchronizer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` gave; with another policy, from the average."""
+        """Restore what `state` gave; with another policy, begin from the average."""
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return
@@ -561,7 +561,7 @@ def make_synchroniser(
     stopwatch: Stopwatch,
     dataset_size: int,
 ) -> Synchronizer | None:
-    """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
+    """Make the synchronizer of a run; None where gradients are summed in every step, and models never differ.
 
     Args:
         spec: of the run.

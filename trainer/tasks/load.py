@@ -26,16 +26,16 @@ def load_task(reference: str) -> Task:
     Raises:
         BadInput: there is no such task, its code failed, or what it names is not a task.
     """
-    found = resolve(reference)
-    if not isinstance(found, (Task, type)) and callable(found):
-        code = getattr(found, "__code__", None)
-        found = user_code(code.co_filename if code else reference, found)
-    if not isinstance(found, Task):
+    task = resolve(reference)
+    if not isinstance(task, (Task, type)) and callable(task):
+        code = getattr(task, "__code__", None)
+        task = user_code(code.co_filename if code else reference, task)
+    if not isinstance(task, Task):
         raise BadInput(
-            f"'{reference}' is of type {type(found).__name__}, not a hetopt Task.",
+            f"'{reference}' is of type {type(task).__name__}, not a hetopt Task.",
             hint="Name a hetopt.trainer.task.Task, or a function without arguments that returns one.",
         )
-    return found
+    return task
 
 
 T = TypeVar("T")
@@ -90,20 +90,20 @@ def user_code(place: str, run: Callable[[], T]) -> T:
 def _import_module(name: str) -> ModuleType:
     _search_first(Path.cwd())
     try:
-        found = user_code(name, lambda: importlib.util.find_spec(name))
+        spec = user_code(name, lambda: importlib.util.find_spec(name))
     except BadInput as error:
         # find_spec imports the parents of a dotted name: one that does not exist is a wrong name, any other failure is
         # the parent's own.
         cause = error.__cause__
         if not (isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}.")):
             raise
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise BadInput(
             f"There is no module '{name}' to import.",
             hint="Run from the folder that holds it, or name the file: path/to/file.py:attribute.",
         )
-    return user_code(found.origin or name, lambda: importlib.import_module(name))
+    return user_code(spec.origin or name, lambda: importlib.import_module(name))
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -138,7 +138,7 @@ def _candidates(module: ModuleType) -> list[str]:
 
 
 def line_in(place: str, error: BaseException) -> int | None:
-    """The last line of the user's own file that an error came through; None: it came through none."""
+    """Return the last line of the user's own file that an error came through; None where it came through none."""
     if isinstance(error, SyntaxError) and error.filename == place:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
@@ -146,6 +146,6 @@ def line_in(place: str, error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """Return the first line of an error's message."""
     lines = str(error).splitlines()
     return lines[0] if lines else "(no message)"

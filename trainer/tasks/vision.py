@@ -128,7 +128,7 @@ class ImageDataset:
         return images[0], labels[0]
 
     def set_epoch(self, epoch: int, seed: int = 0, /) -> None:
-        """From now on augment as in ``epoch`` of the run seeded with ``seed``."""
+        """Augment from now on as in ``epoch`` of the run seeded with ``seed``."""
         self._epoch, self._seed = epoch, seed
 
     def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:

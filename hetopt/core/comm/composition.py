@@ -158,7 +158,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(_METHODS)
 
 
 def register(name: str, method: Method) -> None:
-    """Add a method to the table. How it is done is registered with it, see `hetopt.trainer.comm.methods.register`.
+    """Add a compressor to the table. How it is computed is registered by `hetopt.trainer.comm.methods.register`.
 
     Raises:
         ValueError: there is one of this name.
@@ -178,12 +178,12 @@ class Combination:
 
     @property
     def method(self) -> Method:
-        """Return the compressor's row of the table."""
+        """The compressor's row of the table."""
         return METHODS[self.name]
 
 
 def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combination:
-    """Return the combination that was asked for, with the defaults filled in; a default follows what was chosen.
+    """Return the combination of a compressor, memory and collective, with defaults that follow what was chosen.
 
     Raises:
         BadInput: an unknown name, or a combination that does not work.
@@ -201,7 +201,7 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
 
 
 def combinations() -> tuple[Combination, ...]:
-    """Return every combination that works."""
+    """Return every combination of compressor, memory and collective that works."""
     return tuple(
         Combination(name=name, memory=memory, collective=collective)
         for name, collective, memory in itertools.product(METHODS, COLLECTIVES, MEMORIES)
@@ -210,7 +210,7 @@ def combinations() -> tuple[Combination, ...]:
 
 
 def why_not(name: str, memory: str, collective: str) -> str | None:
-    """Return one sentence on why these do not go together; None when they do. All three must be known names."""
+    """Return a sentence on why a compressor, memory and collective do not go together; None: they do."""
     method = METHODS[name]
     if collective not in method.collectives:
         return f"What {name} sends does not travel by {collective}."
@@ -220,7 +220,7 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 
 def why_not_averaged(name: str) -> str | None:
-    """One sentence on why averages of parameters are not sent by this compressor; None when they may be."""
+    """Return a sentence on why parameters cannot be averaged through this compressor; None when they can."""
     if name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
@@ -230,7 +230,7 @@ def why_not_averaged(name: str) -> str | None:
 
 
 def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> str | None:
-    """One sentence on why this ratio controller cannot steer this compressor by this collective; None when it can."""
+    """Return a sentence on why a ratio controller cannot steer this compressor and collective; None: it can."""
     method = METHODS[name]
     if controller != "fixed" and not method.by_ratio:
         return f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide."
@@ -242,7 +242,7 @@ def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> st
 
 
 def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
-    """Return one sentence on why this memory does not go with an optimizer that has momentum; None when it does."""
+    """Return a sentence on why this memory does not go with an optimizer that has momentum; None: it does."""
     if memory == CORRECTION and optimizer_momentum != 0:
         return (
             "Momentum correction keeps the momentum in the workers; with momentum in the optimizer as well it would "

@@ -28,7 +28,7 @@ _UNITS = {"ratio": FRACTION, "floor_ratio": FRACTION}
 
 
 def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
-    """``NAME(RATIO, key=value)``; keys are the fields of `Compression`, a ratio may be written as ``100x`` or ``1%``.
+    """Parse ``NAME(RATIO, key=value)``; keys are fields of `Compression`, a ratio may be ``100x`` or ``1%``.
 
     Raises:
         BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
@@ -42,30 +42,30 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
 
 
 def parse_wish(text: str) -> Compression | str:
-    """Return a compression, or ``auto``: the run decides; errors as of `parse_compression`."""
+    """Parse a compression, or ``auto``, which leaves it to the run; errors as of `parse_compression`."""
     return text if text == AUTO else parse_compression(text)
 
 
 def compressor(name: str) -> str:
-    """Return the registry's name of a method as a person calls it.
+    """Return the registry's name of a method that a person named.
 
     Raises:
         BadInput: there is none, or it is ``auto``, which stands alone.
     """
-    found = known(DENSE if name == NONE else name, (AUTO, DENSE, *METHODS), "compressor")
-    if found == AUTO:
+    chosen = known(DENSE if name == NONE else name, (AUTO, DENSE, *METHODS), "compressor")
+    if chosen == AUTO:
         raise BadInput("auto takes no ratio and no options.", hint="write auto alone, or name a compressor")
-    return IDENTITY if found == DENSE else found
+    return IDENTITY if chosen == DENSE else chosen
 
 
 def spell(compression: Compression) -> str:
-    """Return the compression as `parse_compression` reads it."""
+    """Format a compression as `parse_compression` reads it."""
     ratio = (compression.ratio,) if METHODS[compression.name].by_ratio else ()
     return written(compression.name, ratio, _options(compression))
 
 
 def spell_options(compression: Compression) -> list[str]:
-    """Return what is said of it beyond name and ratio, as ``key=value``."""
+    """Format the fields of a compression beyond name and ratio, as ``key=value``."""
     return [f"{key}={value}" for key, value in _options(compression).items()]
 
 
@@ -79,11 +79,11 @@ _WAY = re.compile(r"(?P<name>\S+?)(?: (?P<ratio>[\d.e+-]+))? by (?P<collective>[
 
 
 def way_in_words(key: str) -> str:
-    """A way to exchange gradients, as logs name it, in words: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
-    found = _WAY.fullmatch(key)
-    if found is None:
+    """Describe the key of an exchange in a log for people: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
+    match = _WAY.fullmatch(key)
+    if match is None:
         return key
-    name = "uncompressed" if found["name"] == "identity" else found["name"]
-    amount = f" {float(found['ratio']) * 100:.4g} %" if found["ratio"] and found["name"] != "identity" else ""
-    rest = (found["rest"] or "").removeprefix(",")
-    return f"{name}{amount} ({found['collective'].replace('_', '-')}{',' if rest else ''}{rest})"
+    name = "uncompressed" if match["name"] == "identity" else match["name"]
+    amount = f" {float(match['ratio']) * 100:.4g} %" if match["ratio"] and match["name"] != "identity" else ""
+    rest = (match["rest"] or "").removeprefix(",")
+    return f"{name}{amount} ({match['collective'].replace('_', '-')}{',' if rest else ''}{rest})"

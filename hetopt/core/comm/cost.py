@@ -61,23 +61,23 @@ the forms break even at two to four times as much."""
 
 
 def reduces_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether workers sum so few bytes by sending them to each other."""
+    """Return whether a payload is so small that workers sum it by sending it to each other."""
     return members > 1 and (members - 1) * payload_bytes <= DIRECT_BYTES
 
 
 def gathers_directly(payload_bytes: float, members: int) -> bool:
-    """Return whether so few bytes are gathered by everyone sending to everyone."""
+    """Return whether a payload is so small that it is gathered by everyone sending to everyone."""
     return members > 2 and (members - 1) * payload_bytes <= DIRECTLY_GATHERED_BYTES
 
 
 def deals(payload_bytes: float, members: int) -> bool:
-    """Return whether so many bytes are broadcast in parts; between two workers that brings nothing."""
+    """Return whether a payload is so large that it is broadcast in parts; never between two workers."""
     return members > 2 and payload_bytes > DEALT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """Of N members: messages in a row, and bytes over the slowest link for each byte of payload."""
+    """The cost of a collective of N members: messages in a row, and slowest-link bytes per byte of payload."""
 
     messages: Callable[[int], float]
     traffic: Callable[[int], float]
@@ -112,7 +112,7 @@ class Algorithms:
     many_broadcast: Algorithm | None = None
 
     def of(self, operation: Operation) -> Algorithm:
-        """Return the algorithm behind this one."""
+        """Return the algorithm of an operation's collective."""
         size, members = operation.payload_bytes, operation.members
         match operation.primitive:
             case "all_reduce" if operation.sliced:
@@ -164,7 +164,7 @@ class Operation:
     sliced: bool = False
 
     def terms(self, algorithms: Algorithms = GLOO) -> Terms:
-        """Messages on the critical path, and bytes that each member sends, under the given algorithms."""
+        """Return the messages on the critical path, and the bytes that each member sends, under the algorithms."""
         algorithm = algorithms.of(self)
         return Terms(
             messages=algorithm.messages(self.members),
@@ -180,12 +180,12 @@ class LinkSpeed:
     bytes_per_s: float
 
     def time_s(self, terms: Terms) -> float:
-        """Return seconds that something with these terms takes over such links."""
+        """Return the seconds of a collective with these terms over such links."""
         return terms.messages * self.latency_s + terms.traffic_bytes / self.bytes_per_s
 
 
 def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:
-    """Seconds of producing and exchanging a gradient in equal buckets, the exchange of one beside the making of others.
+    """Return the seconds of producing and exchanging a gradient in equal buckets, the two overlapped.
 
     Two stages of n equal items: the first item passes both, and from then on the slower stage sets the pace. With one
     bucket nothing overlaps.
@@ -262,7 +262,7 @@ UNDER_BACKWARD = ("identity", *BUCKETWISE)
 
 
 def last_bucket_share(gradient_bytes: float) -> float:
-    """Return share of a gradient that is only ready when backward ends, in (0, 1].
+    """Return the share of a gradient that is only ready when backward ends, in (0, 1].
 
     Where the borders fall depends on the layers; buckets after the first are taken to be equal.
     """

@@ -55,21 +55,21 @@ class Option:
 
     @property
     def ratio(self) -> float:
-        """Return the fraction of the elements that is sent."""
+        """The fraction of the elements that is sent."""
         return self.compression.ratio
 
     @property
     def in_buckets(self) -> bool:
-        """Return whether it travels under the backward pass."""
+        """True where the gradient travels in buckets under the backward pass."""
         return self.buckets > 1
 
     @functools.cached_property
     def key(self) -> str:
-        """Return names the option among its peers; asked for a hundred times in every decision."""
+        """Name of the option among its peers; cached, as every decision asks for it a hundred times."""
         return way_name(self.compression) + (f" in {self.buckets} buckets" if self.in_buckets else "")
 
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
-        """Return seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
+        """Return the seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
 
         Args:
             compute_s: of the slowest worker, its backward pass included.
@@ -146,7 +146,7 @@ class CompressTime:
     per_element_s: float
 
     def time_s(self, kept: int) -> float:
-        """Return seconds for ``kept`` elements."""
+        """Return the seconds for ``kept`` elements."""
         return self.fixed_s + self.per_element_s * kept
 
 
@@ -187,7 +187,7 @@ class Candidates:
 
     @property
     def memory(self) -> str:
-        """That goes through all changes, so that nothing held back is lost."""
+        """The error feedback that keeps residuals through every change of ratio or collective."""
         memory = self.asked.memory
         if memory == NONE or (memory == AUTO and self.asked.name != self.name):
             memory = AUTO
@@ -202,7 +202,7 @@ class Candidates:
 
     @functools.cached_property
     def dense(self) -> Option:
-        """Return everything in fp32, with what was held back."""
+        """Dense option: everything in fp32, and residuals with it."""
         part_bytes = VALUE_BYTES * self.numel / self.buckets
         return Option(
             compression=Compression(name=IDENTITY, memory=self.memory),
@@ -214,7 +214,7 @@ class Candidates:
 
     @functools.cached_property
     def all(self) -> tuple[Option, ...]:
-        """Return everything there is, for those who weigh ratios as well."""
+        """Dense, rounded and selected options: every ratio, collective and coding."""
         ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
         selected = [
             self._selected(ratio, collective, coding)
@@ -225,11 +225,11 @@ class Candidates:
         return (self.dense, *self._rounded, *selected)
 
     def find(self, key: str) -> Option | None:
-        """Return the option that has this key, among `all`."""
+        """Return the option of `all` with this key; None: there is none."""
         return next((option for option in self.all if option.key == key), None)
 
     def nearest(self, ratio: float) -> Option:
-        """Of `all`, a candidate of the ratio nearest to this one, by the collective asked for if any; dense at 1."""
+        """Return the candidate of the nearest ratio (log scale), by the collective asked for if any; dense at 1."""
         if ratio >= 1:
             return self.dense
         asked = self._collective
@@ -245,11 +245,11 @@ class Candidates:
 
     @property
     def _collectives(self) -> tuple[str, ...]:
-        own = combine(self.name, memory=self.memory, collective=self._collective).collective
+        collective = combine(self.name, memory=self.memory, collective=self._collective).collective
         if not self.chooses_collective:
-            return (own,)
+            return (collective,)
         fitting = METHODS[self.name].collectives
-        return tuple(c for c in COLLECTIVES if c in fitting) or (own,)
+        return tuple(c for c in COLLECTIVES if c in fitting) or (collective,)
 
     @property
     def _codings(self) -> tuple[str, ...]:
@@ -259,12 +259,12 @@ class Candidates:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Whose times `all` wants to know."""
+        """The compressor, collective and coding of each family whose compression time `all` needs."""
         return tuple((self.name, collective, coding) for collective in self._collectives for coding in self._codings)
 
     @property
     def _rounded(self) -> tuple[Option, ...]:
-        """Return a half to an eighth of the bytes, and rounding errors that the memory keeps."""
+        """The options in a half to an eighth of the bytes, whose rounding errors stay in the residual."""
         options = []
         for name in ROUNDED:
             if name not in self.rounded_s or self.memory not in METHODS[name].memories:
@@ -298,7 +298,7 @@ class Candidates:
 def operations_of(
     compression: Compression, numel: int, *, workers: int, shapes: Shapes | None = None
 ) -> tuple[Operation, ...]:
-    """The collective operations of one exchange in this way, as `hetopt.core.comm.payload_bytes.operations` has them.
+    """Return the collective operations of one compressed exchange (`hetopt.core.comm.payload_bytes.operations`).
 
     Args:
         compression: the way.
@@ -324,7 +324,7 @@ def operations_of(
 
 
 def whole_ways() -> tuple[Compression, ...]:
-    """Return every way of the registry to send something of all elements in fewer bytes, as a run would be told of it.
+    """Return every compression of the registry that sends all elements in fewer bytes.
 
     Once by each collective, and of factors at each rank of `RANKS`.
     """
@@ -338,7 +338,7 @@ def whole_ways() -> tuple[Compression, ...]:
 
 
 def tried_ways() -> tuple[Compression, ...]:
-    """`whole_ways` as a profile tries them: codes that are summed have fewer levels the more workers there are.
+    """Return `whole_ways` as a profile tries them: summed codes have fewer levels the more workers there are.
 
     The last first: a pilot may be too short for all of them, and of `KEPT` something is known.
     """
@@ -351,12 +351,12 @@ def tried_ways() -> tuple[Compression, ...]:
 
 
 def has_levels(way: Compression) -> bool:
-    """Return whether its codes are summed on the way, so that their levels follow the number of workers."""
+    """Return whether a compression's codes are summed on the way, so that levels follow the number of workers."""
     return "levels" in METHODS[way.name].options and settled_collective(way) == DENSE
 
 
 def timed_as(way: Compression) -> str:
-    """Return what a profile calls the own work of a way: whatever changes it."""
+    """Return the name under which a profile keeps the compression time of a compression."""
     method = METHODS[way.name]
     if method.by_ratio:
         return way.name
@@ -371,12 +371,12 @@ def timed_as(way: Compression) -> str:
 
 
 def settled_collective(compression: Compression) -> str:
-    """Return the collective of an exchange that stays as it is."""
+    """Return the collective of a compression with the defaults filled in."""
     return combine(compression.name, memory=compression.memory, collective=compression.collective).collective
 
 
 def way_name(compression: Compression) -> str:
-    """What traces and events call an exchange that stays as it is; of selected elements, the key of its option."""
+    """Return the name of an unsteered exchange in traces and events: compressor, ratio, collective, coding."""
     coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
     amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
     return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

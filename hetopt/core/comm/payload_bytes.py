@@ -48,32 +48,32 @@ Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 
 
 def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
-    """Elements of the part of a gradient that each worker sums, in whole groups; the last parts may be shorter."""
-    own = -(-numel // workers)
-    return -(-own // group) * group
+    """Return the elements that each worker sums of a gradient, in whole groups; the last parts may be shorter."""
+    elements = -(-numel // workers)
+    return -(-elements // group) * group
 
 
 def scaled_code_bytes(numel: Whole, bits: int) -> Whole:
-    """Return bytes of ``numel`` codes with their scales in bf16, in whole groups of `SCALED_ELEMENTS`."""
+    """Return the bytes of ``numel`` codes with their bf16 scales, in whole groups of `SCALED_ELEMENTS`."""
     return -(-numel // SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
 
 
 def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
-    """Of what is summed in a slice by each worker: all to all, and the sums back, as a ring moves them.
+    """Return the bytes of an all-reduce where each worker sums a slice: all to all, then the sums back.
 
     Args:
         name: the compressor; one that selects sends values in bf16.
         numel: elements that are summed.
         workers: that take part.
     """
-    own = slice_elements(numel, workers)
+    elements = slice_elements(numel, workers)
     if name in SCALED_BITS:
-        return workers * scaled_code_bytes(own, SCALED_BITS[name])
-    return workers * LOW_PRECISION_BYTES * (own + (name == "fp16"))  # in fp16 with its exponent
+        return workers * scaled_code_bytes(elements, SCALED_BITS[name])
+    return workers * LOW_PRECISION_BYTES * (elements + (name == "fp16"))  # in fp16 with its exponent
 
 
 def kept_elements(numel: int, ratio: float) -> int:
-    """Return how many of ``numel`` elements a sparse compressor keeps: ``max(1, floor(numel * ratio))``.
+    """Return the number of elements a sparse compressor keeps of ``numel``: ``max(1, floor(numel * ratio))``.
 
     The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although ``100 * 0.29 < 29`` in
     binary.
@@ -82,7 +82,7 @@ def kept_elements(numel: int, ratio: float) -> int:
 
 
 def wire_bytes(name: str, numel: int, ratio: float, *, workers: int = 2, **options: Any) -> int:
-    """Bytes that one worker contributes to one exchange of a gradient of ``numel`` fp32 elements, see `operations`.
+    """Return the bytes that one worker contributes to one exchange of ``numel`` fp32 elements, see `operations`.
 
     Raises:
         BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
@@ -172,7 +172,7 @@ def operations(
 
 
 def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
-    """fp32 elements of PowerSGD's two sums: the left factors with all that stays dense, and the right factors."""
+    """Return the fp32 elements of PowerSGD's two sums: left factors with all that stays dense, and right factors."""
     left = right = 0
     for shape in shapes:
         rows, columns = matrix_shape(shape)
@@ -183,34 +183,34 @@ def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
 
 
 def packed_index_bytes(numel: int, count: int) -> int:
-    """Bytes of ``count`` ascending indices below ``numel`` in the packed coding: lower bits, then the upper parts."""
+    """Return the bytes of ``count`` ascending indices below ``numel``, packed: lower bits, then the upper parts."""
     low = low_index_bits(numel, count)
     return math.ceil(count * low / 8) + math.ceil((count + (numel >> low) + 1) / 8)
 
 
 def low_index_bits(numel: int, count: int) -> int:
-    """Return how many of an index's lower bits the packed coding stores as they are: what makes the whole shortest."""
+    """Return the number of an index's lower bits that packed coding stores as they are, for the shortest whole."""
     return min((0, 2, 4, 8), key=lambda low: count * low + (numel >> low))
 
 
 def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
-    """Return bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
+    """Return the bytes of ``count`` of ``numel`` elements with their indices, in whole words."""
     value_bytes = LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES
     return 4 * math.ceil((index_bytes(numel, count, coding) + count * value_bytes) / 4)
 
 
 def index_bytes(numel: int, count: int, coding: str) -> int:
-    """Return bytes of the indices of ``count`` selected elements of a gradient of ``numel``."""
+    """Return the bytes of the indices of ``count`` selected elements of a gradient of ``numel``."""
     return INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return a parameter as a matrix: its first dimension against all others; a vector is a single row."""
+    """Return the rows and columns of a parameter: first dimension against all others; a vector is a single row."""
     return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
 
 
 def low_rank(rows: int, columns: int, rank: int) -> int:
-    """The rank that a matrix is sent with; 0: factors would be no smaller than the matrix, which is sent as it is."""
+    """Return the rank that a matrix is sent with; 0: sent as it is, for its factors would be no smaller."""
     used = min(rank, rows, columns)
     return used if used * (rows + columns) < rows * columns else 0
 
@@ -220,7 +220,7 @@ _Part = tuple[cost.Primitive | Literal["sliced"], int]
 
 
 def _selected(collective: str, numel: int, kept: int, workers: int, same_size: bool, coding: str) -> list[_Part]:
-    """Return the operations of ``kept`` selected elements."""
+    """Return the collective operations that exchange ``kept`` selected elements."""
     if collective == GATHER:
         lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
         return [*lengths, ("all_gather", element_bytes(numel, kept, coding))]
@@ -247,7 +247,7 @@ SCALE_STEP = 16
 
 
 def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
-    """Bits of a code and levels s for codes that are summed on the way: ``workers * s`` fits, always.
+    """Return the bits of a code and the levels s for codes that are summed on the way: ``workers * s`` fits.
 
     Levels that are given get the narrowest code that holds them; a width that is given gets the most levels that fit;
     neither: 8 bits, or more where 8 bits cannot even hold one level a worker.
@@ -279,7 +279,7 @@ def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = N
 
 
 def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tuple[int, int]:
-    """Bits of a code and levels s for codes that are gathered, packed.
+    """Return the bits of a code and the levels s for codes that are gathered, packed.
 
     Raises:
         BadInput: there is no such width, or the levels do not fit.
@@ -302,7 +302,7 @@ def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tupl
 
 
 def summed_code_bytes(numel: int, bits: int) -> int:
-    """Bytes of ``numel`` codes where they are summed: two of 4 bits share a byte, two of 16 bits a 32-bit word."""
+    """Return the bytes of ``numel`` summed codes: two of 4 bits share a byte, two of 16 bits a 32-bit word."""
     if bits == 4:
         return math.ceil(numel / 2)
     return 4 * math.ceil(numel / 2) if bits == 16 else numel * bits // 8

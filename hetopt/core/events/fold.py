@@ -59,7 +59,7 @@ class RunClock:
     _is_plain: bool = False
 
     def take(self, event: LogEvent) -> bool:
-        """Go on to an event; True: a session begins with it. The clock never goes back, whatever the log says."""
+        """Advance to an event, never backwards; return whether a session begins with it."""
         time_s = event.time_s
         if self._is_plain and isinstance(event, StepsLogged):  # nearly all of a long log
             if time_s > self._newest_s:
@@ -91,11 +91,11 @@ class RunClock:
 
     @property
     def awaits(self) -> bool:
-        """Return whether it was launched, or went on, and nothing has come of that yet."""
+        """True where the run was launched, or went on, and no event has come of that yet."""
         return self._next < len(self.starts)
 
     def _begun(self, event: LogEvent) -> float | None:
-        """Return when the session began that this event is the first of, if it is."""
+        """Return the start of the session whose first event this is; None where it is not the first."""
         began_s: float | None = None
         # A session's last event may be as late as the next one's start; its first event is later.
         latest_s = event.time_s if self.sessions else math.nextafter(event.time_s, math.inf)
@@ -123,20 +123,20 @@ class Roster:
     present: tuple[int, ...] = ()
 
     def take(self, event: RunStarted) -> None:
-        """Others train from here on; a worker that is announced anew is the one of the same host."""
-        found: list[int] = []
+        """Replace the present workers by those of an event; one that is announced anew is the one of the same host."""
+        places: list[int] = []
         for worker in event.workers:
-            place = self._place(worker, found)
+            place = self._place(worker, places)
             if place is None:
                 place = len(self.workers)
                 self.workers.append(worker)
             else:
                 self.workers[place] = worker
-            found.append(place)
-        self.present = tuple(found)
+            places.append(place)
+        self.present = tuple(places)
 
     def places(self, count: int) -> tuple[int, ...]:
-        """Of the workers of a step; workers that were never announced get a place as well."""
+        """Return the indices of the workers of a step of ``count`` workers, adding those that were never announced."""
         if count == len(self.present):
             return self.present
         while len(self.workers) < count:
@@ -144,13 +144,13 @@ class Roster:
         return tuple(range(count))
 
     def host(self, rank: int, present: Sequence[int] | None = None) -> str:
-        """Return where a worker is that trains now, or where it was when those of ``present`` did."""
+        """Return the host of a rank among the present workers, or among those of ``present``."""
         places = self.present if present is None else present
         return self.workers[places[rank]].host if rank < len(places) else f"worker {rank}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the host of every worker that ever took part, in the order in which they first came."""
+        """The host of every worker that ever took part, in the order in which they first came."""
         return tuple(worker.host for worker in self.workers)
 
     def _place(self, worker: StartedWorker, taken: Sequence[int]) -> int | None:
@@ -187,13 +187,13 @@ class WorkerTotals:
 
     @property
     def mean_compute_s(self) -> float:
-        """Return mean compute time of a step, in seconds; 0 before the first."""
+        """Mean compute time of a step, in seconds; 0 before the first."""
         return self.compute_s / max(1, self.steps)
 
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What one worker (the mean of all) contributed to the exchanges of gradients so far.
+    """The bytes that one worker (the mean of all) contributed to exchanges of gradients so far.
 
     Attributes:
         way: of the newest steps: compressor, ratio and collective.
@@ -208,7 +208,7 @@ class Traffic:
     dense_bytes: float = 0.0
 
     def take(self, told: ExchangeTold, steps: int) -> None:
-        """The exchanges of so many more steps."""
+        """Add the exchanges of ``steps`` more steps."""
         self.way = told.way
         self.steps[told.way] = self.steps.get(told.way, 0) + steps
         self.sent_bytes += steps * told.sent_bytes
@@ -217,7 +217,7 @@ class Traffic:
 
 @dataclass(kw_only=True)
 class Together:
-    """How often workers that train for themselves were brought together so far.
+    """The number of parameter averages of local SGD workers so far, and the bytes that they took.
 
     Attributes:
         policy: by which.
@@ -235,7 +235,7 @@ class Together:
     told: int = 0
 
     def take(self, told: SyncTold) -> None:
-        """What more steps told."""
+        """Add the averages that further steps logged."""
         self.synchronised += told.synchronised
         self.local += told.local
         self.sent_bytes += told.sent_bytes
@@ -246,7 +246,7 @@ class Together:
 
 @dataclass(kw_only=True)
 class Audits:
-    """What the audit steps of a run measured so far.
+    """The gradient differences that the audit steps of a run measured so far.
 
     Attributes:
         count: of them.
@@ -261,7 +261,7 @@ class Audits:
     reason: str = ""
 
     def take(self, event: Audited | Remarked) -> None:
-        """Go on with one more audit, or with what the audits so far have shown."""
+        """Add one more audit, or the run's sentence on the audits so far."""
         if isinstance(event, Remarked):
             self.reason = event.reason
             return
@@ -338,19 +338,19 @@ class RunFold:
 
     @classmethod
     def launched(cls, starts: Iterable[float]) -> Self:
-        """Before the first event of a run that was launched, and went on, at these seconds since the epoch."""
+        """Return the fold before the first event; ``starts`` are the launch and resumptions (epoch seconds)."""
         return cls(clock=RunClock(starts=tuple(sorted(starts))))
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """The fold of these events; ``starts`` are when the run was launched and went on, where that is known."""
+        """Return the fold of a log's events; ``starts`` are the times of launch and resumptions, where known."""
         run = cls.launched(starts)
         for event in events:
             run.take(event)
         return run
 
     def take(self, event: LogEvent) -> None:
-        """Go on with the next event; those of most kinds change nothing but the time."""
+        """Add the next event; events of most kinds change nothing but the time."""
         before_s = self.clock.now_s
         if self.clock.take(event):  # a session begins with it, so the one before is over
             if self._training_since_s is not None:
@@ -399,18 +399,18 @@ class RunFold:
 
     @property
     def loss(self) -> float | None:
-        """Return mean training loss of the newest logged steps; None: there are none."""
+        """Mean training loss of the newest logged steps; None before the first."""
         return None if self.latest is None else self.latest.loss
 
     @property
     def workers(self) -> tuple[WorkerTotals, ...]:
-        """Return all that ever trained, in the order of the roster."""
+        """The totals of all workers that ever trained, in the order of the roster."""
         present = set(self.roster.present)
         return tuple(replace(row, is_present=place in present) for place, row in enumerate(self._rows))
 
     @property
     def step_time_s(self) -> float | None:
-        """Return mean time of a step over everything logged."""
+        """Mean time of a step over everything logged, in seconds."""
         return self.stepping_s / self.logged_steps if self.logged_steps else None
 
     @property
@@ -422,7 +422,7 @@ class RunFold:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Return time in which something of the run ran, from its launch to its newest event; None: there is none."""
+        """Seconds in which something of the run ran, from its launch to its newest event; None without events."""
         return self.clock.now_s if self.last_event_s is not None else None
 
     @property
@@ -433,7 +433,7 @@ class RunFold:
 
     @property
     def sessions(self) -> int:
-        """Return how often it was launched, the times that it went on included."""
+        """The number of launches of the run, resumptions included."""
         return self.clock.sessions
 
     def _step(self, event: StepsLogged) -> None:
@@ -468,9 +468,9 @@ class RunFold:
         was_there = bool(self._rows)
         self.roster.take(event)
         self._add_rows()
-        for place, told in zip(self.roster.present, event.workers, strict=True):
+        for place, worker in zip(self.roster.present, event.workers, strict=True):
             row = self._rows[place]
-            row.type, row.slowdown, row.local_batch_size = told.type, told.slowdown, told.local_batch_size
+            row.type, row.slowdown, row.local_batch_size = worker.type, worker.slowdown, worker.local_batch_size
         self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
         self.restarts += was_there and self._training_since_s is not None
         if not was_there:
@@ -486,7 +486,7 @@ class RunFold:
         self.step, self.furthest_step = event.step, max(event.step, self.furthest_step)
 
     def _begin_training(self, time_s: float, *, before_s: float = 0.0) -> None:
-        """Training began with an event of this time, or some seconds before; in a session that had begun it goes on."""
+        """Begin training at an event, or some seconds before it; in a session that had begun it goes on."""
         self._worked_s = now_s = self.clock.now_s
         if self._training_since_s is not None:
             return
@@ -540,7 +540,7 @@ class PlacedEvent:
 
 @dataclass(kw_only=True)
 class RunHistory:
-    """All that a log holds, each event in its place.
+    """The events of a log, each in its place.
 
     Attributes:
         run: what it has come to.
@@ -558,14 +558,14 @@ class RunHistory:
 
     @classmethod
     def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
-        """The history of these events; ``starts`` are when the run was launched and went on, where that is known."""
+        """Return the history of a log's events; ``starts`` are the times of launch and resumptions, where known."""
         history = cls(run=RunFold.launched(starts))
         for event in events:
             history.take(event)
         return history
 
     def take(self, event: LogEvent) -> None:
-        """Go on with the next event."""
+        """Add the next event."""
         run, had_begun = self.run, self.run.trained_for_s is not None
         run.take(event)
         at_s = run.trained_for_s

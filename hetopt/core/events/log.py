@@ -45,7 +45,7 @@ class LogUnwritable(RunFailed):
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[None]:
-    """Say of a refusal which log it is of: whoever sees it from outside cannot tell it from others of the process.
+    """Turn an operating system's refusal into an error that names the log.
 
     Raises:
         LogUnwritable: the block was refused.
@@ -60,7 +60,7 @@ def _written(path: Path | None) -> Iterator[None]:
 
 
 class EventLog:
-    """Appends events to a file. A log without a path (ranks other than 0) drops them.
+    """The file that events are appended to. A log without a path (ranks other than 0) drops them.
 
     Where the machine's clock is set, or it stood still with the machine, the next event has one before it that says by
     how much: the times on both sides do not belong together.
@@ -110,7 +110,7 @@ class EventLog:
 
 
 def tell_failure(path: Path, reason: str, **fields: Any) -> None:
-    """Append ``run_failed`` to a log, as somebody's last word. Where the disk refuses even that, stderr has it."""
+    """Append ``run_failed`` to a log; to stderr where the disk refuses it."""
     try:
         with closing(EventLog(path)) as log:
             log.write("run_failed", reason=reason, **fields)
@@ -142,7 +142,7 @@ def read_events(path: Path) -> list[Event]:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Of a million objects that all stay, looking for cycles time and again takes as long as reading them."""
+    """Disable garbage collection inside, as searching a million objects that all stay takes as long as reading them."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -161,7 +161,7 @@ ITS_OWNER = "ask its owner, or run the command as the user who started the run"
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """Lines of a log that are no events.
+    """The lines of a log that are no events.
 
     Attributes:
         lines: how many.
@@ -173,20 +173,20 @@ class Unread:
 
     @property
     def sentence(self) -> str | None:
-        """Return what a person is told; None where all was read."""
+        """A sentence on the unread lines for people; None where all was read."""
         if not self.lines:
             return None
         many, are = ("1 line", "is") if self.lines == 1 else (f"{self.lines:,} lines", "are")
         return f"{many} of the event log could not be read and {are} left out: {self.first}."
 
     def __add__(self, other: Unread) -> Unread:
-        """The unread lines of two logs: their number, and the first of them."""
+        """Return the unread lines of two logs: their number, and the first of them."""
         return Unread(lines=self.lines + other.lines, first=self.first or other.first)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventsRead:
-    """Events in their order, and what else was there."""
+    """The events of a log in their order, and its unread lines."""
 
     events: list[LogEvent]
     unread: Unread = Unread()
@@ -194,7 +194,7 @@ class EventsRead:
 
 @dataclass(kw_only=True)
 class LineParser:
-    """Turns lines into events and counts the others.
+    """The parser of a log's lines into events, which counts the others.
 
     Attributes:
         unread: so far.
@@ -206,19 +206,19 @@ class LineParser:
 
     def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
         """Return the events among whole lines."""
-        found, parse, number = [], ANY_EVENT.validator.validate_json, self.line
+        events, parse, number = [], ANY_EVENT.validator.validate_json, self.line
         for line in lines:
             number += 1
             try:
-                found.append(parse(line))
+                events.append(parse(line))
             except ValidationError as error:
                 if line.strip():
                     self._pass_over(number, error)
         self.line = number
-        return found
+        return events
 
     def too_long(self) -> None:
-        """A line was too long to be kept."""
+        """Count a line that was too long to be kept as unread."""
         self.line += 1
         self._count(f"line {self.line}: longer than {MOST_LINE_BYTES // 2**20} MiB")
 
@@ -246,7 +246,7 @@ class LineParser:
 
 @dataclass(kw_only=True)
 class EventReader:
-    """Reads on in a log that grows, from where it last stopped.
+    """The reader of a log that grows, from where it last stopped.
 
     Attributes:
         path: of the log; a file that is not there yet has no events.
@@ -258,11 +258,11 @@ class EventReader:
 
     @property
     def unread(self) -> Unread:
-        """Return lines that were no events so far."""
+        """The lines that were no events so far."""
         return self._parser.unread
 
     def read(self) -> list[LogEvent]:
-        """Return what the log has gained.
+        """Read the events that the log has gained since the last call.
 
         Raises:
             BadInput: the file cannot be read.
@@ -270,7 +270,7 @@ class EventReader:
         return list(chain.from_iterable(self.parts()))
 
     def parts(self) -> Iterator[list[LogEvent]]:
-        """Yield the same in parts, for whoever does not keep them all.
+        """Yield the events that the log has gained in parts, for whoever does not keep them all.
 
         Raises:
             BadInput: the file cannot be read.
@@ -297,7 +297,7 @@ class EventReader:
 
 
 def read_log(path: Path) -> EventsRead:
-    """Return all that a log holds so far; nothing where there is none yet.
+    """Read all events that a log holds so far; none where there is no log yet.
 
     Raises:
         BadInput: the file cannot be read.
@@ -317,7 +317,7 @@ def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None
 
 
 def read_with_decisions(run_dir: Path) -> EventsRead:
-    """Return the run's events and the supervisor's, in the order of their times; none of a run that has not begun.
+    """Read the run's events and the supervisor's, in the order of their times; none of a run that has not begun.
 
     Raises:
         BadInput: a log cannot be read.

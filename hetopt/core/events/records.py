@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def _sentence(text: str) -> str:
-    """In one line, and no longer than a person reads."""
+    """Return a text on one line without control characters, cut to the length that a person reads."""
     return _CONTROL.sub(" ", text).strip()[:_MOST_LETTERS]
 
 
@@ -76,7 +76,7 @@ ProbeKind = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Happened:
-    """What all events have: when, in seconds since the epoch, by the clock of the machine that wrote it."""
+    """The time of an event in seconds since the epoch, by the clock of the machine that wrote it."""
 
     time_s: EpochSeconds
 
@@ -106,7 +106,7 @@ class ExchangeTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyncTold:
-    """What brought the models together of workers that train for themselves, in `StepsLogged`."""
+    """The parameter averages of local SGD workers over the steps of a `StepsLogged`."""
 
     policy: Name = ""
     synchronised: Count
@@ -117,14 +117,14 @@ class SyncTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamTold:
-    """What the workers' streams were like, in rank order; a rate that is not known yet is -1."""
+    """The waits and rates of the workers' streams, in rank order; a rate that is not known yet is -1."""
 
     wait_s: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunStarted(Happened):
-    """Workers are about to train: at the start, when a run goes on, and each time that other workers train."""
+    """The start of workers: when a run begins, when it goes on, and each time that other workers train."""
 
     event: Literal["run_started"]
     task: Name
@@ -135,7 +135,7 @@ class RunStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingStarted(Happened):
-    """The first step begins, after ``step`` earlier ones."""
+    """The beginning of the first step, after ``step`` earlier ones."""
 
     event: Literal["training_started"]
     step: Count = 0
@@ -143,7 +143,7 @@ class TrainingStarted(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepsLogged(Happened):
-    """``steps`` steps, of which ``step`` was the last. Times are means of one step; lists are in rank order."""
+    """A period of ``steps`` steps, the last of them ``step``. Times are means of one step; lists are in rank order."""
 
     event: Literal["step"]
     step: Count
@@ -182,7 +182,7 @@ class Evaluated(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointSaved(Happened):
-    """``save_s`` is how long training stood still for it, ``written_s`` how long it took altogether."""
+    """A saved checkpoint: training stood still for ``save_s`` seconds, and writing took ``written_s`` altogether."""
 
     event: Literal["checkpoint_saved"]
     step: Count
@@ -191,7 +191,7 @@ class CheckpointSaved(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Remarked(Happened):
-    """What is told with its reason alone.
+    """A remark with its reason alone.
 
     A checkpoint that could not be written (``checkpoint_failed``), or not be read when the run went on
     (``checkpoint_skipped``); that audits have shown that shares compute something else than one machine
@@ -205,7 +205,7 @@ class Remarked(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingFinished(Happened):
-    """Training ended in good order: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
+    """The orderly end of training: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
 
     event: Literal["training_finished"]
     step: Count = 0
@@ -217,7 +217,7 @@ class TrainingFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SharesChanged(Happened):
-    """Other local batch sizes from here on."""
+    """A change of local batch sizes from here on."""
 
     event: Literal["shares_changed"]
     step: Count
@@ -227,7 +227,7 @@ class SharesChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeChanged(Happened):
-    """Gradients go another way from here on."""
+    """A change of the gradients' exchange from here on."""
 
     event: Literal["exchange_changed"]
     step: Count
@@ -247,7 +247,7 @@ class Audited(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PairedTrialEnded(Happened):
-    """Whether sparsified gradients hold training back, as a paired trial has shown."""
+    """The result of a paired trial: whether sparsified gradients hold training back."""
 
     event: Literal["twins_tried"]
     step: Count
@@ -258,7 +258,7 @@ class PairedTrialEnded(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MemoryBoundLearned(Happened):
-    """More samples at a time than these do not fit into a worker's memory."""
+    """The largest micro-batch that fits into a worker's memory, learned by running out of it."""
 
     event: Literal["memory_bound_learned"]
     step: Count | None = None
@@ -268,7 +268,7 @@ class MemoryBoundLearned(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkerLost(Happened):
-    """A worker ended; others take its work over."""
+    """The end of a worker, whose work others take over."""
 
     event: Literal["worker_lost"]
     host: Name
@@ -277,7 +277,7 @@ class WorkerLost(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkersChanged(Happened):
-    """Another generation of workers trains; ``source`` says what it goes on from."""
+    """A new generation of workers that train; ``source`` says what it goes on from."""
 
     event: Literal["workers_changed"]
     step: Count
@@ -289,7 +289,7 @@ class WorkersChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunFailure(Happened):
-    """Why the run cannot go on; the first one since workers started is the cause."""
+    """The reason why a run cannot go on; the first one since workers started is the cause."""
 
     event: Literal["run_failed"]
     reason: Sentence = "no reason was given"
@@ -298,7 +298,7 @@ class RunFailure(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SessionFinished(Happened):
-    """A script's session ended in good order."""
+    """The orderly end of a script's session."""
 
     event: Literal["session_finished"]
     step: Count
@@ -307,7 +307,7 @@ class SessionFinished(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConditionChanged(Happened):
-    """A host is another from here on; it may also die (for a reason), return, have notice, or be cut off."""
+    """A change of a host from here on; it may also die (for a reason), return, have notice, or be cut off."""
 
     event: Literal["condition_changed"]
     host: Name
@@ -324,7 +324,7 @@ class ConditionChanged(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClockJumped(Happened):
-    """The machine's clock was set, or stood still with the machine."""
+    """A jump of the machine's clock, which was set, or stood still with the machine."""
 
     event: Literal["clock_jumped"]
     by_s: Annotated[float, Field(ge=-1e11, le=1e11)]
@@ -335,7 +335,7 @@ Action = Literal["replace", "on-demand"]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SupervisorActed(Happened):
-    """What the supervisor did about a run that does not keep its promise."""
+    """An action of the supervisor on a run that falls short of its plan."""
 
     event: Literal["supervisor_acted"]
     step: Count | None = None
@@ -353,7 +353,7 @@ class ProbeEvent(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Noted(Happened):
-    """What is written for those who read the log itself: nothing is made of it."""
+    """An event for readers of the log itself, of which nothing is computed."""
 
     event: Literal["network_measured"]
 

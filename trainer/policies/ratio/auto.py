@@ -75,7 +75,7 @@ _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
 @dataclass(kw_only=True)
 class PairedTrial:
-    """Whether thin exchanges hold a task back: mean losses of two models that begin alike, by chunks of steps.
+    """The mean losses of two models that begin alike, one of them with sparsified gradients, by chunks of steps.
 
     No look at gradients tells: neither the energy that is kept, nor the delay says how much a task minds that most of
     its gradient comes late (an LSTM learns as fast at 0.1 % as with everything, a small ResNet stays where it began).
@@ -88,7 +88,7 @@ class PairedTrial:
     thin: list[float] = field(default_factory=list)
 
     def after(self, rows: Sequence[Sequence[float]]) -> Verdict | None:
-        """Judge after another chunk; None: nothing can be said yet.
+        """Judge the trial after another chunk; None: nothing can be said yet.
 
         Args:
             rows: of each worker, mean losses of the whole and of the thin twin over the chunk, and its samples a step.
@@ -116,7 +116,7 @@ ANOTHER, IN_A_ROW = 1.25, 2
 
 
 class Timing(Record):
-    """Mean seconds of a way's steps, how many say so, and its exchange over what was predicted of it (None: hidden)."""
+    """The mean seconds of an option's steps, their number, and measured over predicted exchange time (None: hidden)."""
 
     collective: str
     step_s: PositiveFloat
@@ -125,7 +125,7 @@ class Timing(Record):
 
 
 class StepTimes(Record):
-    """Timings of ways by key since something last changed, mean seconds of computation, and signs of a change."""
+    """The timings of options by key since something last changed, mean compute seconds, and signs of a change."""
 
     timings: dict[str, Timing] = Field(default_factory=dict)
     compute_s: NonNegativeFloat = 0.0
@@ -134,11 +134,11 @@ class StepTimes(Record):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the last period took another time than usual, and only the next will tell whether that stays."""
+        """True where the last period took another time than usual, and only the next will tell whether that stays."""
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Add a period's median step, in seconds, of so many steps."""
+        """Add a period's median step time, in seconds, over ``steps`` steps."""
         before = self.timings.get(option.key)
         # The first step of a way is slower than those that follow, and tells nothing alone.
         if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):
@@ -154,7 +154,7 @@ class StepTimes(Record):
         return StepTimes(timings=timings, compute_s=compute_s, steps=self.steps + steps)
 
     def step_s(self, option: Option, network: Network) -> float:
-        """Seconds of a step, as timed or else as predicted."""
+        """Return the seconds of an option's step, as timed or else as predicted."""
         timing = self.timings.get(option.key)
         if timing is not None:
             return timing.step_s
@@ -167,15 +167,15 @@ class StepTimes(Record):
         )
 
     def _longer(self, collective: str) -> float:
-        """By the same collective, or by any, which says less."""
+        """Return the mean of measured over predicted exchange time by a collective; by any, nearer to 1, if untried."""
         known = [(timing.collective, math.log(timing.longer)) for timing in self.timings.values() if timing.longer]
-        own = [log for name, log in known if name == collective]
-        logs = own or [log for _, log in known]
-        return math.exp(sum(logs) / (len(logs) + (not own))) if logs else 1.0
+        matching = [log for name, log in known if name == collective]
+        logs = matching or [log for _, log in known]
+        return math.exp(sum(logs) / (len(logs) + (not matching))) if logs else 1.0
 
 
 def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) -> float | None:
-    """How many times as long as predicted own work and exchange took; None where backward hides them."""
+    """Return measured over predicted time of compression and exchange; None where backward hides them."""
     predicted_s = option.compress_s + exchange_s
     took_s = max(step_s - compute_s, 0.01 * step_s)
     if option.buckets > 1:  # the inverse of `hetopt.core.comm.cost.pipelined_s`
@@ -188,7 +188,7 @@ def _longer(option: Option, exchange_s: float, step_s: float, compute_s: float) 
 
 
 class AutoState(Record):
-    """What was learned, and the account of trials.
+    """The state of `AutoRatio`: step times, gains, and the account of paired trials.
 
     Attributes:
         option: in use.
@@ -218,7 +218,7 @@ class AutoState(Record):
 
     @property
     def sends_all(self) -> bool:
-        """Whether nothing may be held back any more, for the loss had risen."""
+        """True where nothing may be held back any more, for the loss had risen."""
         return self.rises > 1
 
     def expected_gain(self, ratio: float) -> float | None:
@@ -242,7 +242,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoRatio:
-    """Chooses the option that promises the least time to the target.
+    """The policy of the option that promises the least time to the target.
 
     Args:
         options: what there is to choose from, each of another key; dense exchange among them.
@@ -262,7 +262,7 @@ class AutoRatio:
     """The state before the first step: no option was measured."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Dense, or the largest ratio with a curve if that exchanges sooner: from there all other gains can be read."""
+        """Return dense, or the largest ratio with a curve if that is faster: from there all other gains can be read."""
         starts = [self.dense]
         if looking := [option for option in self.options if option.gain is None]:
             largest = max(option.ratio for option in looking)
@@ -278,7 +278,7 @@ class AutoRatio:
         return next(filter(is_dense, self.options))
 
     def decide(self, state: AutoState, observation: RatioObservation) -> tuple[AutoState, RatioDecision]:
-        """The state after this period, and what to exchange from now on."""
+        """Return the state after this period, and the exchange to use from now on."""
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
         assert used is not None and network is not None  # noqa: PT018  # whoever asks has both
@@ -289,7 +289,9 @@ class AutoRatio:
         outlook = Outlook(self, state, network)
         now, usable = outlook.judged(used), outlook.usable()
         assert now is not None
-        best = min((one for one in usable if outlook.is_tried(one.option)), key=_per_progress_s, default=None)
+        best = min(
+            (candidate for candidate in usable if outlook.is_tried(candidate.option)), key=_per_progress_s, default=None
+        )
         if best is None or not outlook.keeps_enough(used, now.gain):
             why = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
             if state.sends_all:
@@ -307,7 +309,7 @@ class AutoRatio:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What every option is judged by: the policy, what it knows, and the network as measured."""
+    """The grounds on which options are judged: the policy, its state, and the network as measured."""
 
     policy: AutoRatio
     state: AutoState
@@ -315,19 +317,23 @@ class Outlook:
 
     @property
     def coefficient(self) -> float:
-        """Of the law of slowdown, as it stands after trials."""
+        """The coefficient of the law of slowdown, as it stands after trials."""
         known, verdict = self.policy.coefficient, self.state.verdict
         if verdict is None or verdict.says == "undecided":
             return known
         return 0.0 if verdict.says == "harmless" else max(known, CAUTIOUS_COEFFICIENT)
 
     def usable(self) -> list[Judged]:
-        """The options that keep enough, as far as is known; dense training is always one of them."""
+        """Return the options that keep enough, as far as is known; dense training is always one of them."""
         judged = [self.judged(option) for option in self.policy.options]
-        return [one for one in judged if one is not None and self.keeps_enough(one.option, one.gain)]
+        return [
+            candidate
+            for candidate in judged
+            if candidate is not None and self.keeps_enough(candidate.option, candidate.gain)
+        ]
 
     def keeps_enough(self, option: Option, gain: float) -> bool:
-        """Whether so much is learned as it has to be; lateness alone is weighed, not forbidden."""
+        """Return whether an option of this gain may be used; the delay of its gradients is priced, not forbidden."""
         state = self.state
         if option.gain is None and state.sends_all:
             return False
@@ -337,7 +343,7 @@ class Outlook:
         return gain >= self.policy.least_gain and self.coefficient * distance(gain) <= self.policy.most_lost
 
     def judged(self, option: Option, *, coefficient: float | None = None) -> Judged | None:
-        """The option as it looks now; None where nothing is known of its gain."""
+        """Return an option's expected gain and seconds per unit of progress; None where its gain is unknown."""
         gain = self.gain(option)
         if gain is None:
             return None
@@ -348,11 +354,11 @@ class Outlook:
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=steps * step_s, hoped_s=steps * at_best_s)
 
     def is_tried(self, option: Option) -> bool:
-        """Whether steps were timed with it since something last changed."""
+        """Return whether steps were timed with an option since something last changed."""
         return option.key in self.state.times.timings
 
     def gain(self, option: Option) -> float | None:
-        """That the option settles to; None where nothing is known of it."""
+        """Return the gain that an option converges on; None where nothing is known of it."""
         state = self.state
         if option.gain is not None or option.key == state.option:
             return state.gain if option.gain is None else option.gain
@@ -363,13 +369,16 @@ class Outlook:
         return max(1e-6, min(1.0, expected, *(expected * s for r, s in state.kept.items() if r >= option.ratio)))
 
     def worth_trying(self, best: Judged) -> float | None:
-        """The ratio of what would be best if late gradients did no harm, where that would pay for finding out."""
+        """Return the ratio that would be best if late gradients did no harm, where a trial of that pays; else None."""
         state, policy = self.state, self.policy
         is_told = state.verdict is not None and state.verdict.says != "undecided"
         if not policy.tries_twins or is_told or state.sends_all or state.step < TWINS_AGAIN_AFTER * state.trials:
             return None
         judged = [self.judged(option, coefficient=0.0) for option in policy.options]
-        chosen = min((one for one in judged if one and one.gain >= policy.least_gain), key=_per_progress_s)
+        chosen = min(
+            (candidate for candidate in judged if candidate and candidate.gain >= policy.least_gain),
+            key=_per_progress_s,
+        )
         saving_s = best.per_progress_s - chosen.per_progress_s
         # A run of unknown length is taken to last as long again as it has, and for one more trial.
         steps_left = max(TWINS_AGAIN_AFTER, state.step) if state.steps_left is None else state.steps_left
@@ -378,18 +387,18 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: Judged) -> Judged | None:
-        """Return what to try next: no option twice as slow as the best, or better by less than a change is worth."""
+        """Return the option to try next: none twice as slow as the best, nor better by less than a change is worth."""
         hopeful = [
-            one
-            for one in self.usable()
-            if not self.is_tried(one.option)
-            and one.per_progress_s <= 2 * best.per_progress_s
-            and (is_dense(one.option) or one.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
+            candidate
+            for candidate in self.usable()
+            if not self.is_tried(candidate.option)
+            and candidate.per_progress_s <= 2 * best.per_progress_s
+            and (is_dense(candidate.option) or candidate.hoped_s <= (1 - LEAST_SAVING) * best.per_progress_s)
         ]
-        return min(hopeful, key=lambda one: one.hoped_s, default=None)
+        return min(hopeful, key=lambda candidate: candidate.hoped_s, default=None)
 
     def _steps_per_progress(self, gain: float, coefficient: float) -> float:
-        """Steps for one dense step's progress over the steps that are left: what is held back at the end was none."""
+        """Return the steps for one dense step's progress, over the steps left: residuals at the end are lost."""
         state, delivered = self.state, 1 / (1 + coefficient * distance(gain))
         if state.steps_left is not None:
             delivered -= (backlog_after(state.backlog, gain, state.steps_left) - state.backlog) / state.steps_left
@@ -397,12 +406,12 @@ class Outlook:
 
 
 def is_dense(option: Option) -> bool:
-    """Whether it sends everything, and loses nothing to speak of."""
+    """Return whether an option sends everything, and loses nothing to speak of."""
     return option.ratio >= DENSE and option.gain == 1
 
 
 def _learned(state: AutoState, used: Option, observation: RatioObservation, network: Network) -> AutoState:
-    """The state after a period of an option; of one that may have been disturbed only that."""
+    """Return the state after a period of an option; where it may have been disturbed, with step times alone updated."""
     changes: dict[str, object] = {"step": observation.step, "steps_left": observation.steps_left}
     if observation.verdict is not None:
         changes |= {"verdict": observation.verdict, "trials": state.trials + 1}

@@ -41,15 +41,15 @@ class GainCurve:
     energy: tuple[float, ...]
 
     def gain(self, ratio: float) -> float:
-        """Kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
+        """Return kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
         return self._at(ratio, [sum(column) for column in zip(*self.kept, strict=True)], sum(self.energy))
 
     def gains(self, ratio: float) -> tuple[float, ...]:
-        """The same of each worker by itself."""
+        """Return each worker's gain at a ratio, in rank order."""
         return tuple(self._at(ratio, row, energy) for row, energy in zip(self.kept, self.energy, strict=True))
 
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Ratios with the gain over all workers."""
+        """Return the ratios with the gain over all workers."""
         return tuple((ratio, self.gain(ratio)) for ratio in self.ratios)
 
     def _at(self, ratio: float, kept: Sequence[float], energy: float) -> float:
@@ -59,12 +59,12 @@ class GainCurve:
 
 
 def gain_of(kept: float, energy: float) -> float:
-    """Kept energy over energy, in [0, 1]; 1 where there was none. Rounding can keep less than nothing: that is 0."""
+    """Return kept energy over energy, clipped to [0, 1] against rounding; 1 where there was none."""
     return min(1.0, max(0.0, kept / energy)) if energy > 0 else 1.0
 
 
 def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) -> float:
-    """Gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
+    """Interpolate the gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
 
     Below the smallest point the gain is taken to fall in proportion, which is the least that it can be: the largest
     elements come first, so what is kept falls no faster than what is sent.
@@ -87,7 +87,7 @@ DENSE = 1.0
 
 
 class Verdict(Record):
-    """What a trial says of exchanges at ``ratio`` and above: they cost no more steps than may be lost, or they do.
+    """The result of a paired trial of exchanges at ``ratio`` and above: harmless (few enough more steps) or harmful.
 
     ``undecided``: training had not begun to learn.
     """
@@ -98,7 +98,7 @@ class Verdict(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatioObservation:
-    """What one control period was like. All its steps were exchanged in the same way.
+    """The times and energies of one control period. All its steps were exchanged in the same way.
 
     Attributes:
         step: steps done when the period ended.
@@ -145,7 +145,7 @@ class RatioObservation:
         return gain_of(sum(self.kept_energy), sum(self.energy))
 
     def gains_at(self, ratio: float) -> tuple[float, ...] | None:
-        """Each worker's gain at a ratio: off the curve, or as sent if that was the ratio; None where nobody looked."""
+        """Return each worker's gain at a ratio: off the curve, or as sent at that ratio; None where unknown."""
         if self.gain_curve is not None:
             return self.gain_curve.gains(ratio)
         return tuple(map(gain_of, self.kept_energy, self.energy)) if ratio == self.ratio else None
@@ -153,7 +153,7 @@ class RatioObservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatioDecision:
-    """What is sent from now on.
+    """The exchange to use from now on.
 
     Attributes:
         ratio: fraction of the elements; 1: dense, nothing held back, and what was held back goes first.
@@ -177,22 +177,22 @@ class RatioDecision:
 
 
 class RatioPolicy(Protocol, Generic[StateT]):
-    """Says how much of the gradient is sent: asked once a control period, with the same arguments on every rank."""
+    """The policy of the compression ratio, asked once a control period, with the same arguments on every rank."""
 
     def initial(self) -> StateT:
-        """The state before the first observation; its type reads a checkpoint's back (`Record.model_validate`)."""
+        """Return the state before the first observation; its type reads a checkpoint's (`Record.model_validate`)."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """What to send before anything was observed.
+        """Return the decision before anything was observed.
 
         Args:
             network: as measured between the workers; absent where it was not.
         """
 
     def decide(self, state: StateT, observation: RatioObservation) -> tuple[StateT, RatioDecision]:
-        """The next state, and what to send from now on."""
+        """Return the next state, and the exchange to use from now on."""
 
 
 def percent(ratio: float) -> str:
-    """A ratio for people: how much is sent, and how many times less that is."""
+    """Format a ratio for people: the percentage that is sent, and how many times less that is."""
     return "everything" if ratio >= 1 else f"{100 * ratio:.3g} % ({1 / ratio:.4g}x)"

@@ -73,7 +73,7 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledRatio:
-    """The schedule, then the ratio.
+    """The policy of a schedule of ratios, then a fixed one.
 
     Args:
         ratio: fraction of the elements that is sent after the schedule; 1: dense.
@@ -87,20 +87,20 @@ class ScheduledRatio:
     """The epoch says it all."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """The ratio of the first epoch."""
+        """Return the ratio of the first epoch."""
         return RatioDecision(ratio=self.at(0.0))
 
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """The ratio of the epoch that has begun."""
+        """Return the ratio of the epoch that has begun."""
         ratio = self.at(observation.epoch)
         if ratio == observation.ratio or not self.schedule:
             return state, RatioDecision(ratio=ratio)
         return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
 
     def at(self, epoch: float) -> float:
-        """The ratio after so many epochs."""
+        """Return the ratio after ``epoch`` epochs."""
         done = int(epoch)
         return max(self.ratio, self.schedule[done]) if done < len(self.schedule) else self.ratio
 
@@ -116,7 +116,7 @@ class AccordionState(Record):
 
 
 class Accordion(AccordionSettings):
-    """Two ratios by the change of the gradient's norm.
+    """The policy of two ratios by the change of the gradient's norm.
 
     Attributes:
         gentle: fraction that is sent in critical regimes.
@@ -130,11 +130,11 @@ class Accordion(AccordionSettings):
     """Nothing was seen; training begins in a critical regime."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Begin with the larger ratio, as gradients change most at first."""
+        """Return the larger ratio, as gradients change most at first."""
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
-        """The larger ratio where the gradient's norm changes fast (a critical regime), else the smaller one."""
+        """Return the larger ratio where the gradient's norm changes fast (a critical regime), else the smaller one."""
         fresh, before = observation.gradient_norm, state.norm
         norm = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         change = 0.0
@@ -171,7 +171,7 @@ _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 
 
 class ThresholdRatio(ThresholdSettings):
-    """One ratio or everything.
+    """The policy of one ratio or everything.
 
     A ``delta`` of 0 is dense, of 1 always compressed. Votes that are combined by ``mean`` judge the workers' mean loss.
 
@@ -185,13 +185,13 @@ class ThresholdRatio(ThresholdSettings):
     """The state before the first step: nothing was sent."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """Everything: nobody has voted yet."""
+        """Return a dense decision: nobody has voted yet."""
         return RatioDecision(ratio=DENSE, measure_gain=True)
 
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """What the votes say; without a look at the gain nothing changes."""
+        """Return the ratio if the workers' gains allow it, else dense; unchanged where no gain was measured."""
         gains = observation.gains_at(self.ratio)
         if gains is None:
             return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
@@ -214,7 +214,7 @@ class ThresholdRatio(ThresholdSettings):
 
 
 class GravacState(Record):
-    """Where the search is.
+    """The state of GraVAC's search for a compression factor.
 
     Attributes:
         floor: the factor below which nothing but dense is sent; grows.
@@ -234,7 +234,7 @@ class GravacState(Record):
 
 
 class Gravac(GravacSettings):
-    """The search. With ``eps`` above 1 everything is sent always.
+    """The search of GraVAC. With ``eps`` above 1 everything is sent always.
 
     Attributes:
         largest: factor beyond which nothing is tried; no less than the floor.
@@ -243,15 +243,15 @@ class Gravac(GravacSettings):
     largest: PositiveFloat = 1000.0
 
     def initial(self) -> GravacState:
-        """The state before the first step: the least compression allowed."""
+        """Return the state before the first step: the least compression allowed."""
         return GravacState(floor=self.floor, candidate=self.floor)
 
     def first(self, network: Network | None) -> RatioDecision:
-        """The floor, where it keeps enough."""
+        """Return the floor's ratio, sent where it keeps enough."""
         return self.payload(self.initial())
 
     def decide(self, state: GravacState, observation: RatioObservation) -> tuple[GravacState, RatioDecision]:
-        """The state after this period, and the payloads of the next."""
+        """Return the state after this period, and the payloads of the next."""
         state, before = self._measured(state, observation), state
         if state.window_steps >= self.window and not state.done:
             state = self._next_window(state, observation.level_gains)
@@ -268,7 +268,7 @@ class Gravac(GravacSettings):
         return state, self.payload(state, reason)
 
     def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
-        """What each step chooses from until the window ends."""
+        """Return the decision that each step of the window chooses a payload by: candidate, floor or everything."""
         if self.eps > 1 or state.candidate == 1:
             return RatioDecision(ratio=DENSE, reason=reason)
         return RatioDecision(
@@ -294,24 +294,24 @@ class Gravac(GravacSettings):
         state = state.model_copy(update={"window_steps": 0})
         if gains is not None and gains[1] - gains[0] <= self.omega * gains[1]:
             state = state.model_copy(update={"floor": state.candidate})
-        found = ideal_factor(state.worth, self.omega)
-        if found is None and state.candidate >= self.largest:
-            found = max(sorted(state.worth), key=state.worth.__getitem__)
-        if found is not None:
-            factor = min(max(found, 1.0), self.largest)
+        ideal = ideal_factor(state.worth, self.omega)
+        if ideal is None and state.candidate >= self.largest:
+            ideal = max(sorted(state.worth), key=state.worth.__getitem__)
+        if ideal is not None:
+            factor = min(max(ideal, 1.0), self.largest)
             return state.model_copy(update={"candidate": factor, "floor": min(state.floor, factor), "done": True})
         raised = state.raised + 1
         candidate = min(self.largest, self.floor * self._raise(raised))
         return state.model_copy(update={"candidate": candidate, "raised": raised})
 
     def _raise(self, raised: int) -> float:
-        """What the first floor is multiplied by: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
+        """Return the multiple of the first floor after ``raised`` raises: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
         exponent = 2 ** (raised - 1) if self.raises == "exponential" else raised
         return 2.0 ** min(exponent, 64)
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:
-    """The factor that ends the search: the smaller of the two whose worth is largest, if their worth hardly differs."""
+    """Return the factor that ends the search: the smaller of the two of largest worth, if they hardly differ."""
     if len(worth) < 2:
         return None
     first, second = sorted(worth, key=lambda factor: (-worth[factor], factor))[:2]
@@ -336,7 +336,7 @@ class ScanState(Record):
 
 
 class ScanRatio(ScanSettings):
-    """Scans its options.
+    """The policy that scans its options for the best of time and gain.
 
     Without ``least_gain``, of which the paper knows nothing, the choice went to 0.3 % after one step over quick links,
     whose gain fell to 4 %, and little was learned.
@@ -351,12 +351,12 @@ class ScanRatio(ScanSettings):
     """The state before the first scan: no ratio was chosen."""
 
     def first(self, network: Network | None) -> RatioDecision:
-        """The largest ratio, from which the gain of all others can be read."""
+        """Return the largest ratio, from which the gain of all others can be read."""
         largest = max(self.options, key=lambda option: option.ratio)
         return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
 
     def decide(self, state: ScanState, observation: RatioObservation) -> tuple[ScanState, RatioDecision]:
-        """The next choice. Without a gain curve or a network nothing changes."""
+        """Return the next choice. Without a gain curve or a network nothing changes."""
         keep = RatioDecision(ratio=observation.ratio, option=observation.option, measure_gain=True)
         used = next((option for option in self.options if option.key == observation.option), None)
         network = observation.network
@@ -368,10 +368,10 @@ class ScanRatio(ScanSettings):
             moved = max(abs(now.gain / state.gain - 1), abs(now.time_s / state.time_s - 1))
             if moved < self.sensitivity:
                 return state, keep
-        places = [place for place, one in enumerate(prospects) if one.gain >= self.least_gain]
+        places = [place for place, prospect in enumerate(prospects) if prospect.gain >= self.least_gain]
         if not places:
             places = [max(range(len(prospects)), key=lambda place: prospects[place].gain)]
-        chosen = places[scan([prospects[one] for one in places], time_weight=self.time, gain_weight=self.gain)]
+        chosen = places[scan([prospects[place] for place in places], time_weight=self.time, gain_weight=self.gain)]
         option, prospect = self.options[chosen], prospects[chosen]
         state = ScanState(gain=prospect.gain, time_s=max(prospect.time_s, 1e-12))
         if option.key == observation.option:
@@ -391,7 +391,7 @@ class ScanRatio(ScanSettings):
 
 
 def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
-    """Index of the best of some; the first of equals."""
+    """Return the index of the best prospect; of equals the first."""
     front = pareto(prospects)
     times = _scaled([prospects[i].time_s for i in front])
     losses = _scaled([1 / prospects[i].gain for i in front])
@@ -400,7 +400,7 @@ def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: floa
 
 
 def pareto(prospects: Sequence[Prospect]) -> list[int]:
-    """Indices of the prospects that no other beats or equals in both respects; of equal ones the first."""
+    """Return the indices of the prospects that no other beats or equals in both respects; of equal ones the first."""
     order = sorted(range(len(prospects)), key=lambda i: (prospects[i].time_s, -prospects[i].gain, i))
     front: list[int] = []
     best = -math.inf
