@@ -90,7 +90,7 @@ def geometric_mean(gpu: Gpu, cell: Measured) -> float:
 
 
 def half_each(known: Measured, asked: Measured) -> float:
-    """The rule that the model replaced: half of a step follows the fp32 peak, half the bandwidth."""
+    """Return the log seconds of a step by a simpler rule: half of it follows the fp32 peak, half the bandwidth."""
     ours, theirs = known.place.gpu, asked.place.gpu
     factor = (ours.fp32_tflops / theirs.fp32_tflops + ours.bandwidth_gb_per_s / theirs.bandwidth_gb_per_s) / 2
     return math.log(known.step_time_s * asked.place.batch_size / known.place.batch_size * factor)
@@ -105,7 +105,7 @@ RULES: dict[str, Rule] = {
 
 
 def machine(gpu: Gpu, count: int = 1, *, switched: bool = False) -> InstanceType:
-    """A machine with such GPUs; its family says whether a switch joins them, as in catalogues."""
+    """Return a machine with so many of a GPU; its family says whether a switch joins them, as in catalogues."""
     name, memory, form = gpu.key.rsplit(" ", 2)
     named = f"{name} PCIe" if form == "PCIe" and name in gpu_transfer.SOCKETED and name != "P100" else name
     model = AcceleratorModel(
@@ -165,7 +165,7 @@ def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None)
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """What is predicted from: a model for each set of measured steps, whatever is believed of other GPUs.
+    """The step-time models of sets of measured steps, whatever is believed of other GPUs.
 
     Attributes:
         types: machines that carry the GPUs.
@@ -176,7 +176,7 @@ class Models:
     fitted: dict[tuple[tuple[Configuration, float], ...], StepTimeModel] = field(default_factory=dict)
 
     def of(self, column: Column, sources: Sequence[int]) -> StepTimeModel:
-        """The model of the sources' steps."""
+        """Return the step-time model of the sources' steps."""
         cells = [column.cells[index] for index in sources]
         key, observed = tuple((asked(cell), cell.step_time_s) for cell in cells), observe([sample(c) for c in cells])
         if key not in self.fitted:
@@ -200,7 +200,7 @@ class Models:
         ]
 
     def from_one(self, columns: Sequence[Column]) -> list[Answer]:
-        """Every GPU from every other."""
+        """Return the answers for every GPU from every other."""
         return [
             answer
             for column in columns
@@ -209,7 +209,7 @@ class Models:
         ]
 
     def from_two(self, columns: Sequence[Column]) -> list[Answer]:
-        """Every GPU from every other and one more, by lot."""
+        """Return the answers for every GPU from every other and a second one, drawn at random."""
         lots, found = np.random.default_rng(0), list[Answer]()
         for column in columns:
             everyone = range(len(column.cells))
@@ -236,12 +236,12 @@ def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float
 
 
 def model_of(job: str) -> str:
-    """What two jobs have in common that train the same by another's scripts."""
+    """Return the name that a job shares with the same job trained by NVIDIA's scripts."""
     return job.removesuffix("-nvidia")
 
 
 def contention(machines: Sequence[Machine]) -> float:
-    """The prior's log, by which eight GPUs take as many times as long as one as the median job does, by its median."""
+    """Return the log contention prior at which eight GPUs slow the median job down as measured."""
     ratios = defaultdict[str, list[float]](list)
     for one in machines:
         ratios[one.job].append(one.eight_s / one.one.step_time_s)
@@ -258,7 +258,7 @@ def held_out(
     group: Callable[[Column], str],
     ask: Callable[[list[Column]], list[Answer]],
 ) -> list[Answer]:
-    """Each group of jobs, by what all others tell."""
+    """Return the answers for each group of jobs, by a model fitted without the group."""
     groups = defaultdict[str, list[Column]](list)
     for column in columns:
         groups[group(column)].append(column)
@@ -282,7 +282,7 @@ CALIBRATION = 1.12
 
 
 def without_rows(believed: Beliefs, columns: Sequence[Column], models: Models) -> list[Answer]:
-    """Each GPU from every other, by what is told neither by the job nor by any row of that GPU."""
+    """Return the answers for each GPU from every other, by a model without the job and without any row of that GPU."""
     answered: list[Answer] = []
     for key in sorted({cell.place.gpu.key for column in columns for cell in column.cells}):
         jobs: dict[str, list[tuple[Column, int]]] = defaultdict(list)
@@ -309,7 +309,7 @@ def by_rule(columns: Sequence[Column], rule: Rule) -> list[Answer]:
 
 
 def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
-    """The median ratio of both GPUs over the other jobs in the same class of precision; else by bandwidth."""
+    """Return a rule's answers: the other jobs' median ratio of both GPUs in the same precision; else by bandwidth."""
     ratios: dict[tuple[str, str, bool], list[tuple[str, float]]] = defaultdict(list)
     for c in columns:
         for known in c.cells:
@@ -391,7 +391,7 @@ def log_cost(cell: Measured, prices: Mapping[str, float]) -> float:
 
 
 def row(results: Results, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
-    """A line of the table and its figures."""
+    """Print a line of the table and record its figures."""
     key = name.lower().replace(" ", "_").replace(",", "")
     median, p90 = errors(found)
     line = f"{name:34}{median:8.1%} /{p90:7.1%}"
@@ -451,7 +451,7 @@ GOALS = {
 
 
 def untold(columns: Sequence[Column]) -> list[Column]:
-    """The same where nobody says what is trained."""
+    """Return the columns without the kind of model and its operations."""
     return [
         replace(column, cells=tuple(replace(cell, kind=None, flops_per_sample=None) for cell in column.cells))
         for column in columns
@@ -469,7 +469,7 @@ def full_machines(results: Results, machines: Sequence[Machine]) -> None:
 
 
 def with_goals(results: Results) -> Results:
-    """The same with what is wanted of its figures."""
+    """Return the results with the goals of their figures."""
     for name, (least, most) in GOALS.items():
         if name in results.figures:
             results.goal(name, results.figures[name], at_least=least, at_most=most)

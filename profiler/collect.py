@@ -210,7 +210,7 @@ def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
 
 
 def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
-    """The host's limit; lower where a batch that should have fitted ran out of memory all the same."""
+    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if end is None or not peaks:
         return limit_bytes
@@ -273,7 +273,7 @@ def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
 
 
 def refusals(events: Sequence[Event]) -> tuple[str, ...]:
-    """Which precisions were looked at and cannot be had, and why."""
+    """Return a sentence for each precision that was tried and is left out, and why."""
     lost = diverged(_pilots_seen(events))
     return (
         *(f"{one.precision} is left out: {one.reason}" for one in _all(events, PrecisionRefused)),
@@ -282,7 +282,7 @@ def refusals(events: Sequence[Event]) -> tuple[str, ...]:
 
 
 def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tuple[PrecisionTrial, ...]:
-    """Each beside the pilot of the usual precision that began with the same weights and saw the same batches.
+    """Return each pilot in another precision beside the usual one's, with the same first weights and the same batches.
 
     They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
     two became.
@@ -364,7 +364,7 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
 
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:
-    """When the last event of this name was written."""
+    """Return when the last event of a name was written, in seconds; None: there is none."""
     times = [event["time_s"] for event in events if event.get("event") == name]
     return float(times[-1]) if times and isinstance(times[-1], int | float) else None
 

@@ -25,7 +25,7 @@ PHASES = 4
 
 
 class DeviceFacts(Record):
-    """What the workers of one sweep computed on. ``sweep`` counts the sweeps of the schedule from 0."""
+    """The device of the workers of one sweep. ``sweep`` counts the sweeps of the schedule from 0."""
 
     sweep: NonNegativeInt
     kind: Literal["cpu", "cuda"]
@@ -36,7 +36,7 @@ class DeviceFacts(Record):
 
 
 class PrecisionRefused(Record):
-    """What the task cannot be computed in, and why."""
+    """A precision that the task cannot be computed in, and why."""
 
     precision: Precision
     reason: Told

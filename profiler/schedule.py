@@ -61,7 +61,7 @@ def make_schedule(
     exchanges: Sequence[str] = (),
     timed: Sequence[str] = (),
 ) -> ProbeSchedule:
-    """What to measure on one host in about ``time_budget_s`` seconds, start-up not included.
+    """Return what to measure on one host in about ``time_budget_s`` seconds, start-up not included.
 
     Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
     shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and

@@ -77,7 +77,7 @@ def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What an administrator applies once. hetopt makes no role by itself.
+    """The account, bucket and role that an administrator sets up once; hetopt creates no role by itself.
 
     Attributes:
         region: where machines will be.
@@ -100,7 +100,7 @@ class Setup:
         bucket: str | None = None,
         role: str | None = None,
     ) -> Setup:
-        """With the usual names where none are given; the account is that of the credentials.
+        """Return the setup with the usual names where none are given, in the account of the credentials.
 
         Raises:
             BadInput: the account's number is none, or a name none of a region, a bucket or a role.
@@ -253,7 +253,7 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What was looked for, and what has been found so far.
+    """A search of AWS regions for what runs left behind, and what it has found so far.
 
     Attributes:
         home: hetopt's folder on this machine.
@@ -361,7 +361,7 @@ def rental_of(prepared: Prepared) -> Rental:
 
 
 def unfollowed(rental: Rental) -> str:
-    """What becomes of a run that nobody follows, because its launch was left or the machine that follows it sleeps."""
+    """Return how long a run goes on that nobody follows, as its launch was left or its machine sleeps, in a sentence."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
     cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
     told = (
@@ -440,7 +440,9 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
 
 
 def spent(run: Run) -> tuple[float, bool, str | None]:
-    """What a run has cost at the prices that were seen meanwhile, USD; whether that is an estimate, as the end of some
-    machine was not seen; and why the run was ended, if it was."""
+    """Return a run's cost at the prices seen so far in USD, whether that is an estimate, and why it was ended, or None.
+
+    It is an estimate where the end of some machine was not seen.
+    """
     seen = last_seen(run.folder)
     return seen.spent_usd(seen.time_s), seen.is_estimate, seen.stop_reason

@@ -29,7 +29,7 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCatalog:
-    """What was read, and where it is.
+    """A catalogue that was read from AWS's public prices, and where it was written.
 
     Attributes:
         region: that it is of.
@@ -104,7 +104,7 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """One refresh at a time: two would write into one partial file.
+    """Hold the lock of a folder of catalogues: two refreshes would write into one partial file.
 
     Raises:
         BadInput: there is another, or the folder cannot be written.

@@ -47,7 +47,7 @@ def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What of a catalogue was wanted.
+    """The instance types of a catalogue that passed the filters.
 
     Attributes:
         catalog: that one.

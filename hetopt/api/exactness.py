@@ -44,7 +44,7 @@ _OURS = re.compile(r"^hetopt[\w.]+: ")
 
 @dataclass(frozen=True, kw_only=True)
 class ShareCheck:
-    """How far two workers' gradients are from one machine's over a script's first steps.
+    """The relative differences of two workers' gradients from one machine's over a script's first steps.
 
     Attributes:
         shares: relative difference where they share batches 3 to 1, by step; empty: the script draws its batches
@@ -69,12 +69,12 @@ class ShareCheck:
 
     @property
     def differs(self) -> bool:
-        """Whether shares compute something else than one machine."""
+        """Return whether unequal local batch sizes compute something else than one machine."""
         return self.step is not None or self.rates is not None
 
     @property
     def cause(self) -> str:
-        """What lets shares differ, and what may mend it, in half a sentence; empty: they do not differ."""
+        """The cause of a difference, and what may mend it, in half a sentence; empty: there is no difference."""
         if self.rates is not None:
             alone, shared = self.rates
             return f"the learning rate is {shared:g} in shares and {alone:g} else: do not compute it from the share"
@@ -227,7 +227,7 @@ _UNKNOWN = "How far shares are from one machine is not known"
 
 
 class FirstCheck(Record):
-    """What a script's check before a launch found.
+    """The result of checking a script before its launch.
 
     Attributes:
         sentence: how far shares are from one machine, or why that is not known.
@@ -268,7 +268,7 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
 
 
 def unequal() -> RunSpec:
-    """A run of two workers that share every batch 3 to 1."""
+    """Return a run of two workers that share every batch 3 to 1."""
     return RunSpec(
         task="script",
         workers=tuple(WorkerSpec(host="localhost", type="local", local_batch_size=share) for share in SHARES),
@@ -313,6 +313,6 @@ def _run(command: Sequence[str], script: Path, more: Mapping[str, str], *, patie
 
 
 def _cause(printed: str) -> str:
-    """The last exception that was printed, of ours its sentence; torchrun's own says nothing. Else the last line."""
+    """Return the last exception printed (of hetopt's own its sentence), else the last line; torchrun's says nothing."""
     raised = _RAISED.findall(printed) or [line for line in printed.splitlines() if line.strip()] or [""]
     return _OURS.sub("", raised[-1])

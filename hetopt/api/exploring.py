@@ -45,7 +45,7 @@ a price says how much of it a probe is worth."""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where probes run.
+    """The machines that run probes, as the probes they can make, their price and how they measure.
 
     Attributes:
         probes: all that may be made.
@@ -279,7 +279,7 @@ def place_on_ec2(
 
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
-    """By type; on demand where no spot price is known, which is the most that it can be."""
+    """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known."""
     found = {}
     for name in types:
         price = catalog.price(name, "spot") or catalog.price(name, "on-demand")

@@ -129,7 +129,7 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
 
 
 def _refuse_what_would_train(changes: Changes) -> None:
-    """A stand-in has neither code nor samples of its own.
+    """Refuse changes that a stand-in, which has neither code nor samples of its own, cannot make.
 
     Raises:
         BadInput: something was asked for that needs them.

@@ -101,7 +101,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where a plan may run.
+    """The machines on which a plan may run: catalogues of rentable ones, and one's own.
 
     Attributes:
         catalogs: in use, of the region that was asked for or of each that has prices.
@@ -129,7 +129,7 @@ class Places:
 
     @property
     def several(self) -> bool:
-        """Whether regions are compared."""
+        """Return whether several regions are compared."""
         return len(self.catalogs) > 1
 
     def quotas(self, asked: Sought, told: Reporter) -> Quotas:
@@ -329,7 +329,7 @@ MOST_SAMPLES = 1e15
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How many samples a GPU holds at once; any number where ``samples`` is absent.
+    """The most samples that a GPU holds at once; any number where ``samples`` is absent.
 
     ``scheme`` says how many GPUs of a machine share one replica of the model, and whether activations are recomputed.
     """
@@ -349,7 +349,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What came out.
+    """The planner's answer for a described job, with what it rests on.
 
     Attributes:
         plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
@@ -619,7 +619,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
 
 
 def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
-    """Of each GPU among the ways to go, once."""
+    """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and scheme."""
     memory, described = job.memory, job.profile.devices[0].counted
     assert described is not None
     groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
@@ -681,7 +681,7 @@ def _config(path: Path) -> dict[str, object]:
 
 
 def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:
-    """Of the steps that a profile has, what contradicts what, a sentence each, for who plans with it.
+    """Return a sentence for each contradiction among a profile's step times, for whoever plans with it.
 
     Its own machine counts where the catalogue knows its type, and is asked for where nothing tells how fast its GPU is.
     Samples of machines that are nobody's to rent are their owner's.

@@ -303,7 +303,7 @@ def measured(
     told: Reporter,
     look: Callable[[Path], None] = lambda folder: None,
 ) -> Iterator[Path]:
-    """The folder of a measurement that has been made; it goes afterwards, unless the measurement failed.
+    """Run a measurement and yield the folder with its results; it is removed afterwards, unless the measurement failed.
 
     Args:
         launcher: where it is made.

@@ -280,7 +280,7 @@ def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
 
 @contextmanager
 def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The script's processes, each in a group of its own; nothing of them is left behind."""
+    """Start the script's processes, each in a group of its own, yield them, and kill all of them at the end."""
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as outputs:
         try:

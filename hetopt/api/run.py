@@ -261,7 +261,7 @@ class Run:
         return self.status()
 
     def fetch_model(self) -> tuple[Path, str | None]:
-        """Its trained model, else that of a run that was stopped before its end; that of rented machines comes here.
+        """Return the run's trained model, else the one saved when it was stopped; that of rented machines is fetched.
 
         Returns:
             Its file, and where the bucket of a rented run keeps it.

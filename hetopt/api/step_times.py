@@ -29,7 +29,7 @@ PROBE_STEPS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """What can be asked about step times, once something was measured.
+    """Predicted step times and suggested probes, from a profile or from step samples.
 
     The planner's steps answer where a plan could have the configuration, else the model of what was measured.
 
@@ -49,7 +49,7 @@ class StepTimes:
     def of(
         cls, profile: Path, *, market: str = "spot", region: str = "us-east-1", catalog: Path | None = None
     ) -> StepTimes:
-        """From what a profile or a file of step samples holds.
+        """Return the predictor fitted to a profile or to a file of step samples.
 
         Args:
             profile: either kind of file.

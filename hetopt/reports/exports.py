@@ -88,7 +88,7 @@ exec python3 -m hetopt.trainer.torchrun --nnodes={len(machines)} --node-rank="$n
 
 
 def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
-    """A SkyPilot task (YAML) that rents the plan's machines and trains its task; the wheel of hetopt lies beside it.
+    """Return a SkyPilot task (YAML) that rents the plan's machines and trains; the wheel of hetopt lies beside it.
 
     Args:
         plan: of machines of one type.

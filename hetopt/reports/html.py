@@ -319,7 +319,7 @@ def share_bar(name: str, share: float) -> str:
 
 
 def interval_bar(predicted: float, low: float, high: float, measured: float, *, widest: float) -> str:
-    """A measured figure beside its prediction, which is the middle of a logarithmic scale, and the 90 % interval.
+    """Return HTML that shows a measured figure beside its prediction, the middle of a log scale, and the 90 % interval.
 
     Args:
         predicted: the middle.

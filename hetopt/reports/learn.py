@@ -89,7 +89,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
 
 
 def _is_real(launch: Launch) -> bool:
-    """Whether steps took what they take on machines that can be rented, or are one's own: no miniature, none slowed."""
+    """Return whether a run's step times are those of its machines, rentable or one's own: no miniature, none slowed."""
     spec = launch.spec
     own = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
     return (
@@ -100,7 +100,7 @@ def _is_real(launch: Launch) -> bool:
 
 
 def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
-    """From the request to the first step, of a run that began once: later sessions find machines there."""
+    """Return the time from request to first step of a run that began once: later sessions find machines there."""
     took_s = history.run.startup_s
     own = launch.on == OWN_PLACE and all(group.is_own for group in launch.plan.chosen.groups)
     if not (launch.on == RENTING or own) or launch.resumed_s or not took_s:
@@ -194,7 +194,7 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
 
 
 def _evaluations(history: RunHistory, metric: str) -> dict[int, float]:
-    """The metric by step, ascending; what came after a checkpoint that the run went back to is as it was done again."""
+    """Return the metric by step, ascending; steps done again after a checkpoint count as they were done last."""
     found: dict[int, float] = {}
     for event in (one.event for one in history.others):
         if isinstance(event, TrainingStarted):

@@ -39,7 +39,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(kw_only=True)
 class LiveRun:
-    """What was read of a run so far.
+    """The state of a run as read from its log so far.
 
     Attributes:
         launch: what was predicted; None: nothing was.

@@ -163,7 +163,9 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
 
 
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
-    """What starts a plan: here, where nothing should be rented. A session is written into a script that has none.
+    """Return the commands that start a plan: here, where nothing should be rented.
+
+    A script without a session is converted first.
 
     How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
     """

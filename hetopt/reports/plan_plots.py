@@ -16,7 +16,7 @@ Place = tuple[float, float]
 
 
 def front_svg(plan: Plan) -> str:
-    """All plans as an SVG element: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
+    """Return all plans as SVG: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
     points = _places(plan.plans)
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)

@@ -55,7 +55,7 @@ class WorkerReport(Record):
 
 
 class Contention(Record):
-    """How many times its processor time computing took, others' programs in between; absent where nobody measured."""
+    """Wall time of computing over its processor time, others' programs in between; absent where nobody measured."""
 
     profiled: float | None = Field(default=None, ge=1, description="while the job was profiled")
     launched: float | None = Field(default=None, ge=1, description="just before the launch")
@@ -70,7 +70,7 @@ class Way(Record):
 
 
 class Sent(Record):
-    """What one worker contributed to the exchanges of gradients over the whole run (the mean of all workers)."""
+    """Bytes that one worker contributed to gradient synchronization over the whole run (the mean of all workers)."""
 
     sent_bytes: NonNegativeFloat
     dense_bytes: PositiveFloat = Field(description="what sending everything in fp32 would have come to")
@@ -79,7 +79,7 @@ class Sent(Record):
 
 
 class BroughtTogether(Record):
-    """How often workers that train for themselves averaged their parameters."""
+    """Frequency and cost of averaging the parameters of local SGD workers."""
 
     policy: Told
     synchronised: int = Field(description="steps that ended in an average")
@@ -92,7 +92,7 @@ class BroughtTogether(Record):
 
 
 class Interrupted(Record):
-    """What a run's interruptions came to: it was stopped and went on, or lost workers. All of it is in its run time."""
+    """Interruptions of a run, stopped and resumed or short of workers, and their cost, all of it in its run time."""
 
     sessions: int = Field(description="how often it began to train, the times that it went on included")
     launches: int = Field(default=0, description="how often it was launched; 0: a report of an older version")
@@ -262,7 +262,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
 
 
 def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Compared, ...]:
-    """What was predicted beside what was measured, all sessions together; time in which nothing ran is left out."""
+    """Return predictions beside measurements, all sessions together; time in which nothing ran is left out."""
     said = launch.prediction
     step_time = _held("step time", "s", said.step_time_s, step_time_s)
     # Where the log does not begin with the first step, what came before it is not known.

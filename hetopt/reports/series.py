@@ -256,7 +256,7 @@ def envelope(values: Column, first: Rows) -> Envelope:
 
 
 def _known(reduce: Callable[..., Any], part: Column) -> Column:
-    """Of the values that are known, over rows; NaN where none is."""
+    """Reduce the known values of each column over its rows; NaN where none is known."""
     none = np.isnan(part).all(axis=0)
     result: Column = reduce(np.where(none, 0.0, part), axis=0)
     return np.where(none, np.nan, result)

@@ -309,7 +309,7 @@ def figures(
 
 
 def pause(progress: RunFold, now_s: float) -> str | None:
-    """Why no step is done now: who went, came or is not heard, for how long, and what follows; None: training goes on.
+    """Return why no step is done now: the host that left, came or is silent, how long, what follows; None: it trains.
 
     Args:
         progress: of the run.
@@ -335,7 +335,7 @@ def pause(progress: RunFold, now_s: float) -> str | None:
 
 
 def audited(progress: RunFold) -> str:
-    """How far shares are from one machine, as audit steps measured it, in a sentence; empty where none was audited."""
+    """Return how far gradients are from one machine's by audit steps, in a sentence; empty where none was audited."""
     audits = progress.audits
     if audits is None:
         return ""

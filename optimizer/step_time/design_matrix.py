@@ -34,7 +34,7 @@ PITCH = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What one exchange moves.
+    """The messages and relative traffic of one gradient exchange.
 
     Attributes:
         messages: in a row, of the slowest path.
@@ -50,7 +50,7 @@ class Exchange:
 
 
 def exchange_of(workers: int, compression: Compression | None, sync: str | None = None) -> Exchange:
-    """The exchange of a step; a single worker has none, and compresses nothing.
+    """Return the exchange of a step; a single worker has none, and compresses nothing.
 
     Args:
         workers: that exchange.
@@ -103,7 +103,7 @@ def _communicating_share(compression: Compression | None, sync: str | None) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where workers are: what a run has in common over its batch sizes.
+    """The machines and exchange of a run, which it has in common over its batch sizes.
 
     Attributes:
         machines: type and workers of each node, in no order.

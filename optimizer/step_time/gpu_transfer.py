@@ -61,7 +61,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 
 
 def is_half(precision: Precision) -> bool:
-    """Whether matrices are multiplied in 16 bits."""
+    """Return whether matrices are multiplied in 16 bits."""
     return precision in ("fp16", "bf16")
 
 
@@ -147,7 +147,7 @@ class Place:
 
     @property
     def half(self) -> bool:
-        """Whether matrices are multiplied in 16 bits."""
+        """Return whether matrices are multiplied in 16 bits."""
         return is_half(self.precision)
 
 
@@ -233,7 +233,7 @@ class Cells:
 
     @classmethod
     def of(cls, places: Sequence[Place], job: str, column: int, kind: int, likeness: Sequence[float]) -> Cells:
-        """Of one column."""
+        """Return the cells of one column (a job in one suite), a cell for each place."""
         return cls(
             features=features_of(places),
             capability=np.array([place.gpu.capability for place in places]),
@@ -246,7 +246,7 @@ class Cells:
         )
 
     def when(self, told: Told) -> Cells:
-        """The same where less is told of every job."""
+        """Return the same cells with only ``told`` known of every job."""
         if told == "operations":
             return self
         likeness = self.likeness.copy()
@@ -255,12 +255,12 @@ class Cells:
         return replace(self, likeness=likeness, kind=kind)
 
     def chosen(self, which: NDArray[np.bool_]) -> Cells:
-        """Some of them."""
+        """Return the cells that a mask chooses."""
         return Cells(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
 def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
-    """How alike the jobs of two cells are, 0 to 1: in their seconds, and also in the rate that they reach."""
+    """Return the similarity of jobs by pairs of cells, 0 to 1: in their seconds, and also in the rate they reach."""
     squares = (((one.likeness[:, None, :2] - other.likeness[None, :, :2]) / LENGTH) ** 2).sum(axis=2)
     alike = _same(one.kind, other.kind) * np.exp(-squares / 2)
     # A job is like itself in the rate that nobody counted.
@@ -270,7 +270,7 @@ def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
 
 
 def _covariance(one: Cells, other: Cells, spread: Spread) -> Array:
-    """Of the throughputs of cells, without noise."""
+    """Return the covariance of the log throughputs of pairs of cells, without noise."""
     every, of_alike, of_rate, own, of_column = ((one.features * sds**2) @ other.features.T for sds in spread.slopes)
     gpu, architecture, alike_architecture, rate_architecture, half, own_architecture, own_gpu = (
         spread.parts**2
@@ -295,7 +295,7 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuModel:
-    """What is believed of jobs of which as much is told.
+    """The mixed model of jobs' log throughputs on GPUs, given the public measurements.
 
     Attributes:
         cells: the public measurements, and ``throughput``, logs beside `BATCH_GAIN`, about the middle of their columns.
@@ -309,7 +309,7 @@ class GpuModel:
 
     @classmethod
     def of(cls, cells: Cells, throughput: Array, spread: Spread) -> GpuModel:
-        """From measurements. A tenth of a second for a thousand."""
+        """Return the model given measurements: inverts their covariance, a tenth of a second for a thousand."""
         among = _covariance(cells, cells, spread) + spread.noise**2 * np.eye(len(cells))
         return cls(
             cells=cells,
@@ -323,7 +323,7 @@ class GpuModel:
         return self.precision @ self.throughput
 
     def without(self, *, jobs: Sequence[str] = (), gpu: str | None = None) -> GpuModel:
-        """What is believed where some jobs, and any row of one GPU, were never measured."""
+        """Return the model where some jobs, and any row of one GPU, were never measured."""
         kept = ~np.isin(self.cells.job, list(jobs)) & (self.cells.gpu != gpu)
         # The inverse of a part of a matrix, by the inverse of all of it (Schur complement).
         across = self.precision[np.ix_(kept, ~kept)]
@@ -397,7 +397,7 @@ def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
 
 @cache
 def gpu_model(told: Told) -> GpuModel:
-    """What ships."""
+    """Return the shipped model of GPUs, for jobs of which ``told`` is known."""
     with np.load(POSTERIOR) as stored:
         noise, calibration = stored[f"{told} noise"].tolist()
         cells = {field.name: stored[field.name] for field in fields(Cells)}
@@ -417,7 +417,7 @@ def gpu_model(told: Told) -> GpuModel:
 
 
 def told_of(measured: Sequence[Measured]) -> Told:
-    """How much is known of a job, by its steps."""
+    """Return how much is known of a job from its steps: nothing, its kind, or its operations too."""
     if all(one.kind is None for one in measured):
         return "nothing"
     return "kind" if any(one.flops_per_sample is None for one in measured) else "operations"
@@ -435,7 +435,7 @@ def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tup
 
 
 def gpu_of(accelerator: Accelerator) -> Gpu | None:
-    """The facts of a catalogue's accelerator; absent where a rate or its bandwidth is not published.
+    """Return the facts of a catalogue's accelerator; None where a rate or its bandwidth is not published.
 
     A slice of a GPU is taken to have its part of every rate.
     """
@@ -464,7 +464,7 @@ MEASURED_RATES_LOG_SD = 0.25
 
 
 def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: float) -> Gpu:
-    """A GPU that no catalogue has, by what it was measured to do; taken to be like GPUs with TF32 and 16-bit units."""
+    """Return a GPU that no catalogue has, by its measured rates; taken to be like GPUs with TF32 and 16-bit units."""
     return Gpu(
         key="",
         capability=8.6,
@@ -478,7 +478,7 @@ def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: f
 
 
 def _capability(model: AcceleratorModel) -> float:
-    """The compute capability, by the units that there are where it is not said."""
+    """Return the compute capability, guessed from its matrix units where it is not published."""
     if model.compute_capability is not None and int(float(model.compute_capability)) in CORES_PER_MULTIPROCESSOR:
         return float(model.compute_capability)
     if model.tf32_tensor_tflops is not None:

@@ -50,7 +50,7 @@ class Channel:
         )
 
     def dense(self, parameters: int, points: int, layouts: int) -> Array:
-        """All derivatives as one matrix: parameters, points, layouts."""
+        """Return all derivatives as one matrix, rows by parameters, points and layouts."""
         count = len(self.residual)
         matrix = np.zeros((count, parameters + points + layouts))
         matrix[:, :parameters] = self.derivatives()
@@ -62,7 +62,7 @@ class Channel:
 def evaluate(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, *, compute_rest: Array, exchange_rest: Array
 ) -> tuple[Steps, Callable[[str], Array]]:
-    """The equations, and derivatives of one of their logs by every parameter (by forward differences)."""
+    """Return the steps at a vector of parameters, and forward differences of the log of any of their fields."""
 
     def at(parameters: Array) -> Steps:
         return steps(parameters, where, rows, kinds, compute_rest=compute_rest, exchange_rest=exchange_rest)

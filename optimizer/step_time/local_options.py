@@ -56,7 +56,7 @@ class LocalOption:
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """What the pilots of a profile speak for.
+    """Yield the local SGD policies that a profile's pilots support, also with averages twice and four times as often.
 
     Args:
         gate: what they say.
@@ -81,7 +81,7 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
 def asked_option(
     sync: Synchronization, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
 ) -> LocalOption:
-    """A policy that was asked for, whatever pilots say."""
+    """Return the option of a policy that was asked for, whatever pilots say."""
     told = communication(sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync))
     return LocalOption(
         sync=sync, told=told, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
@@ -89,7 +89,7 @@ def asked_option(
 
 
 def is_planned(sync: Synchronization) -> bool:
-    """Whether clusters can be compared under it."""
+    """Return whether clusters can be compared under a synchronization policy."""
     return sync.name in PLANNED and sync.delta != "never"
 
 

@@ -75,7 +75,7 @@ class StepTimeModel:
     def suggest(
         self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
     ) -> tuple[Probe, ...]:
-        """Which of the configurations to measure, see `suggest`."""
+        """Return the best of the configurations to measure next, see `hetopt.optimizer.step_time.probes.suggest`."""
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:

@@ -64,7 +64,7 @@ class OwnWork:
 def own_work(
     compression: Compression, lines: Mapping[str, CompressorLine], *, numel: int, copy_bytes_per_s: float | None
 ) -> OwnWork | None:
-    """The work of one way to exchange; None where it was neither measured nor can be foretold.
+    """Return a worker's own work in one exchange, seconds; None where it was neither measured nor can be foretold.
 
     Args:
         compression: the way.

@@ -55,7 +55,7 @@ FARTHEST_RATIO = -2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """Where each parameter is in the vector: the shared ones, then three a machine type, then one a compressor."""
+    """The place of each parameter in the vector: the shared ones, then three a machine type, then one a compressor."""
 
     types: int
     compressors: int
@@ -86,7 +86,7 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """How the types and compressors of some rows relate to those that have parameters: its own, or another's, scaled.
+    """The parameters that the types and compressors of some rows use: their own, or another's, scaled.
 
     Attributes:
         reference: the type whose parameters are used, by the rows' types.
@@ -102,7 +102,7 @@ class Kinds:
 
     @classmethod
     def own(cls, rows: Rows) -> Kinds:
-        """Every type and compressor has parameters of its own."""
+        """Return the mapping where every type and compressor has parameters of its own."""
         none = np.zeros(len(rows.types))
         return cls(
             reference=np.arange(len(rows.types)),

@@ -86,7 +86,7 @@ class Posterior:
         return self.mode[: len(self.where)]
 
     def learned(self, name: str) -> float:
-        """How much of a shared parameter's prior variance the samples removed, 0 to 1."""
+        """Return the part of a shared parameter's prior variance that the samples removed, 0 to 1."""
         index = SHARED.index(name)
         return 1 - min(1.0, float(self.covariance[index, index]) / float(self.prior_sd[index]) ** 2)
 
@@ -171,7 +171,7 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
 
 
 def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
-    """The nearest peak at which a message inside a node takes so long; its loss is that of all else."""
+    """Return the nearest peak with the latency inside a node held at a value; its loss is that of all else."""
     mean, sd, mode = model.prior_mean.copy(), model.prior_sd.copy(), start.copy()
     mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, HELD_SD, log_s
     problem = _Problem(observed=model.observed, where=model.where, mean=mean, sd=sd)
@@ -239,7 +239,10 @@ def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
 
 
 def _scales(observed: Observed) -> dict[str, float]:
-    """Where parameters with the scale of the job are looked for: half a step computes samples, a third exchanges."""
+    """Return the prior means, in logs of seconds, of parameters that scale with the job.
+
+    Half a step computes samples, a third exchanges.
+    """
     compute_s = median_s(observed.log_compute, observed.log_step)
     step_s = median_s(observed.log_step, observed.log_compute)
     return {
@@ -335,7 +338,7 @@ def _covariance(problem: _Problem, prior: _Prior, peak: _Peak) -> Array:
 
 
 def _layout_factor(prior: _Prior, peak: _Peak, covariance: Array) -> float:
-    """How much more the exchanges of layouts differ than ``prior`` has it, shrunk to 1 by `SCALE_ROWS` layouts.
+    """Return the factor on the prior scatter of layouts' exchanges, shrunk to 1 by `SCALE_ROWS` layouts.
 
     The step of expectation maximisation for the scale of a Gaussian process (Dempster et al. 1977). Rows of one layout
     say nothing of it, however many they are and however alike: they share what sets the layout apart.
@@ -347,7 +350,7 @@ def _layout_factor(prior: _Prior, peak: _Peak, covariance: Array) -> float:
 
 
 def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak, covariance: Array) -> tuple[float, float]:
-    """How much noisier computing and exchanging are than ``prior`` has it, each shrunk to 1 by `SCALE_ROWS` rows.
+    """Return the factors on the prior noise of computing and exchanging, each shrunk to 1 by `SCALE_ROWS` rows.
 
     Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
     count for the one or the other by its part of the row's variance.

@@ -120,7 +120,7 @@ class Spread:
         )
 
     def scaled(self, *, compute: float, exchange: float, layouts: float) -> Spread:
-        """The same where computing or exchanging is noisier, or layouts differ more than the equations say.
+        """Return the spread with noisier computing or exchanging, or with layouts that differ more from the equations.
 
         How computation strays from a line is the job's.
         """

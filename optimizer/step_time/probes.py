@@ -53,7 +53,7 @@ class Probe:
 
 
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
-    """The ``count`` best probes among what is asked about, in order; fewer where there are fewer layouts.
+    """Return the ``count`` best probes among the asked rows, in order; fewer where there are fewer layouts.
 
     Where all prices are known, what a probe removes is divided by what it costs; an infinite price keeps a row from
     being measured, while its uncertainty counts.

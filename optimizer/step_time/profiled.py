@@ -92,7 +92,7 @@ FORWARD_LOGIT_SD = 0.3
 
 
 def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | None:
-    """The steps of the same job on machines that can be rented, or are these of its owner; absent where there are none.
+    """Return the job's step samples on rentable machines or types in ``own``, observed; None where there are none.
 
     Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
     """
@@ -113,7 +113,7 @@ def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> S
 
 
 def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
-    """The priors, with what a profile measured directly in their place: scatter, and what comes before backward."""
+    """Return the priors, with a profile's measurements of jitter and of the time before backward in their place."""
     before = statistics.median(
         (point.load_s + point.forward_s + point.optimizer_s)
         / max(point.load_s + point.forward_s + point.backward_s + point.optimizer_s, 1e-12)
@@ -129,7 +129,7 @@ def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
 
 
 def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) -> Shape:
-    """What a profile says about steps on other machines; by its step samples where it has some, which are whole steps.
+    """Return the shape of a job's steps on other machines, from its step samples where it has some, else its profile.
 
     Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
 

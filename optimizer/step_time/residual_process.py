@@ -64,7 +64,7 @@ class Latents:
 
     @classmethod
     def at(cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread) -> Latents:
-        """The process at these batch sizes and layouts, before any sample."""
+        """Return the residual process at batch sizes and layouts, before any sample."""
         compute = compute_covariance(points, points, spread)
         exchange = exchange_covariance(layouts, layouts, spread)
         return cls(

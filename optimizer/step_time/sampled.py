@@ -65,7 +65,7 @@ class SampledMachines:
 
     @cached_property
     def precisions(self) -> Mapping[Precision, str]:
-        """That samples say they computed in, beside fp32, and the names that these have in them."""
+        """The precisions in which steps were sampled, beside fp32, each with its name in the samples' types."""
         named = {name.partition(IN_PRECISION)[2] for name in self.posterior.observed.rows.types}
         found: dict[Precision, str] = {}
         for precision in get_args(Precision):
@@ -75,7 +75,7 @@ class SampledMachines:
         return found
 
     def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
-        """A machine type in a precision; absent where nothing relates it to what was sampled."""
+        """Return a machine type in a precision as samples predict it; None where nothing relates it to them."""
         types = self.posterior.observed.rows.types
         if precision in self.precisions:
             name = f"{name}{IN_PRECISION}{self.precisions[precision]}"

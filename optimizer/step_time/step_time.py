@@ -28,7 +28,7 @@ _NOTHING_S = 1e-300
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """How computing hides an exchange.
+    """The parameters of how computing hides an exchange.
 
     Attributes:
         forward: f, in [0, 1].
@@ -90,7 +90,7 @@ def _times_log(share: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Where the seconds of one step go.
+    """The seconds of one step, by what they are spent on.
 
     Attributes:
         compute_s: until the slowest worker has its gradient.
@@ -136,7 +136,7 @@ def step_time(
 
 
 def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
-    """When the last of independent workers is done, on average, if each scatters normally around its own time.
+    """Return the expected seconds until the last of independent workers is done, each scattering normally.
 
     ``E max_i t_i (1 + jitter z_i)``; equal times t give ``t (1 + jitter E_n)``. A worker far behind the others decides
     alone, and its own scatter averages out.
@@ -196,7 +196,7 @@ def _normal_cdf(x: Array) -> Array:
 
 @cache
 def _normal() -> tuple[Array, Array, Array]:
-    """A grid with the normal density and distribution on it; fine enough for six digits of every E_n.
+    """Return a grid with the normal density and distribution on it; fine enough for six digits of every E_n.
 
     Every plan needs it; `scipy.special.ndtr` is the same, and to import it takes a bare python's start seven times.
     """

@@ -38,7 +38,7 @@ LINK_LOG_SD = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPower:
-    """How computation follows the local batch size ``b`` where it was measured at one ``b0`` alone.
+    """Power law of computation in the local batch size ``b`` where it was measured at one ``b0`` alone.
 
         (b / b0)^exponent       in place of      share + (1 - share) b / b0
 
@@ -61,7 +61,7 @@ class BatchPower:
         return np.asarray(self.exponent * np.log(ratio) - np.log(self.share + (1 - self.share) * ratio))
 
     def tangent(self, fixed_s: float, per_sample_s: float) -> tuple[float, float]:
-        """The line that touches the power at ``at``, where the given one meets it: what a worker's is planned with.
+        """Return the fixed and per-sample seconds of the tangent to the power at ``at``: a worker's line in plans.
 
         Within a quarter and four times the batch size it is off by at most 26 % where the exponent is 0.65.
         """
@@ -107,7 +107,7 @@ class Seen:
 
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
-    """A usual step of each measured type whose GPU the catalogue knows."""
+    """Return a usual step of each measured type whose GPU the catalogue knows."""
     rows, where, job = model.observed.rows, model.where, model.observed
     found = []
     for index, name in enumerate(rows.types):
@@ -128,7 +128,7 @@ FAR_OFF = 3.0
 
 
 def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
-    """The same, with those that contradict the job's other GPUs doubted by as much as they are off.
+    """Return the steps, with a ``log_sd`` as large as they are off for GPUs that contradict the job's others.
 
     A GPU with a lower power limit, too hot, shared, or named after another type. Of two, nothing tells which it is.
     """
@@ -152,7 +152,7 @@ def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
 
 
 def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) -> Place | None:
-    """What a kind of worker computes on; absent without a GPU whose facts are known."""
+    """Return the GPU, precision and batch size of a kind of worker; None without a GPU whose facts are known."""
     type_, _, precision = name.partition(IN_PRECISION)
     instance = catalog.get(type_)
     if instance is None or instance.accelerator is None or not instance.accelerator.is_cuda:
@@ -164,7 +164,7 @@ def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) ->
 def relatives(
     names: Sequence[str], measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> tuple[Kinship, ...]:
-    """How types relate to those that were measured: by their GPU to all of them, by their processor to the nearest.
+    """Return how types relate to measured ones: by their GPU to all of them, by their processor to the nearest.
 
     Args:
         names: the types.
@@ -188,14 +188,14 @@ def relatives(
 def kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> Kinship:
-    """How one type relates to those that were measured, see `relatives`."""
+    """Return how one type relates to the measured ones, see `relatives`."""
     return relatives([name], measured, catalog, seen)[0]
 
 
 def _kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], by_gpu: Kinship | None
 ) -> Kinship:
-    """Of a type that was not measured."""
+    """Return how a type that was not measured relates to the nearest that was."""
     type_ = name.partition(IN_PRECISION)[0]
     wanted = catalog.get(type_)
     if wanted is None:
@@ -231,7 +231,7 @@ def _kinship(
 
 
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
-    """From all GPUs that were measured (`gpu_transfer`); the nearest one's line over batch sizes, or `BatchPower`."""
+    """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`."""
     known = tuple(one.step for one in seen)
     told, sure, powers = [], [], []
     for one in seen:
@@ -293,7 +293,7 @@ _Scaling = tuple[float, float, float, Evidence]
 
 
 def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """A GPU beside more or fewer processors, or others like it."""
+    """Return the scaling between machines with the same GPU, by count or processors unlike; None: not the same GPU."""
     ours, theirs = known.accelerator, wanted.accelerator
     if (
         ours is None
@@ -315,7 +315,7 @@ def _memory(accelerator: Accelerator) -> float:
 
 
 def _by_processor(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """One CPU machine against another, a worker having all of it: CoreMark a vCPU, and threads to the power of eta."""
+    """Return the scaling between CPU machines by CoreMark a vCPU and threads to the power of eta; None: unknown."""
     if wanted.cuda_devices or known.coremark_iterations_per_s is None or wanted.coremark_iterations_per_s is None:
         return None
     one_thread = math.log(

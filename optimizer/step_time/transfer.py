@@ -72,7 +72,7 @@ MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RAT
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerModel:
-    """How fast one worker of a machine type is.
+    """The compute time of one worker of a machine type.
 
     Attributes:
         workers: workers on one machine, one for each CUDA device, or one on a CPU machine.
@@ -96,7 +96,7 @@ class WorkerModel:
     unlike: tuple[WorkerTime, ...] = ()
 
     def slower(self, factor: float, log_sd: float) -> WorkerModel:
-        """One that takes ``factor`` times as long for all that it does."""
+        """Return a worker that takes ``factor`` times as long for all that it does."""
         return replace(
             self,
             time=self.time.slower(factor),
@@ -159,7 +159,7 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
 
 
 def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[Measured, ...]:
-    """A step of each GPU that was profiled, at its largest batch size, in the least divided form."""
+    """Return a step of each profiled GPU, at its largest batch size, in the least divided form."""
     found: dict[tuple[str, Precision], Measured] = {}
     reference = model.reference
     for fitted in (reference, *sorted(model.devices, key=lambda fitted: fitted.device.workers_per_host)):
@@ -180,7 +180,7 @@ def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[M
 
 
 def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceType]) -> Gpu | None:
-    """The published facts of a profiled GPU; of one that no type has, what it was measured to do."""
+    """Return the published facts of a profiled GPU, or its measured rates where no type has it; None: unknown."""
     host = model.profile.host
     typed = next((t.accelerator for t in types if t.name == device.type and t.accelerator is not None), None)
     if typed is not None:
@@ -236,7 +236,7 @@ def worker_model(
 
 
 def unusable(instance: InstanceType) -> str | None:
-    """Why a machine type is not considered, whatever the job; None: it is."""
+    """Return why a machine type is not considered, whatever the job; None: it is."""
     if instance.name.startswith("mac"):
         return "Mac hardware"
     if instance.bare_metal:
@@ -249,7 +249,7 @@ def unusable(instance: InstanceType) -> str | None:
 
 
 def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> str | None:
-    """Why nothing is planned on a machine type in the model's precision; None: it is.
+    """Return why nothing is planned on a machine type in the model's precision; None: it is.
 
     GPUs have units for bf16 from a generation on, and for the others compute as fast as they can. Some processors do,
     which no fact of the catalogue says: those alone that were measured are trusted.
@@ -267,7 +267,7 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
-    """Why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
+    """Return why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
     facts = [found for found in map(gpu_of, gpus) if found is not None]
     lacks = precision == "bf16" and any(one.capability < FIRST_CAPABILITY_WITH_BF16 for one in facts)
@@ -275,7 +275,7 @@ def no_units(instance: InstanceType, precision: Precision) -> str | None:
 
 
 def _same_cpu(model: FittedModel, instance: InstanceType) -> bool:
-    """By a name that says which one: "AMD EPYC" is said of processors with such units, and of others without."""
+    """Return whether an instance has the profiled CPU, by a name with a number: "AMD EPYC" does not say which."""
     words = _cpu_words(model.profile.host.cpu_model)
     return (
         any(map(str.isdecimal, "".join(words)))
@@ -296,7 +296,7 @@ def _worker(
     fixed_factor: float = 1.0,
     sample_factor: float = 1.0,
 ) -> WorkerModel:
-    """One whose steps are those of a line, its fixed time and that of its samples so many times as long."""
+    """Return a worker whose steps follow a line, its fixed time and that of its samples each scaled by a factor."""
     time = WorkerTime(
         fixed_s=line.fixed_s * fixed_factor,
         per_sample_s=line.per_sample_s * sample_factor,
@@ -348,7 +348,7 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
 
 
 def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel:
-    """From the profiled GPUs to another, by what public measurements say of both (`gpu_transfer`).
+    """Return a GPU's worker scaled from the profiled GPUs, by what public measurements say of both (`gpu_transfer`).
 
     The whole step is scaled, as it was measured: what of it is the host's is in those measurements too.
     """
@@ -383,7 +383,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
 
 
 def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelerator, gpu: Gpu | None) -> bool:
-    """Whether a machine has the very GPU that was profiled."""
+    """Return whether a machine has the very GPU that was profiled."""
     if host.gpus and gpu is not None and accelerator.fraction == 1:
         return gpu == host.gpus[0].place.gpu
     return _same_accelerator(model.profile.host.accelerator or "", accelerator)
@@ -392,7 +392,7 @@ def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelera
 def _by_roofline(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, accelerator: Accelerator
 ) -> WorkerModel:
-    """From a CPU to a GPU: matrix work at the GPU's rate, the rest of the CPU's time as memory traffic, plus loading.
+    """Return a GPU's worker from a CPU's: matrix work at the GPU's rate, other time as memory traffic, plus loading.
 
         c = F / (0.4 peak) + M / (0.7 bandwidth) + load,    a = operators x 8 us
 
@@ -434,7 +434,7 @@ def _with_memory(
     exchange: ExchangeMemory,
     measured: FittedDevice | None = None,
 ) -> WorkerModel:
-    """The worker with what its device holds; the update of its fixed part it takes once, however many micro-batches."""
+    """Return the worker with what its device holds; it updates once a step, however many micro-batches."""
     device_bytes, usable = usable_bytes(instance)
     found = room(
         model,
@@ -495,7 +495,7 @@ def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
 
 
 def _same_accelerator(name: str, accelerator: Accelerator) -> bool:
-    """Whether a driver's name ("NVIDIA A10G", "Tesla T4") means the catalogue's accelerator, as a whole device."""
+    """Return whether a driver's name ("NVIDIA A10G", "Tesla T4") means the catalogue's accelerator, a whole device."""
     aliases = accelerator.model.aliases if accelerator.model is not None else ()
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     return accelerator.fraction == 1 and any(
@@ -509,12 +509,12 @@ MIG_SLICES = 7
 
 
 def _part_of_gpu(name: str) -> float:
-    """The part of its multiprocessors that a driver's name says: 3/7 of "NVIDIA A100-SXM4-40GB MIG 3g.20gb"."""
+    """Return the part of a GPU's multiprocessors by its driver's name: 3/7 of "NVIDIA A100-SXM4-40GB MIG 3g.20gb"."""
     slices = MIG_SLICE.search(name)
     return 1.0 if slices is None else int(slices[1]) / MIG_SLICES
 
 
 def _cpu_words(name: str) -> frozenset[str]:
-    """What tells CPU models apart: words with a meaning, without trade marks, core counts and clocks."""
+    """Return the words that tell CPU models apart, without trade marks, core counts and clocks."""
     text = re.sub(r"\((r|tm)\)|@.*|\b\d+-core\b", " ", name.lower())
     return frozenset(re.findall(r"[a-z0-9-]+", text)) - {"cpu", "processor", "0", "with", "unknown"}

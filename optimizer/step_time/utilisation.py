@@ -86,7 +86,7 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """What is believed of convolutions in one class of precision.
+    """The utilisation of a GPU's peak rate by convolutions in one class of precision.
 
     Attributes:
         share: ``u``, in the median of jobs.

@@ -30,7 +30,7 @@ class ProbeGroup:
     started_s: float
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """The rows of all workers, in rank order; all rows have one length.
+        """Return the rows of all workers, in rank order; all rows have one length.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -46,7 +46,7 @@ class ProbeGroup:
         return [sum(column) for column in zip(*self.gather(row), strict=True)]
 
     def elapsed_s(self) -> float:
-        """How long the probe has taken by the leader's clock, the same on every rank."""
+        """Return the seconds that the probe has taken by the leader's clock, the same on every rank."""
         return self.gather([self.context.clock() - self.started_s])[0][0]
 
     def record(self, measured: Record) -> None:
@@ -54,7 +54,7 @@ class ProbeGroup:
         self.context.events.write(EVENTS[type(measured)], **measured.model_dump(mode="json"))
 
     def first(self, workers: int) -> Alignment:
-        """The group of the first ``workers`` ranks. Called by every rank, members or not."""
+        """Return the process group of the first ``workers`` ranks. Called by every rank, members or not."""
         if workers in (1, self.context.world_size):
             return None if workers == 1 else dist.group.WORLD
         return cast("Alignment", dist.new_group(range(workers)))  # torch: or 0

@@ -83,7 +83,7 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
 def _samples(
     crew: ProbeGroup, probe: NetworkProbe, compute: Callable[[], None], run: Callable[[], None], time_limit_s: float
 ) -> tuple[float, ...]:
-    """As many timings as there is time for, each the mean of `ROUND` steps; the same on every rank."""
+    """Return as many timings as there is time for, each the mean seconds of `ROUND` steps; the same on every rank."""
     align(dist.group.WORLD)
     warmup = [_step(crew, compute, run) for _ in range(probe.warmup)]
     once_s = max(row[0] for row in crew.gather([warmup[-1][1]]))
@@ -116,7 +116,7 @@ def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]
 def _collective(
     name: Collective, payload_bytes: int, device: torch.device, rank: int, workers: int
 ) -> Callable[[], None]:
-    """The collective as the trainer would run it: tensors of a GPU go through the host where the backend is gloo's."""
+    """Return the collective as the trainer runs it: a GPU's tensors go through the host where the backend is gloo's."""
     payload = torch.full((payload_bytes // 4,), float(rank), device=device)
     staging = staging_device(payload, None)
     operations: dict[Collective, Callable[[Tensor], object]] = {

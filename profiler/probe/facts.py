@@ -27,7 +27,7 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def host_facts(device: torch.device) -> Host:
-    """The machine that this worker runs on."""
+    """Return the hardware and software of the machine that this worker runs on."""
     cuda = device.type == "cuda"
     return Host(
         cpu_model=_cpu_model(),
@@ -87,7 +87,7 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
 
 def resident_peak_bytes(status: str) -> int | None:
-    """Of a ``/proc/PID/status`` (Linux, proc_pid_status): the most in memory, less the pages of files there now."""
+    """Return peak resident bytes less file pages there now, from a ``/proc/PID/status`` (Linux, proc_pid_status)."""
     told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     if "VmHWM" not in told:
         return None
@@ -149,7 +149,7 @@ ATTENTION = ("attention", "attn", "transformer")
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
-    """The kind of a model; None where its modules do not tell.
+    """Return the kind of a model; None where its modules do not tell.
 
     A recurrent module makes it recurrent, and attention (by the names of modules) a transformer unless most weights
     beside tables are of convolutions. Without either, convolutions make it convolutional, and tables with most of the
@@ -181,7 +181,7 @@ def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int
 
 
 def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """What optimizers remember."""
+    """Return the tensors of optimizers' state."""
     return [
         leaf
         for optimizer in optimizers
@@ -226,16 +226,16 @@ class StepCount:
         self._computing = self._updating = self._fresh = 0
 
     def begins(self) -> None:
-        """A step begins; what was counted of others is forgotten."""
+        """Begin to count a step, and forget what was counted of others."""
         self._computing = self._updating = 0
         self.tensors.begin_phase()
 
     def gets(self, batch: object) -> None:
-        """The samples are there."""
+        """Count the tensors of the step's batch."""
         self.tensors.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
     def updates(self, fresh: Iterable[Tensor | None] = ()) -> None:
-        """An optimizer begins, with gradients that backward made anew."""
+        """Begin to count an optimizer's update, with gradients that backward made anew."""
         self._computing = max(self._computing, self.tensors.peak_bytes - self._kept_bytes)
         self._fresh = bytes_of(fresh)
         self.tensors.begin_phase()
@@ -246,7 +246,7 @@ class StepCount:
         self.tensors.begin_phase()
 
     def told(self, samples: int) -> TrainingMemory:
-        """What a step of so many samples took."""
+        """Return the memory of a step of so many samples, bytes by kind of tensor."""
         return TrainingMemory(
             parameter_bytes=bytes_of(self._parameters),
             buffer_bytes=bytes_of(self._buffers),
@@ -324,7 +324,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 class AllocatedBytes(nullcontext[None]):
-    """What the allocator of a GPU says, scratch space of operators included."""
+    """Bytes of a GPU's allocator, scratch space of operators included."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -354,12 +354,12 @@ PeakBytes: TypeAlias = TensorBytes | AllocatedBytes
 
 
 def count_on(device: torch.device) -> PeakBytes:
-    """The count that fits a device."""
+    """Return the counter of peak bytes that fits a device."""
     return AllocatedBytes(device) if device.type == "cuda" else TensorBytes(device)
 
 
 def bytes_of(values: Iterable[object]) -> int:
-    """Of all tensors among values; those on one storage count once."""
+    """Return the bytes of all tensors among values; those on one storage count once."""
     storages = {
         part.untyped_storage()._cdata: part.untyped_storage().nbytes()
         for value in values
@@ -370,7 +370,7 @@ def bytes_of(values: Iterable[object]) -> int:
 
 
 def _strided(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors with a storage that it consists of."""
+    """Return the strided tensors, each with a storage, that a dense or sparse tensor consists of."""
     if tensor.layout == torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else ()

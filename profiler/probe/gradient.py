@@ -148,11 +148,11 @@ class _Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether enough is known of it."""
+        """Return whether enough steps were tried."""
         return self._taken >= (self._settled + COUNTED_STEPS if self._holds_back else FORGETTING_STEPS)
 
     def take(self, local: Tensor) -> None:
-        """The gradient of one more step."""
+        """Add the local gradient of one more step to the trial."""
         out = local.clone()
         stats = self._exchange.run(out)
         self._taken += 1

@@ -179,7 +179,7 @@ class PilotRun:
         self._crew.record(self._seen)
 
     def _plain_step(self, batch: GlobalBatch, step: int, *, tries: bool) -> bool:
-        """One step; False when the loss of any worker is not finite (then nothing is learnt).
+        """Train one step; False when the loss of any worker is not finite (then nothing is learnt).
 
         Args:
             batch: to learn from.
@@ -196,7 +196,7 @@ class PilotRun:
         return goes_on
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
-        """The same step computed in groups, whose gradients also tell signal from noise."""
+        """Train one step in groups, whose gradients also tell signal from noise; False when a loss is not finite."""
         crew, total = self._crew, len(batch)
         loss_sum, weighted_square_norms = 0.0, 0.0
         groups = self._groups(batch)

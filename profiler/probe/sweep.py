@@ -89,11 +89,11 @@ class Replica:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the parameters, in the order of the gradient; a number counts as a vector of one."""
+        """The shapes of the parameters, in the order of the gradient; a number counts as a vector of one."""
         return tuple(tuple(one.shape) or (1,) for one in trainable_parameters(self.loss.model))
 
     def computing_in(self, precision: Precision) -> Replica:
-        """The same model, computing in another precision."""
+        """Return a replica of the same model that computes in another precision."""
         autocast = Autocast(device_type=self.device.type, precision=precision)
         return replace(self, loss=LossModule(self.loss.model, self.task.loss, autocast))
 
@@ -257,7 +257,7 @@ def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, in
 
 
 def yardstick_s(device: torch.device) -> float | None:
-    """How fast the processor is now that this worker computes on: read before and after the steps of a batch size.
+    """Return the seconds of a calibration micro-benchmark on this processor now: before and after a batch size's steps.
 
     A shared machine changes its speed within seconds: what was read once for a whole sweep says little of one size.
     """
@@ -265,7 +265,7 @@ def yardstick_s(device: torch.device) -> float | None:
 
 
 def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> bool:
-    """Whether the next batch size is left out: it is predicted to take more memory or time than there is."""
+    """Return whether to leave the next batch size out: it is predicted to take more memory or time than there is."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
         line = fit_memory([measured for measured, _ in peaks], [peak for _, peak in peaks])

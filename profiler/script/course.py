@@ -116,7 +116,7 @@ class ScriptCourse:
 
     @property
     def changes_size(self) -> bool:
-        """Whether the script is given batches of other sizes than its own."""
+        """Return whether the script is given batches of other sizes than its own."""
         return self.observer.loader is not None and self.order.watch == "every-size"
 
     def _sizes(self) -> tuple[int, ...]:

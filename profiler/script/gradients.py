@@ -67,7 +67,7 @@ Way: TypeAlias = Literal["", "ddp", "session"]
 
 
 class Told(Record):
-    """What optimizers were told beside gradients, and by what the script trains."""
+    """Learning rates that a script's optimizers step by, and how it trains, to compare runs by beside gradients."""
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
@@ -103,7 +103,7 @@ class GradientRecorder:
             self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        """One more step."""
+        """Record the gradient and learning rate of one more step, and end once all optimizers have enough."""
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What the next step of a script should be like.
+    """The request for a script's next step: its batch size, whether it learns, and what is counted.
 
     Attributes:
         factor: on the script's own batch size.
@@ -62,7 +62,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step of a script was like.
+    """The samples, times and gradient of one step of a script.
 
     Attributes:
         samples: of its batches; 0: nothing tells.
@@ -92,7 +92,7 @@ LOADING, FORWARD, BACKWARD, UPDATE = range(PHASES)
 
 @dataclass
 class _Seen:
-    """Of the step under way; spans of each phase."""
+    """The samples and the spans of each phase of the step under way."""
 
     begun: Mark | None = None
     samples: int = 0
@@ -101,7 +101,7 @@ class _Seen:
 
 
 def normalises(module: nn.Module) -> bool:
-    """Whether a module that is called now normalises by the samples of its batch."""
+    """Return whether a module that is called now normalises by the samples of its batch."""
     return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
@@ -163,7 +163,7 @@ class Observer:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.parameters[0].device if self.parameters else torch.device("cpu")
 
     @property
@@ -173,7 +173,7 @@ class Observer:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all parameters."""
+        """Bytes of all parameters' gradients."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
     def count(self) -> StepCount:
@@ -283,7 +283,7 @@ class Observer:
             self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
 
     def schedules(self) -> bool:
-        """Whether the learning rate may change now."""
+        """Return whether the learning rate may change now."""
         return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
 
     def begins_step(self, optimizer: Optimizer) -> None:
@@ -390,7 +390,7 @@ class Rebatched:
                 return
 
     def __len__(self) -> int:
-        """As many batches as the script expects."""
+        """Return the number of batches, as many as the script expects."""
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
@@ -439,7 +439,7 @@ def listen(observer: Observer) -> None:
 
 
 def be_alone() -> None:
-    """A script that makes a process group, or starts a process for each GPU, is its only worker from here on."""
+    """Make a script the only worker from here on, also if it makes a process group or starts a process for each GPU."""
     keep_modules()
     _replace(
         dist,
