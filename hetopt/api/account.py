@@ -361,7 +361,7 @@ def rental_of(prepared: Prepared) -> Rental:
 
 
 def unfollowed(rental: Rental) -> str:
-    """Return how long a run goes on that nobody follows, as its launch was left or its machine sleeps, in a sentence."""
+    """Return a sentence on how long a run goes on that nobody follows: its launch was left or its machine sleeps."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
     cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
     told = (
