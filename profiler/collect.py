@@ -139,12 +139,14 @@ def _devices(
     evaluating = max((cost.peak_bytes for cost in _all(events, EvaluationCost)), default=0)
     devices = []
     for index, sweep in enumerate(schedule.sweeps):
-        own = [point for point in points if point.sweep == index]
+        swept = [point for point in points if point.sweep == index]
         fact = facts.get(index)
-        if not own or fact is None:
+        if not swept or fact is None:
             continue
         counts = [
-            one.memory.model_copy(update={"evaluating_bytes": evaluating}) for one in counted if one.sweep == index
+            event.memory.model_copy(update={"evaluating_bytes": evaluating})
+            for event in counted
+            if event.sweep == index
         ]
         devices.append(
             Device(
@@ -158,14 +160,14 @@ def _devices(
                         size,
                         [
                             _at_usual_speed(worker, usual_s)
-                            for point in own
+                            for point in swept
                             for worker in point.workers
                             if point.local_batch_size == size
                         ],
                     )
-                    for size in sorted({point.local_batch_size for point in own})
+                    for size in sorted({point.local_batch_size for point in swept})
                 ),
-                memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, own, ended.get(index)),
+                memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, swept, ended.get(index)),
                 memory=joined(counts) if counts else None,
                 compressors=tuple(point.cost for point in compressors if point.sweep == index),
                 matmul_flops_per_s=fact.matmul_flops_per_s,
@@ -228,18 +230,21 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
             collective,
             workers=workers,
             across_hosts=across_hosts,
-            payload_bytes=[point.payload_bytes for point in own],
-            time_s=[usual_mean(point.samples_s) for point in own],
+            payload_bytes=[point.payload_bytes for point in timed],
+            time_s=[usual_mean(point.samples_s) for point in timed],
         )
-        for (collective, workers, across_hosts), own in kinds.items()
+        for (collective, workers, across_hosts), timed in kinds.items()
     )
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
     """Return both moments, each smoothed over the samples before it."""
-    moments = (Moments(gradient_variance=one.gradient_variance, gradient_square=one.gradient_square) for one in samples)
+    moments = (
+        Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
+        for sample in samples
+    )
     _, *smoothed = accumulate(moments, SmoothedNoise.add, initial=SmoothedNoise())
-    return tuple(one.model_copy(update=vars(now.moments)) for one, now in zip(samples, smoothed, strict=True))
+    return tuple(sample.model_copy(update=vars(now.moments)) for sample, now in zip(samples, smoothed, strict=True))
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
@@ -276,8 +281,8 @@ def refusals(events: Sequence[Event]) -> tuple[str, ...]:
     """Return a sentence for each precision that was tried and is left out, and why."""
     lost = diverged(_pilots_seen(events))
     return (
-        *(f"{one.precision} is left out: {one.reason}" for one in _all(events, PrecisionRefused)),
-        *(f"{one} is left out: a pilot diverged in it, and did not in {USUAL}" for one in sorted(lost)),
+        *(f"{event.precision} is left out: {event.reason}" for event in _all(events, PrecisionRefused)),
+        *(f"{precision} is left out: a pilot diverged in it, and did not in {USUAL}" for precision in sorted(lost)),
     )
 
 
@@ -287,7 +292,7 @@ def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tup
     They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
     two became.
     """
-    usual = {(one.global_batch_size, one.seed): one for one in pilots if one.sync is None}
+    usual = {(pilot.global_batch_size, pilot.seed): pilot for pilot in pilots if pilot.sync is None}
     better = max if job.target_higher_is_better else min
     worse = min if job.target_higher_is_better else max
     trials = []
@@ -381,9 +386,9 @@ def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
 
 
 def _only(events: Iterable[Event], kind: type[R]) -> R:
-    if not (found := _all(events, kind)):
+    if not (records := _all(events, kind)):
         raise _broken(kind, "it is missing")
-    return found[-1]
+    return records[-1]
 
 
 def _broken(kind: type[Record], why: str) -> RunFailed:
@@ -393,7 +398,7 @@ def _broken(kind: type[Record], why: str) -> RunFailed:
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
     """Counts of one job at several micro-batches as one; of two at one size the larger."""
     steps: dict[int, StepMemory] = {}
-    for step in (step for one in counts for step in one.steps):
+    for step in (step for count in counts for step in count.steps):
         known = steps.get(step.samples, step)
         steps[step.samples] = StepMemory(
             samples=step.samples,
@@ -401,7 +406,7 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
             updating_bytes=max(step.updating_bytes, known.updating_bytes),
         )
     figures = TrainingMemory.model_fields.keys() - {"steps"}
-    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
+    largest = {name: max(getattr(count, name) for count in counts) for name in figures}
     return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
 
 

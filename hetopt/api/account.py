@@ -149,7 +149,7 @@ class Setup:
         only = sorted(names(types, "types"))
         if only:
             known = load_catalog(self.region)
-            only = [known.instance_type(one).name for one in only]
+            only = [known.instance_type(name).name for name in only]
         place = {"account": self.account, "region": self.region, "bucket": self.bucket, "role": self.role}
         return {
             **{name: doctor.policy(name, types=only, **place) for name in doctor.POLICIES},
@@ -171,9 +171,9 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
         BadInput: the plan cannot be read, or an option is none.
     """
     options = options or Ec2()
-    made = None if plan is None else Plan.load(plan)
+    loaded = None if plan is None else Plan.load(plan)
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    place = region or (region_of(made) if made is not None else configured)
+    place = region or (region_of(loaded) if loaded is not None else configured)
     try:
         boto = BotoEdge(place)
     except BadInput as error:
@@ -186,7 +186,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
         is_known &= (check.name, check.verdict) != ("credentials", "bad")
     if is_known:
         yield _quotas(edge, place)
-    if made is not None and is_known:
+    if loaded is not None and is_known:
         orders = Orders(
             edge=edge,
             catalog=load_catalog(place),
@@ -194,7 +194,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
             options=options,
             version=importlib.metadata.version("hetopt"),
         )
-        yield from doctor.plan_checks(orders, made, time.time())
+        yield from doctor.plan_checks(orders, loaded, time.time())
 
 
 def _quotas(edge: Edge, region: str) -> Check:
@@ -228,10 +228,10 @@ def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
     Raises:
         RunFailed: one of them could not be removed.
     """
-    found = list(namespaces.find_leftovers())
-    for network in found if remove else ():
+    networks = list(namespaces.find_leftovers())
+    for network in networks if remove else ():
         namespaces.remove(network.id)
-    return found
+    return networks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,16 +287,18 @@ class Search:
         except CloudRefused as error:  # what was found is shown, and the other regions can still be looked at
             self.refused.append(CloudRefused(f"in {region}, {error.message}", hint=error.hint))
         by_run: dict[str, list[Found]] = {}
-        for one in survey.found:
-            by_run.setdefault(one.run_id, []).append(one)
+        for thing in survey.found:
+            by_run.setdefault(thing.run_id, []).append(thing)
         for name, things in by_run.items():
             kept = self._why_leave(things, who, edge, region)
             removed = self.remove and kept is None and self._remove(name, things, edge, region)
-            self.found.extend(Leftover(region=region, found=one, left_alone=kept, removed=removed) for one in things)
+            self.found.extend(
+                Leftover(region=region, found=thing, left_alone=kept, removed=removed) for thing in things
+            )
 
     def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
         """Return why the things of a run are left alone; None where they may go."""
-        if not self.everybody and not all(removal.is_of(one, who) for one in things):
+        if not self.everybody and not all(removal.is_of(thing, who) for thing in things):
             return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
         if self.everything or self.run_id is not None:
             return None
@@ -364,17 +366,17 @@ def unfollowed(rental: Rental) -> str:
     """Return a sentence on how long a run goes on that nobody follows: its launch was left or its machine sleeps."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
     cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
-    told = (
+    sentence = (
         "if nobody follows the run, or this machine sleeps, training goes on; machines that are lost are not replaced. "
         "When the budget is spent, all save a checkpoint and end: after "
         f"{duration(lives_s)} at on-demand prices{cheaper if rental.order.has_spot else ''}. "
         f"The run may take {duration(takes_s)}"
     )
     if takes_s <= lives_s:
-        return told
+        return sentence
     if not rental.order.has_spot:
-        return f"{told}, which is longer: it would end unfinished, with a checkpoint"
-    return f"{told}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
+        return f"{sentence}, which is longer: it would end unfinished, with a checkpoint"
+    return f"{sentence}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
 
 
 def last_end(order: Order) -> str:

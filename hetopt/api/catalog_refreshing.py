@@ -62,10 +62,10 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
     """
     now = datetime.datetime.now(datetime.UTC)
     with _alone(catalogs_home()):
-        regions, made = [region], list[OwnCatalog]()
+        regions, written = [region], list[OwnCatalog]()
 
         def read(what: str, read_bytes: int, total_bytes: int | None) -> None:
-            done, total = len(made), total_bytes if what == "price list" else None
+            done, total = len(written), total_bytes if what == "price list" else None
             place = regions[done] if len(regions) == 1 else f"{regions[done]} ({done + 1} of {len(regions)})"
             # Where nobody sees a bar each text is a line: a tenth at a time.
             shown = (total or 0) * (10 * read_bytes // max(1, total or 0)) / 10
@@ -77,8 +77,8 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
         if region in (ALL, ANY_REGION):
             regions = [name for name in load_catalog().regions if name in versions]
         for name in regions:
-            made.append(_written(name, feeds.of(name, versions, everywhere), now))
-        return tuple(made)
+            written.append(_written(name, feeds.of(name, versions, everywhere), now))
+        return tuple(written)
 
 
 def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCatalog:
@@ -97,9 +97,9 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
                 f"AWS's price list of {region} lacks {len(missing):,} of the {len(before):,} types that had a price.",
                 hint="it looks cut off: run it again later",
             )
-    made = refreshed(prices, region, day, BUNDLED)
-    folder = write_catalog(catalogs_home(), region, day.isoformat(), made.files)
-    return OwnCatalog(region=region, folder=folder, day=day, made=made)
+    contents = refreshed(prices, region, day, BUNDLED)
+    folder = write_catalog(catalogs_home(), region, day.isoformat(), contents.files)
+    return OwnCatalog(region=region, folder=folder, day=day, made=contents)
 
 
 @contextlib.contextmanager

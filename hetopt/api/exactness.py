@@ -157,8 +157,8 @@ def check_script(
         right = told_equal if told_shared.way == "ddp" else told_alone
         other_rate = _other_rate(right.rates, told_shared.rates) or _other_rate(right.schedules, told_shared.schedules)
         # Behind another rate, gradients are of other parameters.
-        first = (_other_rate(told_alone.rates, told.rates) for told in (told_shared, told_equal))
-        steps = min((found[0] for found in first if found is not None), default=STEPS)
+        first = (_other_rate(told_alone.rates, other.rates) for other in (told_shared, told_equal))
+        steps = min((difference[0] for difference in first if difference is not None), default=STEPS)
         by_step = [tuple(distances(alone, other)[:steps]) for other in (shared, equal)]
         if not all(by_step):
             raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
@@ -212,8 +212,8 @@ def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float
     """Return the first place, from 1, at which learning rates differ, and both; None: all are the same."""
     different = [
         (step, rate, another)
-        for own, its in zip(right, other, strict=False)
-        for step, (rate, another) in enumerate(zip(own, its, strict=False), 1)
+        for rates, other_rates in zip(right, other, strict=False)
+        for step, (rate, another) in enumerate(zip(rates, other_rates, strict=False), 1)
         if abs(rate - another) > EXACT * abs(rate)
     ]
     return min(different, default=None)

@@ -98,9 +98,9 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
 
 def _layout(asked: Configuration) -> str:
     workers, nodes = asked.workers, len(asked.nodes)
-    told = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+    text = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
     types = [node.type for node in asked.nodes if node.type != LOCAL]
-    return told + (f" ({', '.join(types)})" if types else "")
+    return text + (f" ({', '.join(types)})" if types else "")
 
 
 def check_place(task: str, asked: Measurement) -> None:
@@ -254,7 +254,7 @@ def place_on_ec2(
         gradient_bytes=measured.job.gradient_bytes,
     )
     hourly = _spot_usd_per_hour(catalog, types)
-    made: list[ProbeRun] = []
+    completed: list[ProbeRun] = []
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         return probe_price_usd(hourly, asked, step_time_s)
@@ -265,13 +265,13 @@ def place_on_ec2(
             try:
                 sample, usd = prober.measure(run, _folder(), left_usd - spent)
             except (BudgetStop, CloudRefused, RunFailed) as refused:
-                if not made:
+                if not completed:
                     raise
                 # What was measured so far is worth keeping.
                 tell.note(f"{refused.message} {refused.hint or ''}".strip())
                 break
             samples.append(sample)
-            made.append(run)
+            completed.append(run)
             spent += usd
         return Measured(samples=tuple(samples), usd=spent)
 
@@ -280,13 +280,13 @@ def place_on_ec2(
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
     """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known."""
-    found = {}
+    prices = {}
     for name in types:
         price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
         if price is None:
             raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
-        found[name] = price.usd_per_hour
-    return found
+        prices[name] = price.usd_per_hour
+    return prices
 
 
 def _folder() -> Path:

@@ -79,17 +79,18 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
         if changes.stream is None:
             raise BadInput('`batch_policy="rate"` follows streams, and there is none.', hint="add `stream`")
         policy = batch_settings = None  # what a stream implies
-    made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    planned = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     if on != "rehearsal":
-        made.refuse_if_estimated()
-    stands_in = made.profile.is_counted or (isinstance(place, Rehearsal) and place.stand_in)
-    known(made.run.batch_policy, BATCH_POLICIES, "batch policy")
-    if made.run.compression.name not in METHODS:
+        planned.refuse_if_estimated()
+    stands_in = planned.profile.is_counted or (isinstance(place, Rehearsal) and place.stand_in)
+    known(planned.run.batch_policy, BATCH_POLICIES, "batch policy")
+    if planned.run.compression.name not in METHODS:
         raise BadInput(
-            f"the plan sends gradients by {made.run.compression.name!r}, which this version of hetopt does not have.",
+            f"the plan sends gradients by {planned.run.compression.name!r}, which this version of hetopt does not "
+            "have.",
             hint="plan again, or name another with `compression`" if changes.compression is None else "plan again",
         )
-    wanted = made.adjusted(steps=changes.steps, policy=policy, batch_settings=batch_settings)
+    wanted = planned.adjusted(steps=changes.steps, policy=policy, batch_settings=batch_settings)
     remarks: tuple[str, ...] = ()
     if stands_in:
         _refuse_what_would_train(changes)
@@ -98,7 +99,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     wanted = wanted.model_copy(update={"run": synchronized(changes, exchanged(changes, wanted.run))})
     if wanted.run.script and not stands_in:
         check_for_script(wanted.run)
-    prepared = where.prepare(made, wanted, place)
+    prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
     record = record.model_copy(update={"notes": (*record.notes, *remarks)})
     if changes.stream is not None:
@@ -170,15 +171,15 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
             f"{path} uses neither DistributedDataParallel nor a session: its workers would each train for themselves.",
             hint=f"`hetopt convert {typed(path)}`, then launch {typed(converted_script(path))}",
         )
-    takes_data = any(DATA_PLACE in one for one in script[1:])
+    takes_data = any(DATA_PLACE in argument for argument in script[1:])
     if takes_data != (place.data is not None):
         raise BadInput(
             f"`data` is told to a script by {DATA_PLACE} among its arguments, and "
             + ("it is not there." if place.data is not None else "there is no `data`."),
             hint=f"give both, {DATA_PLACE} in the place of the folder that {path.name} takes, or neither",
         )
-    found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
-    run = plan.run.model_copy(update=found)
+    facts = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
+    run = plan.run.model_copy(update=facts)
     profiled, planned = plan.profile.job, Path(plan.run.script[0])
     another = (
         ()

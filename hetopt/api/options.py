@@ -68,7 +68,7 @@ def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     from hetopt.core.comm.compression_text import compressor
 
     each = [given] if isinstance(given, str) else given
-    asked = tuple(part for one in each for part in names(one, name))
+    asked = tuple(part for item in each for part in names(item, name))
     return () if asked == ("auto",) else tuple(dict.fromkeys(compressor(part) for part in asked))
 
 
@@ -88,7 +88,7 @@ def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float
         BadInput: one is not above 0 and below 1.
     """
     each = [given] if isinstance(given, int | float | str) else given
-    parts = [quantity(part, FRACTION, f"`{name}`") for one in each for part in names(str(one), name)]
+    parts = [quantity(part, FRACTION, f"`{name}`") for item in each for part in names(str(item), name)]
     for part in parts:
         if not 0 < part < 1:
             raise BadInput(f"`{name}` must be above 0 and below 1, got {part:g}.", hint=f"for example `{name}=0.01`")
@@ -167,7 +167,7 @@ def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
     Raises:
         BadInput: one names no price above 0.
     """
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for text in given:
         machine, _, amount = text.partition("=")
         try:
@@ -178,8 +178,8 @@ def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
             raise BadInput(
                 f"`{name}` must be TYPE=USD an hour, above 0, got {text!r}.", hint="for example `p4d.24xlarge=9.5`"
             )
-        found[machine] = usd_per_hour
-    return found
+        prices[machine] = usd_per_hour
+    return prices
 
 
 def region(given: str, name: str) -> str:

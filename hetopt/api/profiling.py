@@ -73,7 +73,7 @@ def profile(
         raise BadInput(
             f"`task` must be the name of a task or script, got {task!r}.", hint='for example `hetopt.profile("digits")`'
         )
-    asked, told, samples = Measurement(**options), reporter or Reporter(), tuple(samples)
+    asked, report, samples = Measurement(**options), reporter or Reporter(), tuple(samples)
     _check_type(asked.machine_type)
     task, *arguments = typed_script((task, *arguments))
     if is_script(task):
@@ -95,7 +95,7 @@ def profile(
             time_budget_s=asked.time_budget_s,
             seed=asked.seed,
             machine_type=asked.machine_type,
-            told=told,
+            told=report,
         )
     if arguments or asked.epoch_samples is not None:
         raise BadInput(
@@ -108,7 +108,7 @@ def profile(
 
         exploring.check_place(task, asked)
     check_found(task)
-    told("loading the task")
+    report("loading the task")
     spec, schedule = _prepare(
         task,
         asked.data,
@@ -119,12 +119,14 @@ def profile(
         syncs=syncs,
         precision=asked.precision,
     )
-    found = _measure(spec, schedule, machine_type=asked.machine_type, told=told)
+    result = _measure(spec, schedule, machine_type=asked.machine_type, reporter=report)
     if samples:
-        found = found.model_copy(update={"samples": samples})
+        result = result.model_copy(update={"samples": samples})
     if asked.probe_budget_usd is None:
-        return found
-    return exploring.explore(found, exploring.place_of(found, task, asked, told), asked.probe_budget_usd, tell=told)
+        return result
+    return exploring.explore(
+        result, exploring.place_of(result, task, asked, report), asked.probe_budget_usd, tell=report
+    )
 
 
 def is_script(task: str) -> bool:
@@ -268,21 +270,21 @@ def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
         )
     there: tuple[Precision, ...] = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
     everything = asked == AUTO or (asked is None and on_gpu)
-    return ("fp32", *(one for one in there if everything or one == asked))
+    return ("fp32", *(precision for precision in there if everything or precision == asked))
 
 
-def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
+def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, reporter: Reporter) -> Profile:
     """Run the probe, and collect what it wrote."""
     started_at_s = time.time()
 
     def look(folder: Path) -> None:
-        told(*progress(read_events(folder / EVENTS_FILE), schedule))
+        reporter(*progress(read_events(folder / EVENTS_FILE), schedule))
 
     launcher = LocalLauncher(grace_s=STOP_GRACE_S)
-    with measured(launcher, spec, {}, what="the measurement", told=told, look=look) as folder:
+    with measured(launcher, spec, {}, what="the measurement", told=reporter, look=look) as folder:
         events = read_events(folder / EVENTS_FILE)
         for remark in refusals(events):
-            told.note(f"{remark}.")
+            reporter.note(f"{remark}.")
         return collect(
             events,
             schedule,

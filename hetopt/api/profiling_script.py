@@ -137,12 +137,12 @@ def profile_script(
             started_at_s=started_at_s,
             hetopt_version=version("hetopt"),
         )
-        found = {
+        facts = {
             "has_session": bool(several_workers(text)),
             "converts": _converts(script),
             "resumes": resumes(text),
         }
-        return profile.model_copy(update={"job": profile.job.model_copy(update=found)})
+        return profile.model_copy(update={"job": profile.job.model_copy(update=facts)})
     except RunFailed as error:
         keep = True
         hint = (error.hint or "see what it printed").rstrip(".")
@@ -183,7 +183,7 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
     )
 
 
-def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter) -> tuple[Watch, Events]:
+def _watched(start: Starter, order: ScriptOrder, is_timed: bool, reporter: Reporter) -> tuple[Watch, Events]:
     """Measure a script that runs by itself as closely as it can be; how closely, and what was measured."""
     try:
         return "every-size", start(order)
@@ -192,9 +192,9 @@ def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter)
             raise
         first = error.message
     try:
-        found = start(order.model_copy(update={"watch": "own-size"}))
-        told.note(f"It is measured with batches of its own size alone: {first}")
-        return "own-size", found
+        events = start(order.model_copy(update={"watch": "own-size"}))
+        reporter.note(f"It is measured with batches of its own size alone: {first}")
+        return "own-size", events
     except (RunFailed, BadInput) as error:
         failure: HetoptError = error
         if isinstance(error, RunFailed):
@@ -204,7 +204,7 @@ def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter)
             )
         if not is_timed:
             raise failure from None
-        told.note(f"{failure.message.rstrip('.')}. {_BY_OPTIMIZER}")
+        reporter.note(f"{failure.message.rstrip('.')}. {_BY_OPTIMIZER}")
         return "steps", start(order.model_copy(update={"watch": "steps"}))
 
 
@@ -306,10 +306,10 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
-    own = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
+    variables = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
     if accelerators and order.concurrent_workers > 1:
-        own["CUDA_VISIBLE_DEVICES"] = str(rank)
-    return {**alone_environment(), **(ONLY_WORKER if order.as_torchrun else {}), **own}
+        variables["CUDA_VISIBLE_DEVICES"] = str(rank)
+    return {**alone_environment(), **(ONLY_WORKER if order.as_torchrun else {}), **variables}
 
 
 def alone_environment() -> dict[str, str]:

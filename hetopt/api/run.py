@@ -212,12 +212,12 @@ class Run:
         Raises:
             BadInput: the run is over, and the worker has no output.
         """
-        told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
+        event_files = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[str, int] = {}
         live = self.unread()
         while True:
             over = self.status().state.is_over
-            files = told if events else log_files(self.folder, worker)
+            files = event_files if events else log_files(self.folder, worker)
             if worker is not None and not files and over:
                 raise BadInput(
                     f"{self.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers"
@@ -428,9 +428,9 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
                 run.backend.stop(run.handle)  # its workers have ended, and its own process does not notice
         if time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
-            told = supervision.look()
-            if told is not None:
-                reporter.note(f"step {formatting.count(progress.step)}: {told}")
+            action = supervision.look()
+            if action is not None:
+                reporter.note(f"step {formatting.count(progress.step)}: {action}")
         time.sleep(POLL_S)
 
 
@@ -470,16 +470,16 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
     for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
         relative = path.relative_to(folder).as_posix()
         # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
-        found = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
+        match = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
         rank: int | None = None
-        if found:
-            host, restart, local_rank, stream = found.groups()
+        if match:
+            host, restart, local_rank, stream = match.groups()
             if host is not None and host not in first_ranks:
                 first_ranks[host] = _first_rank(run_dir, host)
             rank = int(local_rank) + (0 if host is None else first_ranks[host])
         if worker is not None and rank != worker:
             continue
-        if found:
+        if match:
             label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
             if label in files:
                 label = f"{label} {stream}"

@@ -60,27 +60,31 @@ class StepTimes:
         Raises:
             BadInput: a file cannot be read, or there is no such market.
         """
-        where = next(one for one in MARKETS if one == known(market, MARKETS, "market"))
+        where = next(name for name in MARKETS if name == known(market, MARKETS, "market"))
         observed, priors, whole = _observed(profile)
         listed = in_use(region, catalog)
         plans = None if whole is None else AskedSteps.of(whole, listed)
-        own = StepTimeModel.fit(observed, listed.instance_types, priors)
-        return cls(own=own, plans=plans, catalog=listed, market=where)
+        model = StepTimeModel.fit(observed, listed.instance_types, priors)
+        return cls(own=model, plans=plans, catalog=listed, market=where)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime | str]:
         """Return the step time of each configuration, or why there is none."""
         planned = [self.plans is not None and self.plans.answers(configuration) for configuration in configurations]
         try:
-            others = [one for one, is_planned in zip(configurations, planned, strict=True) if not is_planned]
+            others = [
+                configuration
+                for configuration, is_planned in zip(configurations, planned, strict=True)
+                if not is_planned
+            ]
             rest = iter(self.own.predict(others) if others else ())
             return [
-                self.plans.step(one) if self.plans is not None and is_planned else next(rest)
-                for one, is_planned in zip(configurations, planned, strict=True)
+                self.plans.step(configuration) if self.plans is not None and is_planned else next(rest)
+                for configuration, is_planned in zip(configurations, planned, strict=True)
             ]
         except BadInput as error:
             if len(configurations) == 1:
                 return [error.message]
-            return [answer for one in configurations for answer in self.predict([one])]
+            return [answer for configuration in configurations for answer in self.predict([configuration])]
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
         """Return what renting the configuration for a measurement costs; absent where a price is not known."""

@@ -257,8 +257,8 @@ def _cards(table: Table) -> str:
             if value
         )
         note = f'<p class="soft">{escape(table.notes[number])}</p>' if table.notes else ""
-        own, mark = (" own", " (this plan)") if number == table.chosen else ("", "")
-        cards.append(f'<section class="way{own}"><h3>{cell(first)}{mark}</h3>{cells}{note}</section>')
+        css_class, mark = (" own", " (this plan)") if number == table.chosen else ("", "")
+        cards.append(f'<section class="way{css_class}"><h3>{cell(first)}{mark}</h3>{cells}{note}</section>')
     return f'<div class="ways">{"".join(cards)}</div>' if cards else ""
 
 

@@ -85,11 +85,11 @@ class LiveRun:
             self.recent.take(event)
             return None
         at_s, factor = self.progress.trained_for_s or 0.0, 1.0 if self.launch is None else self.launch.time_factor
-        found = happening(event, self.progress.roster.host, at_s=at_s, time_factor=factor)
-        if found is not None:
-            before = [one for one in self.happenings if not (found.is_routine and one.kind == found.kind)]
-            self.happenings = joined([*before, found])[-LATEST_HAPPENINGS:]
-        return found
+        news = happening(event, self.progress.roster.host, at_s=at_s, time_factor=factor)
+        if news is not None:
+            before = [happened for happened in self.happenings if not (news.is_routine and happened.kind == news.kind)]
+            self.happenings = joined([*before, news])[-LATEST_HAPPENINGS:]
+        return news
 
     def said(self, event: LogEvent) -> str | None:
         """Go on with an event, and return a line of what happened: nothing of most, steps now and then."""
@@ -181,7 +181,7 @@ class LiveRun:
             "workers": [worker.model_dump() for worker in workers if is_over or worker.is_present],
             "conditions": ConditionsReader(folder).now().model_dump() if speeds else None,
             "pausing": None if is_over else pause(progress, now_s),
-            "happenings": [one.model_dump() for one in self.happenings],
+            "happenings": [happened.model_dump() for happened in self.happenings],
             "unread_lines": self.unread.lines,
             "unread": self.unread.sentence,
         }

@@ -97,20 +97,22 @@ def answer(
         inventory: whose machines it is for, where it is.
     """
     chosen = plan.chosen
-    own = all(group.is_own for group in chosen.groups)
-    where = "on your own machines" if own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
+    are_own = all(group.is_own for group in chosen.groups)
+    where = (
+        "on your own machines" if are_own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
+    )
     head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *_warnings(plan)]
     if plan.advice is None:
         said, sure = chosen.prediction, None if plan.insight is None else plan.insight.chance
         limits = {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
         kept = " and ".join(name for name, limit in limits.items() if limit is not None)
         batch = _batch(chosen, plan.profile.job.batch_size)
-        told = (
+        sentence = (
             f"{', '.join(filter(None, [chosen.in_words, batch]))}: {formatting.duration(said.total_s.value)} with "
-            f"{formatting.duration(said.startup_s)} of {'start-up' if own else 'provisioning'}, "
+            f"{formatting.duration(said.startup_s)} of {'start-up' if are_own else 'provisioning'}, "
             f"{formatting.usd(said.cost_usd.value)}"
         )
-        head.append(Line(f"{told}{f'; {formatting.chance(sure)} of simulated runs keep {kept}' if sure else ''}."))
+        head.append(Line(f"{sentence}{f'; {formatting.chance(sure)} of simulated runs keep {kept}' if sure else ''}."))
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
@@ -171,15 +173,15 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
     """
     if any(cloud_of(group.region) != AWS for group in plan.chosen.groups):
         return (f"hetopt export {plan_file} --skypilot task.yaml",)
-    own = all(group.is_own for group in plan.chosen.groups)
-    where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if own else "ec2 --dry-run"
+    are_own = all(group.is_own for group in plan.chosen.groups)
+    where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if are_own else "ec2 --dry-run"
     launch = f"hetopt launch {plan_file} --on {where}"
     job = plan.profile.job
     if not job.script:
         return (launch,)
     name, *arguments = job.script
-    told = f"{plan.goal.amount:g}" in arguments
-    length = "" if told else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
+    sets_length = f"{plan.goal.amount:g}" in arguments
+    length = "" if sets_length else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
     if plan.run.global_batch_size != job.batch_size:
         length += f"  # and its own argument for {plan.run.global_batch_size:,} samples a step"
     if job.has_session:
@@ -198,9 +200,12 @@ def choices(plan: Plan) -> Iterator[Block]:
         return
     rented = [way.candidate for way in plan.choices if way.candidate is not None]
     # Where none of them was measured, or all were counted, a sentence says so once.
-    unlike = {group.evidence for one in rented for group in one.groups} not in ({"extrapolated"}, {"counted"})
-    own = chosen_way(plan)
-    sure = 0.0 if own is None else own.chance or 0.0
+    unlike = {group.evidence for candidate in rented for group in candidate.groups} not in (
+        {"extrapolated"},
+        {"counted"},
+    )
+    chosen = chosen_way(plan)
+    sure = 0.0 if chosen is None else chosen.chance or 0.0
     yield Table(
         name="the ways to go",
         columns=[
@@ -223,7 +228,7 @@ def choices(plan: Plan) -> Iterator[Block]:
             for way in plan.choices
         ],
         notes=[_machines_of(plan, way, evidence=unlike) for way in plan.choices],
-        chosen=None if own is None or plan.advice is not None else plan.choices.index(own),
+        chosen=None if chosen is None or plan.advice is not None else plan.choices.index(chosen),
         are_cards=True,
     )
 
@@ -296,8 +301,8 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
         plan: with the ways to go.
         presumed: whether what it was planned with is known of no account.
     """
-    own = chosen_way(plan)
-    for need in () if own is None else own.quotas:
+    chosen = chosen_way(plan)
+    for need in () if chosen is None else chosen.quotas:
         if (presumed or need.granted is None) and need.vcpus > need.new_account:
             yield (
                 f"Needs a quota of {formatting.vcpus(need.vcpus)} ({need.bucket}); a new account has "

@@ -108,13 +108,13 @@ def _training(profile: Profile) -> list[str]:
                 f"{kind}, {goal} not reached: {last.metric:.4g} after {formatting.counted(last.step, 'step')}"
             )
     for precision in profile.precisions[1:]:
-        trials = [one for one in profile.precision_trials if one.precision == precision]
-        own, usual = (
+        trials = [trial for trial in profile.precision_trials if trial.precision == precision]
+        trial_steps, usual = (
             ", ".join(formatting.count(round(steps)) for steps in column)
-            for column in ([one.steps for one in trials], [one.usual_steps for one in trials])
+            for column in ([trial.steps for trial in trials], [trial.usual_steps for trial in trials])
         )
         sentences.append(
-            f"in {precision}, {job.target_metric} after {own} steps as in {profile.precisions[0]} after {usual}"
+            f"in {precision}, {job.target_metric} after {trial_steps} steps as in {profile.precisions[0]} after {usual}"
             if trials
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )

@@ -102,7 +102,7 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
     def of(get: Callable[[Any], float | None], part: str = "") -> Column:
         """Return a column of the log's rows, or of one part of them; NaN where that is not there."""
         parts = rows if not part else [getattr(row, part) for row in rows]
-        return np.array([np.nan if one is None else get(one) for one in parts], dtype=np.float64)
+        return np.array([np.nan if record is None else get(record) for record in parts], dtype=np.float64)
 
     def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
         around = envelope(values, first)
@@ -146,19 +146,19 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         yield sent("dense", "in fp32", of(attrgetter("dense_bytes"), "exchange"))
     if any(row.sync is not None for row in rows):
 
-        def a_step(told: SyncTold) -> int:
-            return max(1, told.synchronised + told.local)
+        def a_step(sync: SyncTold) -> int:
+            return max(1, sync.synchronised + sync.local)
 
         yield curve(
             "averaged",
             "steps averaged",
             "share",
-            of(lambda told: told.synchronised / a_step(told), "sync"),
+            of(lambda sync: sync.synchronised / a_step(sync), "sync"),
         )
         divergence = of(attrgetter("divergence"), "sync")
         if np.isfinite(divergence).any():
             yield curve("divergence", "workers apart", "share", _held(divergence))
-        yield sent("averages", "models", of(lambda told: told.sent_bytes / a_step(told), "sync"))
+        yield sent("averages", "models", of(lambda sync: sync.sent_bytes / a_step(sync), "sync"))
 
 
 def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:

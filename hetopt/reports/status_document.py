@@ -42,7 +42,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
     reason = f" ({fact['reason']})" if fact["reason"] else ""
     yield Line(f"{fact['run']}: {fact['state']}{reason}", "strong")
     evaluated = formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet"
-    told = [
+    phrases = [
         f"go on: {fact['resume']}" if fact["resume"] is not None else None,
         f"{step_of(fact['step'], fact['predicted_steps'])}, epoch {fact['epoch']:.1f}, {evaluated}",
         fact["pausing"],
@@ -52,7 +52,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
         _gradients(fact["exchange"]),
         fact["audits"] and fact["audits"]["text"],
     ]
-    yield from (Line(f"  {phrase}", hang=2) for phrase in told if phrase)
+    yield from (Line(f"  {phrase}", hang=2) for phrase in phrases if phrase)
     if fact["rental"] is not None and fact["rental"]["machines"]:
         yield _machines(fact["rental"]["machines"])
     if fact["workers"]:

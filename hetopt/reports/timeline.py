@@ -95,9 +95,9 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
             happened.append(_went_on(placed.event, at_s, paused_s=placed.paused_s, step=step))
             continue
         host = partial(roster.host, present=placed.present)
-        found = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
-        if found is not None:
-            happened.append(found if found.step is not None else found.model_copy(update={"step": step}))
+        news = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
+        if news is not None:
+            happened.append(news if news.step is not None else news.model_copy(update={"step": step}))
     return tuple(joined(happened))
 
 
@@ -175,9 +175,9 @@ def _tried(event: PairedTrialEnded) -> str:
         "harmless": "learns as fast as the dense one: sent where that saves time",
         "harmful": "falls behind: nearly all of its energy is sent",
     }
-    found = shown.get(event.says, "cannot be compared yet, as the loss hardly changes: tried again later")
+    outcome = shown.get(event.says, "cannot be compared yet, as the loss hardly changes: tried again later")
     took, part = formatting.duration(event.took_s), formatting.share(event.ratio)
-    return f"paired trial of {took}: {part} of the gradient {found}"
+    return f"paired trial of {took}: {part} of the gradient {outcome}"
 
 
 def _conditions(event: ConditionChanged, time_factor: float) -> str:
@@ -201,19 +201,19 @@ def _conditions(event: ConditionChanged, time_factor: float) -> str:
 
 def joined(happenings: Iterable[Happening]) -> list[Happening]:
     """Return happenings with those of several hosts at once as one."""
-    found: list[Happening] = []
-    for one in happenings:
-        last = found[-1] if found else None
+    merged: list[Happening] = []
+    for current in happenings:
+        last = merged[-1] if merged else None
         if (
             last is not None
-            and one.kind == last.kind == "condition_changed"
-            and one.text == last.text
-            and one.time_s - last.time_s < AT_ONCE_S
+            and current.kind == last.kind == "condition_changed"
+            and current.text == last.text
+            and current.time_s - last.time_s < AT_ONCE_S
         ):
-            found[-1] = last.model_copy(update={"hosts": last.hosts + one.hosts})
+            merged[-1] = last.model_copy(update={"hosts": last.hosts + current.hosts})
         else:
-            found.append(one)
-    return found
+            merged.append(current)
+    return merged
 
 
 RECENT_S = 60.0
@@ -292,20 +292,20 @@ def figures(
     """
     expected = launch.prediction.steps.value if launch is not None else None
     waiting, left, latest = wait_share(progress), left_s(progress, expected, step_time_s), progress.latest
-    told = [step_of(progress.step, expected)]
+    phrases = [step_of(progress.step, expected)]
     if progress.loss is not None:
-        told.append(f"loss {progress.loss:.4g}")
+        phrases.append(f"loss {progress.loss:.4g}")
     if latest is not None and step_time_s:
-        told.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
+        phrases.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
     if waiting is not None and latest is not None and len(latest.wait_s) > 1:
-        told.append(f"straggler wait {formatting.share(waiting)}")
+        phrases.append(f"straggler wait {formatting.share(waiting)}")
     if launch is not None and money and progress.elapsed_s is not None:
-        told.append(formatting.usd(launch.running_usd_per_hour * progress.elapsed_s / SECONDS_PER_HOUR))
+        phrases.append(formatting.usd(launch.running_usd_per_hour * progress.elapsed_s / SECONDS_PER_HOUR))
     if left is not None:
         form = "%H:%M" if left < DAY_S else "%a %H:%M"
-        told.append(f"ends in {formatting.duration(left)}, at {time.strftime(form, time.localtime(now_s + left))}")
+        phrases.append(f"ends in {formatting.duration(left)}, at {time.strftime(form, time.localtime(now_s + left))}")
     metrics = formatting.reached(progress.metrics, None)
-    return told + ([f"evaluated: {metrics}"] if metrics else [])
+    return phrases + ([f"evaluated: {metrics}"] if metrics else [])
 
 
 def pause(progress: RunFold, now_s: float) -> str | None:

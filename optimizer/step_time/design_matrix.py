@@ -236,10 +236,10 @@ def _kinds(configuration: Configuration) -> Iterable[tuple[str, int, int]]:
     sizes = configuration.local_batch_size
     if isinstance(sizes, int):
         return dict.fromkeys((configuration.kind(node), node.workers, sizes) for node in configuration.nodes)
-    found: dict[tuple[str, int, int], None] = {}
+    kinds: dict[tuple[str, int, int], None] = {}
     first = 0
     for node in configuration.nodes:
         for size in sizes[first : first + node.workers]:
-            found[configuration.kind(node), node.workers, size] = None
+            kinds[configuration.kind(node), node.workers, size] = None
         first += node.workers
-    return found
+    return kinds

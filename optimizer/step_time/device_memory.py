@@ -56,8 +56,8 @@ class Scheme:
 
     def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
         """Return what one device holds by this scheme."""
-        found = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
-        return found.recomputing(described.layers) if self.recomputes else found
+        part = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
+        return part.recomputing(described.layers) if self.recomputes else part
 
 
 REPLICATED = Scheme()
@@ -165,7 +165,7 @@ def room(
     def largest(kept: ExchangeMemory) -> int | None:
         by_tensors = None if memory is None else memory.largest_micro_batch(usable, kept)
         by_process = None if line is None else line.largest_batch(usable)
-        return min((one for one in (by_tensors, by_process) if one is not None), default=None)
+        return min((limit for limit in (by_tensors, by_process) if limit is not None), default=None)
 
     if usable <= 0:
         return None

@@ -269,28 +269,30 @@ def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
     return alike, in_rate
 
 
-def _covariance(one: Cells, other: Cells, spread: Spread) -> Array:
+def _covariance(cells: Cells, other: Cells, spread: Spread) -> Array:
     """Return the covariance of the log throughputs of pairs of cells, without noise."""
-    every, of_alike, of_rate, own, of_column = ((one.features * sds**2) @ other.features.T for sds in spread.slopes)
+    every, of_alike, of_rate, of_job, of_column = (
+        (cells.features * sds**2) @ other.features.T for sds in spread.slopes
+    )
     gpu, architecture, alike_architecture, rate_architecture, half, own_architecture, own_gpu = (
         spread.parts**2
     ).tolist()
-    alike, in_rate = alikeness(one, other)
-    job, column = _same(one.job, other.job), _same(one.column, other.column)
-    found = every + of_alike * alike + of_rate * in_rate + own * job + (LEVEL_SD**2 + of_column) * column
-    found += _same(one.gpu, other.gpu) * (gpu + own_gpu * job)
-    found += _same(one.capability, other.capability) * (
+    alike, in_rate = alikeness(cells, other)
+    job, column = _same(cells.job, other.job), _same(cells.column, other.column)
+    covariance = every + of_alike * alike + of_rate * in_rate + of_job * job + (LEVEL_SD**2 + of_column) * column
+    covariance += _same(cells.gpu, other.gpu) * (gpu + own_gpu * job)
+    covariance += _same(cells.capability, other.capability) * (
         architecture
         + alike_architecture * alike
         + rate_architecture * in_rate
-        + half * np.outer(one.half, other.half)
+        + half * np.outer(cells.half, other.half)
         + own_architecture * job
     )
-    return np.asarray(found, dtype=np.float64)
+    return np.asarray(covariance, dtype=np.float64)
 
 
-def _same(one: NDArray[Any], other: NDArray[Any]) -> Array:
-    return np.asarray(one[:, None] == other[None], dtype=np.float64)
+def _same(left: NDArray[Any], other: NDArray[Any]) -> Array:
+    return np.asarray(left[:, None] == other[None], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,26 +341,26 @@ class GpuModel:
             measured: at least one step of the same job.
             asked: where.
         """
-        kind = next((KINDS.index(one.kind) for one in measured if one.kind is not None), 0)
-        likeness = np.mean([one.likeness for one in measured], axis=0).tolist()
-        at = [one.place for one in measured]
-        own = Cells.of([*at, *asked], "", -1, kind, likeness)
-        shared = _covariance(own, self.cells, self.spread)
-        among = _covariance(own, own, self.spread) - shared @ self.precision @ shared.T
-        among += self.spread.noise**2 * np.eye(len(own))
+        kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)
+        likeness = np.mean([step.likeness for step in measured], axis=0).tolist()
+        at = [step.place for step in measured]
+        cells = Cells.of([*at, *asked], "", -1, kind, likeness)
+        shared = _covariance(cells, self.cells, self.spread)
+        among = _covariance(cells, cells, self.spread) - shared @ self.precision @ shared.T
+        among += self.spread.noise**2 * np.eye(len(cells))
         expected = shared @ self._weights
         known, new = slice(len(measured)), slice(len(measured), None)
-        seen = among[known, known] + np.diag([one.log_sd**2 for one in measured])
+        seen = among[known, known] + np.diag([step.log_sd**2 for step in measured])
         gain = np.linalg.solve(seen, among[known, new]).T
         batches, wanted = (np.log([place.batch_size for place in places]) for places in (at, asked))
-        throughput = (1 - BATCH_GAIN) * batches - np.log([one.step_time_s for one in measured])
+        throughput = (1 - BATCH_GAIN) * batches - np.log([step.step_time_s for step in measured])
         # The level's prior is wide and not infinite: about the first throughput it is as good as flat.
         middle = throughput.mean()
-        told = middle + expected[new] + gain @ (throughput - middle - expected[known])
+        predicted = middle + expected[new] + gain @ (throughput - middle - expected[known])
         left = among[new, new] - gain @ among[known, new]
         guessed = np.diag([place.gpu.log_sd**2 for place in asked])
-        guessed += max((one.place.gpu.log_sd**2 for one in measured), default=0.0)
-        return (1 - BATCH_GAIN) * wanted - told, self.spread.calibration**2 * left + guessed
+        guessed += max((step.place.gpu.log_sd**2 for step in measured), default=0.0)
+        return (1 - BATCH_GAIN) * wanted - predicted, self.spread.calibration**2 * left + guessed
 
 
 def features_of(places: Sequence[Place]) -> Array:
@@ -384,8 +386,8 @@ def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
     numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
     spreads = {
-        f"{told} {name}": value
-        for told, model in models.items()
+        f"{facts} {name}": value
+        for facts, model in models.items()
         for name, value in (
             ("slopes", model.spread.slopes),
             ("parts", model.spread.parts),
@@ -418,9 +420,9 @@ def gpu_model(told: Told) -> GpuModel:
 
 def told_of(measured: Sequence[Measured]) -> Told:
     """Return how much is known of a job from its steps: nothing, its kind, or its operations too."""
-    if all(one.kind is None for one in measured):
+    if all(step.kind is None for step in measured):
         return "nothing"
-    return "kind" if any(one.flops_per_sample is None for one in measured) else "operations"
+    return "kind" if any(step.flops_per_sample is None for step in measured) else "operations"
 
 
 def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:

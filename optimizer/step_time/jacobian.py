@@ -100,16 +100,16 @@ def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Arr
         exchange_rest=mode[parameters + points :][rows.layout],
     )
     point = rows.group_point[here.slowest]
-    one, none = np.ones(len(rows)), np.zeros(len(rows))
-    found = []
+    ones, none = np.ones(len(rows)), np.zeros(len(rows))
+    linearised = []
     for measured, field, by_compute, by_exchange, variance in (
         (observed.log_step, "log_step", here.compute_share, here.exchange_share, noise_variance(here, spread)),
-        (observed.log_compute, "log_compute", one, none, spread.of_compute**2 * one),
-        (observed.log_exchange, "log_exchange", none, one, spread.of_exchange**2 * one),
+        (observed.log_compute, "log_compute", ones, none, spread.of_compute**2 * ones),
+        (observed.log_exchange, "log_exchange", none, ones, spread.of_exchange**2 * ones),
     ):
         some = np.isfinite(measured)
         if some.any():
-            found.append(
+            linearised.append(
                 Channel(
                     residual=(measured - getattr(here, field))[some],
                     derivatives=partial(_some, by_parameter, field, some),
@@ -120,7 +120,7 @@ def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Arr
                     variance=variance[some],
                 )
             )
-    return tuple(found)
+    return tuple(linearised)
 
 
 def _some(by_parameter: Callable[[str], Array], field: str, some: NDArray[np.bool_]) -> Array:

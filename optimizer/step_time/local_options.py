@@ -68,23 +68,25 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
         if not is_planned(pilot.sync):
             continue
         for sync in dict.fromkeys(_oftener(pilot)):
-            told = communication(
+            averaging = communication(
                 sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
             )
-            penalty, most = gate.penalty(sync), gate.most_workers(sync, told.share)
+            penalty, most = gate.penalty(sync), gate.most_workers(sync, averaging.share)
             if not to_target:
-                most = _most_that_lose_little(penalty, told.share, most)
-            if most > 1 and gate.objection(sync, told.share) is None:
-                yield LocalOption(sync=sync, told=told, penalty=penalty, most_workers=most, counts_steps=to_target)
+                most = _most_that_lose_little(penalty, averaging.share, most)
+            if most > 1 and gate.objection(sync, averaging.share) is None:
+                yield LocalOption(sync=sync, told=averaging, penalty=penalty, most_workers=most, counts_steps=to_target)
 
 
 def asked_option(
     sync: Synchronization, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
 ) -> LocalOption:
     """Return the option of a policy that was asked for, whatever pilots say."""
-    told = communication(sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync))
+    averaging = communication(
+        sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
+    )
     return LocalOption(
-        sync=sync, told=told, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
+        sync=sync, told=averaging, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
     )
 
 

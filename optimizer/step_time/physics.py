@@ -197,16 +197,16 @@ def _compute(
 
 def _exchange(vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float]) -> Array:
     """Log of the exchange; a single worker's is nothing, for which stands a billionth of a second."""
-    one, several = rows.nodes == 1, rows.nodes > 2
+    single, several = rows.nodes == 1, rows.nodes > 2
     ratio = shared["host_ratio"]
     relief = shared["rest"] + shared["relief"] * np.clip(ratio, FARTHEST_RATIO, 0.0)
     links = np.where(rows.has_type, vector[where.link][kinds.reference] + kinds.link, -np.inf).max(axis=1)
     network = np.exp(shared["network"] + links)
     # A node with a single worker has no link inside, and a single node none between.
     inside = np.where(rows.crowd > 1, sharing(rows.crowd, shared["host_sharing"]), 0.0)
-    between = np.where(one, 0.0, np.where(several, np.exp(relief), 1.0))
+    between = np.where(single, 0.0, np.where(several, np.exp(relief), 1.0))
     beta = network * slower(inside * np.exp(ratio), between)
-    alpha = slower(inside * np.exp(shared["host_latency"]), ~one * np.exp(shared["network_latency"]))
-    more = growth(rows.workers, np.where(one, 0.0, np.exp(shared["network_growth"])))
+    alpha = slower(inside * np.exp(shared["host_latency"]), ~single * np.exp(shared["network_latency"]))
+    more = growth(rows.workers, np.where(single, 0.0, np.exp(shared["network_growth"])))
     exchange: Array = np.log(np.maximum(beta * rows.traffic * more + alpha * rows.messages, 1e-9))
     return exchange

@@ -230,12 +230,17 @@ def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
     rows = observed.rows
     alone = rows.workers[rows.group_row] == 1
     computing = np.where(np.isfinite(observed.log_compute), observed.log_compute, observed.log_step)[rows.group_row]
-    found = {}
+    by_type = {}
     for index in range(len(rows.types)):
-        own = rows.group_type == index
-        if own.any() and alone[own].all() and np.ptp(rows.group_batch[own]) == 0 and np.isfinite(computing[own]).all():
-            found[index] = float(np.median(computing[own])), float(np.log(rows.group_batch[own][0]))
-    return found
+        of_type = rows.group_type == index
+        if (
+            of_type.any()
+            and alone[of_type].all()
+            and np.ptp(rows.group_batch[of_type]) == 0
+            and np.isfinite(computing[of_type]).all()
+        ):
+            by_type[index] = float(np.median(computing[of_type])), float(np.log(rows.group_batch[of_type][0]))
+    return by_type
 
 
 def _scales(observed: Observed) -> dict[str, float]:

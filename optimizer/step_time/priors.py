@@ -58,8 +58,8 @@ PRIORS: Mapping[str, Normal] = MappingProxyType(
 
 
 def _links(*, sharing: tuple[float, float], latency: tuple[float, float]) -> Mapping[str, Normal]:
-    told = {"host_sharing": sharing, "host_latency": (math.log(latency[0]), latency[1])}
-    return {name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in told.items()}
+    moments = {"host_sharing": sharing, "host_latency": (math.log(latency[0]), latency[1])}
+    return {name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in moments.items()}
 
 
 OWN_LINKS = _links(sharing=(0.0, 0.1), latency=(30e-6, 1.0))

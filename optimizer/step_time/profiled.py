@@ -106,7 +106,7 @@ def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | N
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
     """Machine types as the profile's step samples know them; absent where it has none."""
-    observed = observe_samples(profile, [name for name, one in catalog.items() if one.owned])
+    observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None
     return SampledMachines(posterior=fit(observed), gradient_bytes=profile.job.gradient_bytes, catalog=catalog)

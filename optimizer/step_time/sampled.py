@@ -67,12 +67,12 @@ class SampledMachines:
     def precisions(self) -> Mapping[Precision, str]:
         """The precisions in which steps were sampled, beside fp32, each with its name in the samples' types."""
         named = {name.partition(IN_PRECISION)[2] for name in self.posterior.observed.rows.types}
-        found: dict[Precision, str] = {}
+        by_precision: dict[Precision, str] = {}
         for precision in get_args(Precision):
-            own = sorted(name for name in named if PRECISIONS.get(name) == precision != "fp32")
-            if own:
-                found[precision] = own[-1]
-        return found
+            matching = sorted(name for name in named if PRECISIONS.get(name) == precision != "fp32")
+            if matching:
+                by_precision[precision] = matching[-1]
+        return by_precision
 
     def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
         """Return a machine type in a precision as samples predict it; None where nothing relates it to them."""

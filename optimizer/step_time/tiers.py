@@ -109,7 +109,7 @@ class Seen:
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
     """Return a usual step of each measured type whose GPU the catalogue knows."""
     rows, where, job = model.observed.rows, model.where, model.observed
-    found = []
+    steps = []
     for index, name in enumerate(rows.types):
         batches = rows.group_batch[rows.group_type == index]
         batch = float(np.exp(np.log(batches).mean()))
@@ -119,8 +119,8 @@ def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tup
             step_s = math.exp(fixed) + batch * math.exp(per_sample)
             step = Measured(place=place, step_time_s=step_s, kind=job.model_kind, flops_per_sample=job.flops_per_sample)
             share = math.exp(fixed) / step_s if np.ptp(batches) == 0 else None
-            found.append(Seen(reference=index, name=name, step=step, share=share))
-    return _doubted(found)
+            steps.append(Seen(reference=index, name=name, step=step, share=share))
+    return _doubted(steps)
 
 
 FAR_OFF = 3.0
@@ -132,13 +132,13 @@ def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
 
     A GPU with a lower power limit, too hot, shared, or named after another type. Of two, nothing tells which it is.
     """
-    found, left = list(seen), list(range(len(seen)))
+    result, left = list(seen), list(range(len(seen)))
     while len(left) > 1:
         off, far = [], []
-        for one in left:
-            others = tuple(seen[other].step for other in left if other != one)
-            told, covariance = transferred(others, (seen[one].step.place,))
-            off.append(math.log(seen[one].step.step_time_s) - float(told[0]))
+        for position in left:
+            others = tuple(seen[other].step for other in left if other != position)
+            log_s, covariance = transferred(others, (seen[position].step.place,))
+            off.append(math.log(seen[position].step.step_time_s) - float(log_s[0]))
             far.append(abs(off[-1]) / math.sqrt(covariance[0, 0]))
         worst = int(np.argmax(far))
         if far[worst] < FAR_OFF:
@@ -146,9 +146,9 @@ def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
         for index in range(2) if len(left) == 2 else (worst,):
             doubted = seen[left[index]]
             step = replace(doubted.step, log_sd=abs(off[index]))
-            found[left[index]] = replace(doubted, off=off[index], step=step)
+            result[left[index]] = replace(doubted, off=off[index], step=step)
         del left[worst]
-    return tuple(found)
+    return tuple(result)
 
 
 def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) -> Place | None:
@@ -232,22 +232,22 @@ def _kinship(
 
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
     """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`."""
-    known = tuple(one.step for one in seen)
-    told, sure, powers = [], [], []
-    for one in seen:
-        found_at = [_place(name, catalog, one.step.place.batch_size) for name in names]
+    known = tuple(measured.step for measured in seen)
+    predictions, sure, powers = [], [], []
+    for measured in seen:
+        found_at = [_place(name, catalog, measured.step.place.batch_size) for name in names]
         places = tuple(place for place in found_at if place is not None)
-        told.append(transferred(known, places))
+        predictions.append(transferred(known, places))
         twice = tuple(replace(place, batch_size=2 * place.batch_size) for place in places)
-        powers.append((transferred(known, twice)[0] - told[-1][0]) / math.log(2))
-        sure.append(np.diag(told[-1][1] if len(seen) == 1 else transferred((one.step,), places)[1]))
-    found = []
+        powers.append((transferred(known, twice)[0] - predictions[-1][0]) / math.log(2))
+        sure.append(np.diag(predictions[-1][1] if len(seen) == 1 else transferred((measured.step,), places)[1]))
+    kin = []
     for index, name in enumerate(names):
         best = min(range(len(seen)), key=lambda source: sure[source][index])
-        nearest, (log_s, covariance) = seen[best], told[best]
+        nearest, (log_s, covariance) = seen[best], predictions[best]
         factor = float(log_s[index]) - math.log(nearest.step.step_time_s)
         instance, wanted = (catalog[type_.partition(IN_PRECISION)[0]] for type_ in (nearest.name, name))
-        found.append(
+        kin.append(
             Kinship(
                 reference=nearest.reference,
                 evidence="extrapolated",
@@ -263,7 +263,7 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
                 ),
             )
         )
-    return found
+    return kin
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:

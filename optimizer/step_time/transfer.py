@@ -138,10 +138,10 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
     host = model.profile.host
     gpus = _profiled_gpus(model, known)
     rated = [t for t in known if t.coremark_iterations_per_s is not None and not t.burstable and not t.bare_metal]
-    own = next((t for t in rated if t.name == model.reference.device.type), None)
-    if own is not None and own.coremark_iterations_per_s is not None:
-        per_vcpu, basis = own.coremark_iterations_per_s / own.vcpus, f"CoreMark of {own.name}"
-        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=own.family, basis=basis, gpus=gpus)
+    profiled = next((t for t in rated if t.name == model.reference.device.type), None)
+    if profiled is not None and profiled.coremark_iterations_per_s is not None:
+        per_vcpu, basis = profiled.coremark_iterations_per_s / profiled.vcpus, f"CoreMark of {profiled.name}"
+        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=profiled.family, basis=basis, gpus=gpus)
     words = _cpu_words(host.cpu_model)
     alike = [t for t in rated if t.cpu_model and words and words <= _cpu_words(t.cpu_model)]
     basis, least_log_sd = f"CoreMark of machines with its CPU ({host.cpu_model})", 0.0
@@ -160,7 +160,7 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
 
 def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[Measured, ...]:
     """Return a step of each profiled GPU, at its largest batch size, in the least divided form."""
-    found: dict[tuple[str, Precision], Measured] = {}
+    steps: dict[tuple[str, Precision], Measured] = {}
     reference = model.reference
     for fitted in (reference, *sorted(model.devices, key=lambda fitted: fitted.device.workers_per_host)):
         device, batch = fitted.device, fitted.largest_measured
@@ -175,8 +175,8 @@ def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[M
                     kind=model.profile.job.model_kind,
                     flops_per_sample=model.profile.job.flops_per_sample,
                 )
-                found.setdefault((device.type, precision), step)
-    return tuple(found.values()) if reference.device.kind == "cuda" else ()
+                steps.setdefault((device.type, precision), step)
+    return tuple(steps.values()) if reference.device.kind == "cuda" else ()
 
 
 def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceType]) -> Gpu | None:
@@ -189,7 +189,7 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
     if named:
         part = _part_of_gpu(host.accelerator or "")
         memory = (host.accelerator_memory_bytes or 0) / part
-        nearest = min(named, key=lambda one: abs(one.memory_bytes - memory) if memory else 0)
+        nearest = min(named, key=lambda accelerator: abs(accelerator.memory_bytes - memory) if memory else 0)
         return gpu_of(replace(nearest, fraction=part))
     if device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
         return None
@@ -225,14 +225,14 @@ def worker_model(
             return _with_memory(worker, model, instance, exchange, fitted)
     accelerator = instance.accelerator
     if not instance.cuda_devices or accelerator is None:
-        found = _on_cpus(model, host, instance)
+        predicted = _on_cpus(model, host, instance)
     elif model.reference.device.kind == "cuda":
-        found = _from_gpu(model, host, accelerator)
+        predicted = _from_gpu(model, host, accelerator)
     else:
-        found = _by_roofline(model, host, instance, accelerator)
+        predicted = _by_roofline(model, host, instance, accelerator)
     if model.profile.is_counted:
-        found = replace(found, evidence="counted")
-    return _with_memory(found, model, instance, exchange)
+        predicted = replace(predicted, evidence="counted")
+    return _with_memory(predicted, model, instance, exchange)
 
 
 def unusable(instance: InstanceType) -> str | None:
@@ -269,8 +269,8 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
     """Return why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
-    facts = [found for found in map(gpu_of, gpus) if found is not None]
-    lacks = precision == "bf16" and any(one.capability < FIRST_CAPABILITY_WITH_BF16 for one in facts)
+    facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
+    lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)
     return NO_BF16_UNITS if lacks else None
 
 
@@ -367,8 +367,8 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         log_sd, is_by_sheet = 0.0, True  # the spread is that of all jobs
     else:
         step = host.gpus[0]
-        told, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
-        factor, log_sd = math.exp(float(told[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
+        log_s, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
+        factor, log_sd = math.exp(float(log_s[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
     return _worker(
         model,
         "cuda",
@@ -436,7 +436,7 @@ def _with_memory(
 ) -> WorkerModel:
     """Return the worker with what its device holds; it updates once a step, however many micro-batches."""
     device_bytes, usable = usable_bytes(instance)
-    found = room(
+    held = room(
         model,
         on_gpu=worker.kind == "cuda",
         device_bytes=device_bytes,
@@ -445,20 +445,20 @@ def _with_memory(
         measured=measured,
         devices=worker.workers,
     )
-    if found is None:
+    if held is None:
         raise Unusable(TOO_LITTLE_MEMORY)
     line = model.reference.step_time
     update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
     point = model.reference.device.step_times[-1]
-    again = point.forward_s / (point.forward_s + point.backward_s) if found.scheme.recomputes else 0.0
+    again = point.forward_s / (point.forward_s + point.backward_s) if held.scheme.recomputes else 0.0
     time = replace(
         worker.time,
         per_sample_s=(1 + again) * worker.time.per_sample_s,
-        max_samples=found.most_samples,
-        micro_batch=found.part,
+        max_samples=held.most_samples,
+        micro_batch=held.part,
         once_s=update * worker.time.fixed_s,
     )
-    return replace(worker, time=time, room=found)
+    return replace(worker, time=time, room=held)
 
 
 def thread_scaling(model: FittedModel) -> tuple[float, float]:

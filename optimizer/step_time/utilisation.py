@@ -141,10 +141,10 @@ def precision_class(precision: Precision) -> str:
 def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
     """Write a prior as `utilisation_prior` reads it, each number to three digits."""
 
-    def rounded(found: object) -> object:
-        if isinstance(found, Mapping):
-            return {name: rounded(value) for name, value in found.items()}
-        return float(f"{found:.3g}") if isinstance(found, float) else found
+    def rounded(node: object) -> object:
+        if isinstance(node, Mapping):
+            return {name: rounded(value) for name, value in node.items()}
+        return float(f"{node:.3g}") if isinstance(node, float) else node
 
     path.write_text(json.dumps(rounded(asdict(prior)), indent=2) + "\n", encoding="utf-8")
 

@@ -89,11 +89,11 @@ def _samples(
     once_s = max(row[0] for row in crew.gather([warmup[-1][1]]))
     rounds = min(probe.most_rounds, max(probe.least_rounds, int(time_limit_s / (ROUND * once_s))))
     _step(crew, compute, run)
-    own = [_step(crew, compute, run) for _ in range(rounds * ROUND)]
-    rows = crew.gather([seconds for pair in own for seconds in pair])
+    timed = [_step(crew, compute, run) for _ in range(rounds * ROUND)]
+    rows = crew.gather([seconds for pair in timed for seconds in pair])
     added = [
         sum(row[2 * step + 1] for row in rows) / len(rows) - max(row[2 * step] for row in rows)
-        for step in range(len(own))
+        for step in range(len(timed))
     ]
     return tuple(
         max(SHORTEST_S, statistics.fmean(added[first : first + ROUND])) for first in range(0, len(added), ROUND)
@@ -169,10 +169,10 @@ def time_compressors(
         if (late and way.name not in (SELECTOR, *ROUNDED)) or (shapes is None and method.by_shape):
             continue
         for ratio in probe.ratios if method.by_ratio else (1.0,):
-            told = (0.0, 0.0)
+            times = (0.0, 0.0)
             if gradient is not None:
-                told = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
-            rows = [row for row in crew.gather(told) if any(row)]
+                times = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
+            rows = [row for row in crew.gather(times) if any(row)]
             compress_s, decompress_s = (statistics.median(column) for column in zip(*rows, strict=True))
             cost = CompressorCost(name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
             crew.record(CompressorPoint(sweep=sweep, cost=cost))

@@ -88,10 +88,10 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
 def resident_peak_bytes(status: str) -> int | None:
     """Return peak resident bytes less file pages there now, from a ``/proc/PID/status`` (Linux, proc_pid_status)."""
-    told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    if "VmHWM" not in told:
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    if "VmHWM" not in fields:
         return None
-    most, of_files = (1024 * int(told.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
+    most, of_files = (1024 * int(fields.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
     return max(1, most - of_files)
 
 
@@ -118,11 +118,11 @@ class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         named = kwargs or {}
-        made = func(*args, **named)
+        result = func(*args, **named)
         self.operators += not func.is_view and func.namespace != "profiler"
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.flops += count(*args, **named, out_val=made)
-        return made
+            self.flops += count(*args, **named, out_val=result)
+        return result
 
 
 @contextmanager
@@ -171,13 +171,13 @@ def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
 
 def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int:
     """Weights of some kinds of module, shared ones once."""
-    own = {
-        id(one): one.numel()
+    sizes = {
+        id(parameter): parameter.numel()
         for module in modules
         if isinstance(module, kinds)
-        for one in module.parameters(recurse=False)
+        for parameter in module.parameters(recurse=False)
     }
-    return sum(own.values())
+    return sum(sizes.values())
 
 
 def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
@@ -299,10 +299,10 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return func(*args, **(kwargs or {}))
         for storage in self._storages(tree_leaves((args, kwargs))):
             self._see(storage, 0)  # of before, unless it is known
-        made = func(*args, **(kwargs or {}))
-        for storage in self._storages(tree_leaves(made)):
+        result = func(*args, **(kwargs or {}))
+        for storage in self._storages(tree_leaves(result)):
             self._see(storage, storage.nbytes())
-        return made
+        return result
 
     def _storages(self, values: Iterable[object]) -> Iterator[torch.UntypedStorage]:
         for value in values:

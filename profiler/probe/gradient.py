@@ -124,11 +124,11 @@ class ExchangeTrials:
             trial.take(local)
         ended = [trial for trial in self._open if trial.is_over]
         self._open = [trial for trial in self._open if not trial.is_over]
-        found = [(trial.way, trial.found(crew)) for trial in ended]
+        results = [(trial.way, trial.found(crew)) for trial in ended]
         workers = crew.context.world_size
         return tuple(
             ExchangeTrial(compression=way, workers=workers, **measured)
-            for way, measured in found
+            for way, measured in results
             if all(measured.get(name, 1) > 0 for name in ("gain", "signal")) and measured  # else nothing of it is left
         )
 
@@ -167,14 +167,16 @@ class _Trial:
 
     def found(self, crew: ProbeGroup) -> dict[str, float]:
         """Gain, or variance and signal, over all workers; empty where the gradient was zero."""
-        kept, own, error, along, exact = crew.total(self._sums)
-        if own <= 0:
+        kept, local_energy, error, along, exact = crew.total(self._sums)
+        if local_energy <= 0:
             return {}
         if self._holds_back:
-            return {"gain": gain_of(kept, own)}
+            return {"gain": gain_of(kept, local_energy)}
         # All workers hold the same sums.
         return (
-            {"variance": error / crew.context.world_size / own, "signal": min(1.0, along / exact)} if exact > 0 else {}
+            {"variance": error / crew.context.world_size / local_energy, "signal": min(1.0, along / exact)}
+            if exact > 0
+            else {}
         )
 
     def _add(self, *values: float) -> None:

@@ -90,7 +90,7 @@ class Replica:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the parameters, in the order of the gradient; a number counts as a vector of one."""
-        return tuple(tuple(one.shape) or (1,) for one in trainable_parameters(self.loss.model))
+        return tuple(tuple(parameter.shape) or (1,) for parameter in trainable_parameters(self.loss.model))
 
     def computing_in(self, precision: Precision) -> Replica:
         """Return a replica of the same model that computes in another precision."""
@@ -186,7 +186,9 @@ def run_sweep(
         # The others keep still.
         stepper = _Stepper(computing, reader, context.rank) if context.rank < sweep.concurrent_workers else None
         # Tensors are the same in every division of the host.
-        counts = schedule is not None and sweep.precision not in [one.precision for one in schedule.sweeps[:index]]
+        counts = schedule is not None and sweep.precision not in [
+            previous.precision for previous in schedule.sweeps[:index]
+        ]
         limit_bytes = (
             math.inf
             if schedule is None
@@ -199,8 +201,8 @@ def run_sweep(
             if is_too_large(points, size, left_s, limit_bytes):
                 break
             allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
-            own = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
-            rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
+            timed = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
+            rows = crew.gather(timed.row(sweep.timed_steps))[: sweep.concurrent_workers]
             workers = tuple(Taken.of(row) for row in rows)
             if not all(worker.samples_s for worker in workers):
                 if schedule is not None:
@@ -285,11 +287,11 @@ def record_facts(
 ) -> int:
     """Write what the sweep computes on; the memory that one of its workers may use."""
     device = crew.context.device
-    found = (0.0, 0.0)
+    rates = (0.0, 0.0)
     if active:
         align(group)
-        found = speeds(device)
-    rows = crew.gather([*found, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
+        rates = speeds(device)
+    rows = crew.gather([*rates, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
     # Every GPU worker has a device of its own; CPU workers share the host's memory.
     sharing = sweep.concurrent_workers if device.type == "cpu" else 1
     limit_bytes = memory_limit_bytes(int(min(row[2] for row in rows)), workers=sharing, fraction=memory_fraction)

@@ -84,8 +84,8 @@ class ScriptCourse:
         step = yield Wish()
         counted = yield from self._count()
         # Of three steps: what reads batches ahead, as frameworks do, has read more of them in its first one.
-        own = statistics.median_low((step.samples, *counted))
-        self.observer.batch_size = own or self.observer.batch_size
+        batch_size = statistics.median_low((step.samples, *counted))
+        self.observer.batch_size = batch_size or self.observer.batch_size
         begun_s = self.crew.elapsed_s()
         sizes = self._sizes()
         # The script's own size comes first: it is what training takes, and is measured however short the time is.
@@ -121,8 +121,8 @@ class ScriptCourse:
 
     def _sizes(self) -> tuple[int, ...]:
         """Batch sizes to time, in increasing order."""
-        own, epoch = self.observer.batch_size, self.order.dataset_size or self.observer.dataset_size
-        return batch_ladder(own, dataset_size=epoch) if self.changes_size else (own,)
+        batch_size, epoch = self.observer.batch_size, self.order.dataset_size or self.observer.dataset_size
+        return batch_ladder(batch_size, dataset_size=epoch) if self.changes_size else (batch_size,)
 
     def _is_of(self, step: Step, size: int) -> bool:
         return abs(step.samples - size) <= LIKE * size

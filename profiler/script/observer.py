@@ -111,9 +111,13 @@ def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
     Sparse ones are made dense; sharded ones are put together, for which all their workers ask.
     """
     with torch.no_grad():
-        own = (torch.zeros_like(one) if one.grad is None else one.grad for one in parameters)
-        plain = (one.full_tensor() if isinstance(one, DTensor) else one.to_dense() for one in own)
-        return torch.cat([one.to(dtype).reshape(-1) for one in plain])
+        gradients = (
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters
+        )
+        plain = (
+            gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.to_dense() for gradient in gradients
+        )
+        return torch.cat([gradient.to(dtype).reshape(-1) for gradient in plain])
 
 
 def alive(kind: type[T]) -> list[T]:
@@ -178,10 +182,10 @@ class Observer:
 
     def count(self) -> StepCount:
         """Return a count over what the script keeps from step to step, as its modules and optimizers hold it."""
-        own = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
+        parameters = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
         return StepCount(
             self.device,
-            parameters=[*own, *self.parameters],
+            parameters=[*parameters, *self.parameters],
             buffers=[buffer for module in self.modules for buffer in module.buffers(recurse=False)],
             optimizers=self.optimizers,
             gradient_bytes=self.gradient_bytes,
