@@ -183,7 +183,7 @@ def _devices(
 
 
 def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
-    """Return what would have been measured had the worker's processor been as fast as in the mean.
+    """Return a worker's timed steps scaled to the mean speed of its processor.
 
     A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
     scatter by two thirds as much where it is divided out.
@@ -248,7 +248,7 @@ def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
-    """Mean over the sampled steps at each ratio, and a low quantile for those who want to be careful."""
+    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it."""
     if not measured:
         return ()
     if any(len(sample.gains) != len(ratios) for sample in measured):
@@ -346,7 +346,7 @@ def _pilots(seen: Sequence[PilotSeen], job: Job) -> tuple[Pilot, ...]:
 
 
 def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_is_better: bool) -> float | None:
-    """Steps until the metric first reaches ``target``, by a straight line between evaluations; None if it never does.
+    """Return the steps until the metric first reaches ``target``, linear between evaluations; None if it never does.
 
     Interpolating keeps the answer from jumping by a whole evaluation interval, which at large batches is a large part
     of the run. A target that the very first evaluation already reaches is credited to that evaluation.
@@ -396,7 +396,7 @@ def _broken(kind: type[Record], why: str) -> RunFailed:
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Counts of one job at several micro-batches as one; of two at one size the larger."""
+    """Return one count of a job's memory from those at several micro-batches; of two at one size the larger."""
     steps: dict[int, StepMemory] = {}
     for step in (step for count in counts for step in count.steps):
         known = steps.get(step.samples, step)
@@ -426,7 +426,7 @@ SHOWN: Mapping[object, tuple[str, float]] = {
 
 
 def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
-    """Return what a probe is doing, and the share that is done, which never falls; unknown events are passed over."""
+    """Return what a probe does, in words, and the share done, which never falls; unknown events are passed over."""
     text, done = "starting workers", 0.0
     # Points and pilots may be left out, so that these shares are the most that each brings.
     sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)

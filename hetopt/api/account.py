@@ -54,7 +54,7 @@ __all__ = ["Check", "Setup", "attach", "checks", "worst"]
 
 
 def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) -> Run:
-    """Fetch what is known of a run that was launched from another machine. It changes nothing.
+    """Fetch the records of a run that was launched from another machine, changing nothing.
 
     Args:
         run: its full name.
@@ -158,7 +158,7 @@ class Setup:
 
 
 def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
-    """Yield what would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
+    """Yield a check of each thing that would stop a launch, here or on EC2. Nothing is made or changed there.
 
     What the account may run is kept for plans (`account_quotas_file`).
 
@@ -198,7 +198,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
 
 
 def _quotas(edge: Edge, region: str) -> Check:
-    """Return what the account may run in the region, kept for plans."""
+    """Return a check of the account's vCPU quotas in a region, and keep them for plans."""
     try:
         granted = doctor.account_quotas(edge)
         number = accounts.identity(edge).account_id
@@ -236,7 +236,7 @@ def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """A thing of a run.
+    """A cloud resource that a run left behind, and whether it was removed.
 
     Attributes:
         region: where it is.
@@ -278,7 +278,7 @@ class Search:
     refused: list[CloudRefused] = field(default_factory=list)
 
     def look(self, region: str, who: Identity) -> None:
-        """Look in a region, and remove what is to go."""
+        """Search a region for what runs left behind, and remove what may be removed."""
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
@@ -307,7 +307,7 @@ class Search:
         return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
 
     def _remove(self, name: str, things: Sequence[Found], edge: Edge, region: str) -> bool:
-        """Remove the things of a run; whether all of them are gone."""
+        """Remove a run's cloud resources, and return whether all of them are gone."""
         known = self.runs.get(name)
         ledger = Made()
         if known is not None:
@@ -331,7 +331,7 @@ def search(
     everybody: bool = False,
     remove: bool = False,
 ) -> Search:
-    """Look in every region that was ever used from here; in all of the account, where none was.
+    """Search every region that was ever used from here, or all of the account's where none was, for runs' resources.
 
     Args:
         more_regions: to look in as well.
@@ -357,7 +357,7 @@ def search(
 
 
 def rental_of(prepared: Prepared) -> Rental:
-    """Return what a launch on EC2 is about to rent."""
+    """Return the rental that a launch on EC2 prepares."""
     assert isinstance(prepared, Rental)
     return prepared
 
@@ -380,7 +380,7 @@ def unfollowed(rental: Rental) -> str:
 
 
 def last_end(order: Order) -> str:
-    """Return what ends a machine that nothing of the run reaches, such as one that never boots."""
+    """Return a sentence on what ends a machine that nothing of the run reaches, such as one that never boots."""
     if order.end_role is None:
         return (
             f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
@@ -395,7 +395,7 @@ def last_end(order: Order) -> str:
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
-    """Return how a rented run is. Without a way to ask, what was seen last is told, with its age.
+    """Return the status and rental facts of a rented run, as seen last and with their age where the cloud is not asked.
 
     Args:
         run: that one.

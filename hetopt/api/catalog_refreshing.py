@@ -45,7 +45,7 @@ class OwnCatalog:
 
 
 def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
-    """Read a region's prices.
+    """Read the prices of a region, or of all, from AWS, and write them as catalogues.
 
     Prices on demand and on spot and how often spot is interrupted are what AWS publishes.
 
@@ -82,7 +82,7 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
 
 
 def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCatalog:
-    """Hold the prices against those that are in use, and write the catalogue.
+    """Write the catalogue of a region from its prices, after comparing them with those in use.
 
     Raises:
         BadInput: most prices that are known are missing: the list was cut off where a line ends.

@@ -43,7 +43,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotPlain(BadInput):
-    """A script into which a person has to write the four lines."""
+    """Error of a script that cannot be converted: a person has to write the four lines of a session."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint or "write the four lines by hand, as docs/your-own-code.md shows")
@@ -51,7 +51,7 @@ class NotPlain(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """A script with a session in it.
+    """A training script with a session written into it.
 
     Attributes:
         text: of the new script.
@@ -66,7 +66,7 @@ class Converted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """The plain case, found in a file.
+    """The loop, loader, optimizers and models of a plain training script.
 
     Attributes:
         start: statement that the session goes around.
@@ -101,7 +101,7 @@ def convert(script: Path | str) -> Converted:
 
 
 def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceFile] = ()) -> Converted:
-    """Write a session into a text.
+    """Write a session into the text of a training script of one process.
 
     Args:
         text: of the script.

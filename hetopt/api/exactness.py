@@ -190,7 +190,7 @@ def _alone(
 
 
 class NeedsEqualShares(RunFailed):
-    """A script that runs in equal shares fails in others.
+    """Error of a script that runs with equal local batch sizes and fails with others.
 
     Args:
         error: with which it failed.
@@ -287,7 +287,7 @@ def _record(
     workers: int = 1,
     patience_s: float,
 ) -> None:
-    """Run a script for three steps; what its optimizers step by is in the folder afterwards, under a name."""
+    """Run a script for three steps, and write its gradients into the folder under a name."""
     torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(workers), "--module"] if workers > 1 else []
     recorded = ["hetopt.profiler.script.gradients", str(folder), name, str(script), *arguments]
     _run([sys.executable, "-m", *torchrun, *recorded], script, environment, patience_s=patience_s)

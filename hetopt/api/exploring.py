@@ -201,7 +201,7 @@ def _place(
 
 
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
-    """Make one probe, and return its steps."""
+    """Run one probe, and return its step sample."""
     with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE).events)
 
@@ -227,7 +227,7 @@ def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None
 def place_on_ec2(
     measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Reporter
 ) -> Place:
-    """Rented machines of these types.
+    """Return the probes of rented machines of some types, with their price and how they are measured.
 
     Args:
         measured: the job, on this machine.

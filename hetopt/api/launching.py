@@ -58,7 +58,7 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
 
 
 def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: Changes = AS_PLANNED) -> Prepared:
-    """Map a plan onto a backend, with what is asked for this launch in it. Nothing is started or rented.
+    """Map a plan with the changes of a launch onto a backend. Nothing is started or rented.
 
     Args:
         plan: as it was made, or its file, which is read once all that was asked for can be.
@@ -202,7 +202,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
-    """Yield what becomes of a script that saves no checkpoint after an interruption."""
+    """Yield a remark on what an interruption costs a script that saves no checkpoint."""
     if not run.resumes:
         priced = "is too cheap" if planned.resumes else "has priced that"
         yield (
@@ -212,7 +212,7 @@ def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:
-    """Start what was prepared.
+    """Start a prepared launch.
 
     Args:
         prepared: on a backend.

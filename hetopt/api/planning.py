@@ -113,7 +113,7 @@ class Places:
 
     @classmethod
     def of(cls, asked: Sought) -> Places:
-        """Return those that were asked for.
+        """Return the regions and hosts that the options ask for.
 
         Raises:
             BadInput: there is no such region, or a file cannot be read.
@@ -176,7 +176,7 @@ _CALLED = {
 
 
 def search_options(asked: Sought, **instead: Any) -> Options:
-    """Return what narrows a search.
+    """Return the planner's options from those of a verb.
 
     Args:
         asked: options of a verb.
@@ -210,7 +210,7 @@ def profile_of(given: Profile | Path | str) -> Profile:
 
 
 def _tell_price_ages(plan: Plan, catalog: Catalog, reporter: Reporter) -> None:
-    """Note how old the prices are that a plan shows; nothing of those that it does not."""
+    """Note the age of the prices that a plan shows."""
     shown = [plan.chosen, *(way.candidate for way in plan.choices if way.candidate is not None)]
     dates = {group.price_date for candidate in shown for group in candidate.groups if not group.is_own}
     note = age_note(catalog, map(datetime.date.fromisoformat, dates), today=datetime.datetime.now(datetime.UTC).date())
@@ -260,7 +260,7 @@ def _quotas(given: Sequence[str], region: str, reporter: Reporter) -> Sequence[s
 
 
 def _goal(profile: Profile, asked: Search, reporter: Reporter) -> Goal:
-    """Return what ends the training, and within which limits."""
+    """Return the goal of a training: a target, epochs or steps, and limits on its time and cost."""
     target, epochs, steps = asked.target, asked.epochs, asked.steps
     limits: dict[str, Any] = {"budget_usd": asked.budget_usd, "deadline_s": asked.deadline}
     if sum(option is not None for option in (target, epochs, steps)) > 1:
@@ -342,7 +342,7 @@ class Fit:
     scheme: Scheme = REPLICATED
 
     def __str__(self) -> str:
-        """Return such as '4 on H100 (80 GiB, 8 of which share the model)'."""
+        """Return the samples and the GPU, as in '4 on H100 (80 GiB, 8 of which share the model)'."""
         samples = "any number" if self.samples is None else f"{self.samples:,}"
         shared = "" if self.scheme.shards == 1 else f", {self.scheme.shards} of which share the model"
         recomputed = ", activations recomputed" if self.scheme.recomputes else ""
@@ -424,7 +424,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedJob:
-    """A job of which nothing was measured.
+    """A job that was described and counted, not measured.
 
     Attributes:
         recipe: how it is trained.
@@ -447,7 +447,7 @@ class DescribedJob:
 
     @property
     def memory(self) -> TrainingMemory:
-        """Return what a replica takes."""
+        """Return the memory of one replica: weights, gradients, optimizer state and activations."""
         memory = self.profile.devices[0].memory
         assert memory is not None
         return memory
@@ -466,7 +466,7 @@ class DescribedJob:
 def described(
     asked: Described, catalogs: Sequence[Catalog], hosts: Sequence[Host] = (), *, now: datetime.datetime
 ) -> DescribedJob:
-    """Count a job that was described.
+    """Return a described job with its operations, bytes and samples counted.
 
     Args:
         asked: what is known of it.
@@ -525,7 +525,7 @@ _ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
 
 
 def _timed(asked: Described, catalog: Catalog, counted: Counted, samples: int, precision: Precision) -> Counted:
-    """Return what a sample comes to where the whole training took so long on some GPUs.
+    """Return the operations and bytes of a sample by how long the whole training took on some GPUs.
 
     Raises:
         BadInput: only the time or only the GPUs are given, or nobody knows them.
@@ -567,7 +567,7 @@ def _recipe(asked: Described, assumed: list[str]) -> Recipe:
 
 @takes(Described)
 def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
-    """Say what training would take and cost, from what a model counts to. Nothing is measured, and torch is not needed.
+    """Estimate the time and cost of training from a model's operations, with nothing measured and without torch.
 
     Clusters are searched, priced and compared as by `recommend`; the time of a step follows from its operations and
     what public measurements say of how well GPUs are used, with a wide interval. Without ``budget_usd`` and

@@ -135,7 +135,7 @@ def is_script(task: str) -> bool:
 
 
 def _accelerators() -> int:
-    """GPUs of this machine, as torch sees them.
+    """Return the number of GPUs of this machine, as torch sees them.
 
     Raises:
         BadInput: torch is not installed.
@@ -167,7 +167,7 @@ def _needs_torch(what: str) -> None:
 
 
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
-    """Return what would go wrong with a task on many workers, before anything is measured.
+    """Return findings on what would go wrong with a task on many workers, before anything is measured.
 
     Args:
         task: as of `profile`.
@@ -211,7 +211,7 @@ def _prepare(
     syncs: tuple[str, ...],
     precision: str | None,
 ) -> tuple[RunSpec, ProbeSchedule]:
-    """Look at the task and its data before any process is started, and write the schedule for them."""
+    """Return the run and the schedule of a probe, after reading the task and its data in this process."""
     logical_cpus, accelerators = usable_processors(), _accelerators()
     if data is not None:
         check_data_folder(data)
@@ -258,7 +258,7 @@ def _prepare(
 
 
 def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
-    """Return what is measured: fp32, which all else is held against, and then what was asked for.
+    """Return the precisions to measure: fp32, which all else is compared with, then those that were asked for.
 
     Raises:
         BadInput: it is not for this machine.
@@ -274,7 +274,7 @@ def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
 
 
 def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, reporter: Reporter) -> Profile:
-    """Run the probe, and collect what it wrote."""
+    """Run the probe, and return the profile from its events."""
     started_at_s = time.time()
 
     def look(folder: Path) -> None:

@@ -77,7 +77,7 @@ def profile_script(
     machine_type: str,
     told: Reporter,
 ) -> Profile:
-    """Measure a script.
+    """Measure a training script, and return its profile.
 
     Args:
         script: file to run.
@@ -184,7 +184,7 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
 
 
 def _watched(start: Starter, order: ScriptOrder, is_timed: bool, reporter: Reporter) -> tuple[Watch, Events]:
-    """Measure a script that runs by itself as closely as it can be; how closely, and what was measured."""
+    """Measure a script as closely as it allows, and return how closely, and its events."""
     try:
         return "every-size", start(order)
     except (RunFailed, BadInput) as error:
@@ -313,7 +313,7 @@ def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[st
 
 
 def alone_environment() -> dict[str, str]:
-    """Return what a script that runs by itself sees: no other worker, and no display."""
+    """Return the environment of a script that runs by itself: no other worker, and no display."""
     hidden = (*PLACES, "MASTER_ADDR", "MASTER_PORT", *DISPLAYS)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}

@@ -87,7 +87,7 @@ class StepTimes:
             return [answer for configuration in configurations for answer in self.predict([configuration])]
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """Return what renting the configuration for a measurement costs; absent where a price is not known."""
+        """Return the USD of renting a configuration for a measurement; None where a price is not known."""
         hourly = 0.0
         for node in configuration.nodes:
             listed = node.type in self.catalog.instance_types
@@ -99,7 +99,7 @@ class StepTimes:
 
 
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:
-    """Return what was measured, what else is believed, and the profile if it is one."""
+    """Return a file's observed steps, the priors, and the profile where the file is one."""
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
         return observe(samples), PRIORS, None

@@ -47,7 +47,7 @@ def facts(listing: Listing) -> dict[str, Any]:
 
 
 def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listing]) -> dict[str, Any]:
-    """`facts`, with the source spelled out, the caveats and every region."""
+    """Return an instance type's `facts` with its source spelled out, its caveats and every region."""
     name = listing.instance_type.name
     source = catalog.sources.by_name[listing.instance_type.source]
     lowest = {region: price for region, other in everywhere.items() if (price := _lowest(other))}
@@ -132,7 +132,7 @@ def gpu_table(gpus: Sequence[RentableGpu], catalogs: Sequence[Catalog]) -> Itera
 
 
 def instance_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listing]) -> Iterator[Block]:
-    """Yield all that is known of one instance type."""
+    """Yield the page of one instance type: facts, prices, regions and caveats."""
     name = listing.instance_type.name
     yield Line(f"{name} in {catalog.region}", "strong")
     yield Facts(_facts(catalog, listing))
@@ -229,7 +229,7 @@ def _accelerator(accelerator: Accelerator) -> dict[str, str]:
 
 
 def price_notes(catalogs: Sequence[Catalog], listings: Sequence[Listing]) -> list[str]:
-    """Return what the prices of some listings of these catalogues are, of when, and according to whom."""
+    """Return a sentence on each kind of price of some listings: its date and its source."""
     where = catalogs[0].region if len(catalogs) == 1 else "the region named"
     if not any(catalog.has_prices for catalog in catalogs):
         return [f"spot saves: share of the on-demand price in {where}, which the catalogue does not have"]
@@ -306,7 +306,7 @@ def _accelerator_facts(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _accelerators(instance: InstanceType) -> str:
-    """'4x A10G 22G', '1/8 L4 3G'."""
+    """Return an instance's accelerators in short, as in '4x A10G 22G' or '1/8 L4 3G'."""
     if instance.accelerator:
         return f"{_devices(instance.accelerator)} {instance.accelerator.memory_gib:.0f}G"
     return ", ".join(instance.other_accelerators) or "-"

@@ -293,7 +293,7 @@ def _table(table: Table) -> str:
 
 
 def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
-    """Parts of a whole as pieces of a bar, in the order of `COLOURS`; the last colour is for all that is left."""
+    """Return HTML of a bar of a whole's parts, in the order of `COLOURS`; the last colour is for all that is left."""
     total = math.fsum(size for _, size in parts) or 1.0
     drawn = "".join(
         f'<i class="{COLOURS[min(place, len(COLOURS) - 1)]}" style="width:{100 * size / total:.2f}%" '
@@ -310,7 +310,7 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
 
 
 def share_bar(name: str, share: float) -> str:
-    """Return how much of something is used; more than all of it is a warning."""
+    """Return HTML of a bar that is filled to a share, in the warning colour beyond 1."""
     colour = "over" if share > 1 else "a"
     said = escape(f"{name}: {formatting.share(max(share, 0.0))}")
     width = 100 * min(max(share, 0.0), 1.0)

@@ -37,7 +37,7 @@ OWN_PLACE = "ssh"
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
-    """Fold what a run measured into the profile of its job, and say what, a sentence each.
+    """Return a job's profile with what a run measured, and a sentence for each thing that was learned.
 
     The same run twice adds nothing.
 
@@ -110,7 +110,7 @@ def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
 
 
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
-    """Yield steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
+    """Yield a run's steps as samples; none of a miniature, of slowed workers, or of machines nobody rents."""
     spec = launch.spec
     if not _is_real(launch):
         return

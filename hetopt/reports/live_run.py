@@ -68,7 +68,7 @@ class LiveRun:
         )
 
     def read(self) -> None:
-        """Go on with all that the log has gained.
+        """Read and fold the events that the log has gained since the last call.
 
         Raises:
             BadInput: it cannot be read.
@@ -79,7 +79,7 @@ class LiveRun:
                     self.take(event)
 
     def take(self, event: LogEvent) -> Happening | None:
-        """Go on with an event of the run, and return what it tells a person who watches."""
+        """Fold an event of the run, and return the happening that it is to a person who watches; None: it is none."""
         self.progress.take(event)
         if isinstance(event, StepsLogged):
             self.recent.take(event)
@@ -92,7 +92,7 @@ class LiveRun:
         return news
 
     def said(self, event: LogEvent) -> str | None:
-        """Go on with an event, and return a line of what happened: nothing of most, steps now and then."""
+        """Fold an event, and return a line for a person who watches: None for most, steps now and then."""
         happened, progress = self.take(event), self.progress
         at_s = progress.trained_for_s or 0.0
         match event:
@@ -121,13 +121,13 @@ class LiveRun:
 
     @property
     def unread(self) -> Unread:
-        """Return lines that were no events."""
+        """Return the lines of the log that were no events."""
         return self.log.unread + self.decisions.unread
 
     def facts(
         self, folder: Path, status: RunStatus, *, now_s: float, rental: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return how the run is: while it goes on by its newest steps, afterwards by all of them.
+        """Return the facts of the run: by its newest steps while it goes on, afterwards by all of them.
 
         Args:
             folder: of the run.

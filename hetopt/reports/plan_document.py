@@ -88,7 +88,7 @@ def answer(
     plan_file: Path | None = None,
     inventory: Path | None = None,
 ) -> list[Block]:
-    """Return what was asked, the answer, the ways to go, reasons and the next command: one screen of 80 columns.
+    """Return the plan on one screen of 80 columns: goal, answer, alternatives, reasons and the next command.
 
     Args:
         plan: to show.
@@ -195,7 +195,7 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
 
 
 def choices(plan: Plan) -> Iterator[Block]:
-    """Yield the ways to go: figures in columns, and below them the machines."""
+    """Yield a table of the plan's choices: figures in columns, and below them the machines."""
     if not plan.choices:
         return
     rented = [way.candidate for way in plan.choices if way.candidate is not None]
@@ -242,7 +242,7 @@ def _name(way: Choice, sure: float) -> str:
 
 
 def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
-    """Return what a way rents, what a machine has, how it trains where not as usual, quotas, and (asked) evidence."""
+    """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence."""
     if way.candidate is None:
         return "this machine, measured"
     groups = way.candidate.groups
@@ -295,7 +295,7 @@ def region_notes(plan: Plan) -> Iterator[str]:
 
 
 def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
-    """Yield what a new account would have to ask for first, where nobody knows what this one has.
+    """Yield the quotas that a new account would have to ask for first, where this account's are not known.
 
     Args:
         plan: with the ways to go.
@@ -311,7 +311,7 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
 
 
 def _memory_bound(candidate: Candidate) -> Iterator[str]:
-    """Yield at which micro-batch each machine fits whose memory does not hold its local batch at once."""
+    """Yield the micro-batch of each machine type whose memory does not hold its local batch at once."""
     words = [(group.instance_type, group.micro_batch_in_words) for group in candidate.groups]
     bound = dict.fromkeys(f"{name} {micro_batch}" for name, micro_batch in words if micro_batch)
     if bound:
@@ -319,7 +319,7 @@ def _memory_bound(candidate: Candidate) -> Iterator[str]:
 
 
 def asked(goal: Goal, *, until: str = "until") -> str:
-    """Return what was asked for, in a few words; ``until`` is said before a target."""
+    """Return a goal and its limits in a few words; ``until`` stands before a target."""
     if goal.ends == "target":
         return ", ".join([f"{until} {goal.target_metric} {goal.target_value:g}", *limits_of(goal)])
     length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))
@@ -327,13 +327,13 @@ def asked(goal: Goal, *, until: str = "until") -> str:
 
 
 def limits_of(goal: Goal) -> list[str]:
-    """Such as 'budget $20.00'."""
+    """Return the limits of a goal in words, as in 'budget $20.00'."""
     limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
     return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
 def details(plan: Plan) -> Iterator[Block]:
-    """Yield everything behind the answer."""
+    """Yield the details behind the answer: machines, bill, memory, alternatives and reasons."""
     chosen, said = plan.chosen, plan.chosen.prediction
     kind = "sync" if chosen.sync.is_local else "compression"
     yield Heading("The plan")
@@ -396,7 +396,7 @@ def _price_of(group: Group) -> str:
 
 
 def _memory(plan: Plan) -> Iterator[Block]:
-    """Yield what a worker of each machine type holds, part by part."""
+    """Yield the memory of a worker of each machine type, part by part."""
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "residual_bytes", "activation_bytes")
     yield Heading("Memory of a worker")
     if plan.memory:

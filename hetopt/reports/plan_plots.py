@@ -65,7 +65,7 @@ def front_svg(plan: Plan) -> str:
 
 
 def _places(plans: Sequence[Candidate]) -> list[Place]:
-    """Median time and cost of each plan."""
+    """Return the median time in seconds and cost in USD of each plan."""
     return [(plan.prediction.total_s.value, plan.prediction.cost_usd.value) for plan in plans]
 
 

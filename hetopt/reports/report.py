@@ -25,7 +25,7 @@ Unit = Literal["s", "steps", "USD"]
 
 
 class Compared(Record):
-    """A figure that was predicted and measured."""
+    """The prediction with its interval and the measurement of one figure."""
 
     name: str
     unit: Unit
@@ -36,7 +36,7 @@ class Compared(Record):
 
     @property
     def error(self) -> float | None:
-        """(measured - predicted) / predicted: positive when it took more than was said."""
+        """Relative error, (measured - predicted) / predicted: positive when it took more than predicted."""
         return (self.measured - self.predicted) / self.predicted if self.predicted else None
 
 
@@ -173,7 +173,7 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
 
 
 def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines: int = 0) -> Report:
-    """Hold the events of a run against its prediction.
+    """Return the report of a run: its events against its prediction.
 
     Args:
         launch: what was started, and what was predicted for it.
@@ -405,7 +405,7 @@ def _logged(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> Iterator[str]:
-    """Yield what the run's events say that bears on one part of its time."""
+    """Yield a sentence on each event of the run that explains one part of its time."""
     if part == "step time":
         yield from changes
         if progress.stream_wait_s:

@@ -77,7 +77,7 @@ def document(report: Report, launch: Launch | None = None) -> Document:
 
 
 def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
-    """Yield what it took and cost, each beside what was predicted, and what it has reached."""
+    """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached."""
     figures = {compared.name: compared for compared in report.compared}
     widest = _widest(report.compared)
     if "run time" not in figures and report.over_time.step:
@@ -208,7 +208,7 @@ def _sentence(happened: Happening) -> str:
 
 
 def _together(averaging: BroughtTogether) -> str:
-    """Return how often workers were brought together, and how far apart they had come."""
+    """Return a sentence on how often local SGD workers averaged, and how far apart their parameters had come."""
     steps = averaging.synchronised + averaging.local
     apart = ""
     if averaging.divergence is not None:
@@ -221,7 +221,7 @@ def _together(averaging: BroughtTogether) -> str:
 
 
 def _sent(sent: Sent) -> str:
-    """Return how much of the gradients went over the network, and how."""
+    """Return a sentence on how much of the gradients went over the network, and by which methods."""
     if sent.sent_bytes == sent.dense_bytes:
         return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
     ways = sorted(sent.ways, key=lambda way: -way.steps)
@@ -236,7 +236,7 @@ def _sent(sent: Sent) -> str:
 
 
 def _money(report: Report, launch: Launch) -> Iterator[Block]:
-    """Yield what this run comes to at the plan's rate, and the bill of the rented plan by term."""
+    """Yield the run's cost at the plan's rate, and the bill of the rented plan by term."""
     yield Heading("Where the money goes")
     here = next((compared for compared in report.compared if compared.unit == "USD"), None)
     if here is not None:
@@ -249,7 +249,7 @@ def _money(report: Report, launch: Launch) -> Iterator[Block]:
 
 
 def _data(report: Report) -> str:
-    """Return what the cursor reads. ``<`` cannot end the script that holds it."""
+    """Return the curves as JSON for the page's cursor, with ``<`` escaped as it stands in a script element."""
     over_time = report.over_time
     series = {curve.key: (curve.unit, curve.values) for curve in over_time.series}
     data = {**over_time.model_dump(include={"end_s", "step", "ways", "way"}), "series": series}

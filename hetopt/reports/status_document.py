@@ -62,7 +62,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def notes(fact: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is to be known beside the status: what could not be read or asked, and where the run's folder is."""
+    """Yield notes beside the status: what could not be read or asked, and where the run's folder is."""
     rental = fact["rental"]
     if rental is not None and rental["not_asked"] is not None:
         seen_s = rental["seen_s_ago"]
@@ -93,7 +93,7 @@ def _elapsed(fact: Mapping[str, Any]) -> str:
 
 
 def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
-    """Return what a run has cost, and at which rate; ``of`` stands behind the amount."""
+    """Return a run's cost and its rate in words; ``of`` stands behind the amount."""
     if not usd_per_hour:
         return "$0, as nothing is rented"
     whose = "your hosts'" if on == "ssh" else "the plan's"

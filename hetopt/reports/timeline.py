@@ -61,7 +61,7 @@ _DONE = {"replace": "another machine takes its place", "on-demand": "moving to o
 
 
 class Happening(Record):
-    """Something that explains a bend in the curves."""
+    """An event of a run that explains a bend in its curves."""
 
     kind: Kind
     time_s: float = Field(description="seconds since training began")
@@ -76,12 +76,12 @@ class Happening(Record):
 
     @property
     def is_routine(self) -> bool:
-        """Return whether it is no news to a person who watches."""
+        """Return whether the happening is no news to a person who watches."""
         return self.kind in ROUTINE
 
 
 def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happening, ...]:
-    """Return what happened in one run, in order. Time in which nothing of it ran, between its sessions, is left out.
+    """Return the happenings of one run, in order; time between its sessions, when nothing ran, is left out.
 
     Args:
         history: of the run.
@@ -102,7 +102,7 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
-    """Another session began to train."""
+    """Return the happening that another session began to train."""
     again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (
         f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"
@@ -113,7 +113,7 @@ def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int)
 def happening(
     event: LogEvent, host: Callable[[int], str], *, at_s: float = 0.0, time_factor: float = 1.0
 ) -> Happening | None:
-    """Return what an event of the log tells a person who watches the run; absent for the events of every day.
+    """Return the happening that an event of the log is to a person who watches the run; None for everyday events.
 
     Args:
         event: any event.
@@ -135,7 +135,7 @@ def happening(
 
 
 def _text(event: LogEvent, time_factor: float) -> str | None:
-    """Return what an event tells, but for whom it concerns; None: nothing."""
+    """Return the words for an event, without the hosts that it concerns; None: it needs none."""
     match event:
         case ConditionChanged():
             return _conditions(event, time_factor)
@@ -160,7 +160,7 @@ def _text(event: LogEvent, time_factor: float) -> str | None:
 
 
 def _who_trains(event: WorkersChanged) -> str:
-    """Return what is told of another generation of workers."""
+    """Return the words for another generation of workers: which are lost and new, and from where they go on."""
     took = f" after {event.recovery_s:.1f} s" if event.recovery_s is not None else ""
     parts = [
         *([f"without worker {', '.join(map(str, event.lost))}"] if event.lost else []),
@@ -170,7 +170,7 @@ def _who_trains(event: WorkersChanged) -> str:
 
 
 def _tried(event: PairedTrialEnded) -> str:
-    """Return what a paired trial has shown, as a phrase."""
+    """Return the result of a paired trial, as a phrase."""
     shown = {
         "harmless": "learns as fast as the dense one: sent where that saves time",
         "harmful": "falls behind: nearly all of its energy is sent",
@@ -229,20 +229,20 @@ class RecentSteps:
     rows: deque[tuple[float, int, float]] = field(default_factory=deque)
 
     def take(self, event: StepsLogged) -> None:
-        """Go on with these steps."""
+        """Add logged steps, and forget those older than the window."""
         self.rows.append((event.time_s, event.steps, event.step_time_s))
         while event.time_s - self.rows[0][0] > RECENT_S:
             self.rows.popleft()
 
     @property
     def step_time_s(self) -> float | None:
-        """Return their mean time, in seconds; None: there was none."""
+        """Return the mean seconds of the recent steps; None: there was none."""
         steps = sum(count for _, count, _ in self.rows)
         return sum(count * time_s for _, count, time_s in self.rows) / steps if steps else None
 
 
 def wait_share(progress: RunFold) -> float | None:
-    """Return what the workers spend waiting for the slowest, as a part of the newest steps; None: no step yet."""
+    """Return the share of the newest steps that workers spend waiting for the slowest; None: no step yet."""
     latest = progress.latest
     if latest is None or not latest.wait_s or latest.step_time_s <= 0:
         return None

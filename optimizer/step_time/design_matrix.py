@@ -83,7 +83,7 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
 
 def _communicating_share(compression: Compression | None, sync: str | None) -> float:
-    """Part of the steps that exchange anything."""
+    """Return the share of the steps that exchange anything."""
     wanted = Synchronization() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:
         return 1.0
@@ -168,7 +168,7 @@ class Rows:
 
 
 def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()) -> Rows:
-    """Columns of at least one configuration.
+    """Return at least one configuration as columns.
 
     Args:
         configurations: the rows.
@@ -232,7 +232,7 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
 
 
 def _kinds(configuration: Configuration) -> Iterable[tuple[str, int, int]]:
-    """Type, workers on the node and samples of every different worker, in a fixed order."""
+    """Return the type, workers on the node and samples of every different worker, in a fixed order."""
     sizes = configuration.local_batch_size
     if isinstance(sizes, int):
         return dict.fromkeys((configuration.kind(node), node.workers, sizes) for node in configuration.nodes)

@@ -55,7 +55,7 @@ class Scheme:
     recomputes: bool = False
 
     def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
-        """Return what one device holds by this scheme."""
+        """Return the memory of a replica that one device holds by this scheme."""
         part = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
         return part.recomputing(described.layers) if self.recomputes else part
 
@@ -126,7 +126,7 @@ def usable_on_gpu(memory_bytes: float) -> int:
 
 
 def usable_bytes(instance: InstanceType) -> tuple[int, int]:
-    """Memory of the device that one worker of a machine has, and how much of that it may use."""
+    """Return the bytes of the device that one worker of a machine has, and how many of them it may use."""
     gpu = instance.accelerator
     if instance.cuda_devices and gpu is not None:
         return gpu.memory_bytes, usable_on_gpu(gpu.memory_bytes)
@@ -225,7 +225,7 @@ SENT_ELEMENT_BYTES = 16
 def exchange_memory(
     compression: Compression, *, gradient_bytes: int, workers: int, sync: Synchronization | None = None
 ) -> ExchangeMemory:
-    """Bytes beside the gradient itself.
+    """Return the bytes that an exchange takes beside the gradient itself.
 
     Args:
         compression: of the gradient; ``auto`` may come to any that sends a part of it, and is taken for topk.

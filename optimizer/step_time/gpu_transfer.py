@@ -121,7 +121,7 @@ class Gpu:
     log_sd: float = 0.0
 
     def tflops(self, precision: Precision) -> float:
-        """Peak rate of matrix products in a precision."""
+        """Return the peak rate of matrix products in a precision, TFLOP/s."""
         if precision == "fp32":
             return self.fp32_tflops
         if precision == "tf32":
@@ -139,7 +139,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A GPU, what it computes in, and how many samples it takes a step."""
+    """A GPU, the precision it computes in, and its samples of a step."""
 
     gpu: Gpu
     precision: Precision
@@ -153,7 +153,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A step that was measured.
+    """The measured seconds of a job's step at a place.
 
     Attributes:
         log_sd: how well that step is known.
@@ -192,7 +192,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviations, in logs.
+    """The standard deviations of the model's parts, in logs of throughput.
 
     Attributes:
         slopes: a row for each of `SLOPES`, by feature.
@@ -209,7 +209,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Jobs on GPUs, one an entry.
+    """Columns of jobs on GPUs, one entry for each job on a GPU.
 
     Attributes:
         features: ``x``, a row a cell.
@@ -335,7 +335,7 @@ class GpuModel:
         return replace(self, cells=self.cells.chosen(kept), throughput=self.throughput[kept], precision=precision)
 
     def steps(self, measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-        """Logs of the seconds of a step at each place that is asked about, and their covariance.
+        """Return the log seconds of a step at each place that is asked about, and their covariance.
 
         Args:
             measured: at least one step of the same job.
@@ -364,7 +364,7 @@ class GpuModel:
 
 
 def features_of(places: Sequence[Place]) -> Array:
-    """``x``, a row a place, centred on common GPUs."""
+    """Return the features ``x`` of places, a row each, centred on common GPUs."""
     return np.array(
         [
             (
@@ -381,7 +381,7 @@ def features_of(places: Sequence[Place]) -> Array:
 
 
 def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
-    """Write what is believed as `gpu_model` reads it: the measurements once, as all is told, and each one's spread."""
+    """Write the models as `gpu_model` reads them: the measurements once, with all facts, and the spread of each."""
     whole = models["operations"]
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
     numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
@@ -426,13 +426,13 @@ def told_of(measured: Sequence[Measured]) -> Told:
 
 
 def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-    """Logs of the seconds of a job's step at other places, and their covariance; see `GpuModel.steps`."""
+    """Return the log seconds of a job's step at other places, and their covariance; see `GpuModel.steps`."""
     return gpu_model(told_of(measured)).steps(measured, asked)
 
 
 @lru_cache(maxsize=4096)
 def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tuple[Array, Array]:
-    """`steps_elsewhere`, kept: catalogues have many types with one GPU, and all places at once cost as much as one."""
+    """Return `steps_elsewhere`, cached: catalogues have many types with one GPU, and all places cost as much as one."""
     return steps_elsewhere(measured, asked)
 
 

@@ -80,7 +80,7 @@ def evaluate(
 
 
 def noise_variance(here: Steps, spread: Spread) -> Array:
-    """Variance of a measured log step around its prediction, by what it is made of."""
+    """Return the variance of a measured log step around its prediction, from its computing and exchanging parts."""
     return np.asarray(
         (spread.noise_compute * (1 - here.exchange_share)) ** 2 + (spread.noise_exchange * here.exchange_share) ** 2,
         dtype=np.float64,
@@ -88,7 +88,7 @@ def noise_variance(here: Steps, spread: Spread) -> Array:
 
 
 def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
-    """Everything measured, linearised at ``mode``: parameters, then what is left over at points and at layouts."""
+    """Return all measurements linearised at ``mode``: parameters, then residuals at points and at layouts."""
     rows, spread = observed.rows, latents.spread
     parameters, points = len(where), len(latents.points)
     here, by_parameter = evaluate(

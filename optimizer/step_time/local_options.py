@@ -30,7 +30,7 @@ MOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOption:
-    """One of them.
+    """One local SGD policy that a search may choose.
 
     Attributes:
         sync: what the workers are told.
@@ -47,11 +47,11 @@ class LocalOption:
     counts_steps: bool
 
     def stretch(self, workers: Array) -> Array:
-        """Steps over those of summing gradients in every step, by the number of workers."""
+        """Return the factor on the steps of synchronous SGD, by the number of workers."""
         return self.penalty.inflation(self.told.share, workers) if self.counts_steps else np.ones_like(workers)
 
     def stretch_log_sd(self, workers: Array) -> Array:
-        """Standard deviation of the log of `stretch`, by the number of workers."""
+        """Return the standard deviation of the log of `stretch`, by the number of workers."""
         return self.penalty.log_sd(self.told.share, workers) if self.counts_steps else np.zeros_like(workers)
 
 
@@ -110,7 +110,7 @@ def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
 
 
 def _most_that_lose_little(penalty: Penalty, share: float, most: int) -> int:
-    """Up to ``most`` workers of a run of fixed length, where nothing makes up for what was not learned."""
+    """Return the most workers, up to ``most``, of a run of fixed length, where no more steps make up for a loss."""
     return max(
         (
             workers

@@ -144,7 +144,7 @@ def steps(
     compute_rest: Array | float = 0.0,
     exchange_rest: Array | float = 0.0,
 ) -> Steps:
-    """Evaluate the equations.
+    """Return the predicted steps of rows by the equations.
 
     Args:
         vector: parameters, as `Coordinates` has them.
@@ -181,7 +181,7 @@ def steps(
 def _compute(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float], rest: Array | float
 ) -> tuple[Array, Index]:
-    """Log of the slowest worker's computation, and which group that is."""
+    """Return the log of the slowest worker's computation, and which group that is."""
     fixed = np.exp(vector[where.fixed][kinds.reference] + kinds.fixed)[rows.group_type]
     per_sample = np.exp(vector[where.per_sample][kinds.reference] + kinds.per_sample)[rows.group_type]
     crowded = 1 + np.exp(shared["contention"]) * (1 - 1 / rows.group_crowd)
@@ -196,7 +196,7 @@ def _compute(
 
 
 def _exchange(vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float]) -> Array:
-    """Log of the exchange; a single worker's is nothing, for which stands a billionth of a second."""
+    """Return the log seconds of the exchange; a billionth of a second stands for a single worker's, which has none."""
     single, several = rows.nodes == 1, rows.nodes > 2
     ratio = shared["host_ratio"]
     relief = shared["rest"] + shared["relief"] * np.clip(ratio, FARTHEST_RATIO, 0.0)

@@ -58,7 +58,7 @@ ENOUGH = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """A fitted model.
+    """The posterior of the step model's parameters and residuals.
 
     Attributes:
         observed: what it was fitted to.
@@ -201,7 +201,7 @@ class _Peak:
 
 
 def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]) -> tuple[Array, Array]:
-    """Mean and deviation of each parameter."""
+    """Return the prior mean and standard deviation of each parameter."""
     scale = _scales(observed)
     names = [*SHARED]
     for name, count in (
@@ -223,7 +223,7 @@ def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]
 
 
 def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
-    """Types of which only single workers at one batch size were measured: logs of their seconds and of that size.
+    """Return, for types measured at one batch size by single workers alone, logs of their seconds and of that size.
 
     Such steps do not tell fixed time from that of samples, which the public measurements of other jobs then do.
     """
@@ -276,7 +276,7 @@ def _start(prior: _Prior, where: Mapping[str, float]) -> Array:
 
 
 def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> tuple[Array, Array]:
-    """Precision of the linearised problem, and the gradient that the samples contribute.
+    """Return the precision matrix of the linearised problem, and the gradient that the samples contribute.
 
     Rows touch one point and one layout each, so that only the parameters' part is dense.
     """
@@ -306,7 +306,7 @@ def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> 
 
 
 def _climb(problem: _Problem, prior: _Prior, mode: Array, free: int | None = None) -> _Peak:
-    """Levenberg's damped Gauss-Newton steps to the nearest peak; ``free``: only so many leading numbers move."""
+    """Climb to the nearest peak by Levenberg's damped Gauss-Newton; ``free``: only so many leading numbers move."""
     parameters = len(problem.where)
     here, damping = _peak(problem, prior, mode), 1e-2
     for _ in range(MOST_ITERATIONS):

@@ -54,7 +54,7 @@ def predict(
     kin: Sequence[Kinship],
     switched: Collection[str] = (),
 ) -> Linearised:
-    """Predict at least one configuration.
+    """Return the predicted steps of at least one configuration, with their derivatives.
 
     Args:
         model: what was learned.
@@ -138,7 +138,7 @@ host's memory and out of it, which twice as many share."""
 
 
 def _unseen_sockets(measured: Rows, rows: Rows, kinds: Kinds, switched: Collection[str]) -> NDArray[np.bool_]:
-    """Rows with more GPUs on a machine than a socket has, of types of which such a machine was not measured."""
+    """Return which rows have more GPUs on a machine than a socket has, of types never measured so."""
     seen = np.zeros(len(measured.types), dtype=np.bool_)
     seen[measured.group_type[measured.group_crowd > SOCKET]] = True
     joined = np.array([name.partition(IN_PRECISION)[0] in switched for name in rows.types])
@@ -182,7 +182,7 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
 
 
 def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship]) -> Array:
-    """Derivatives by the deviation of each relative's computation and of its links, in their standard deviations."""
+    """Return derivatives by each relative's computation and links, in their standard deviations."""
     slowest = rows.group_type[here.slowest]
     columns = np.zeros((len(rows), 2 * len(kin)))
     for index, relative in enumerate(kin):
@@ -195,7 +195,7 @@ def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship
 
 
 def _beside_the_line(rows: Rows, measured_types: int, kin: Sequence[Kinship]) -> Array:
-    """Log factor on the computation of each group, of relatives whose reference's line over batch sizes is a guess."""
+    """Return the log factor on each group's computation, where the reference's line over batch sizes is a guess."""
     beside = np.zeros(len(rows.group_type))
     for index, relative in enumerate(kin):
         if relative.by_batch is not None:

@@ -112,7 +112,7 @@ class Spread:
 
     @property
     def as_noise(self) -> Spread:
-        """The same with everything that is left over taken for noise."""
+        """The spread with all residuals of the equations taken for noise."""
         return replace(
             self,
             noise_compute=math.hypot(self.noise_compute, self.compute),
@@ -143,7 +143,7 @@ TAIL = 4.0
 
 
 def beside_others(gpus: int) -> float:
-    """Return how many times as long a step takes on each of so many GPUs that a switch joins."""
+    """Return the factor on a step's time with so many GPUs that a switch joins, relative to one."""
     contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
     assert contention is not None
     assert straggling is not None

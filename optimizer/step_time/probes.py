@@ -101,7 +101,7 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
 
 
 def _joint(model: Posterior, asked: Linearised, every: Index) -> tuple[Array, Array, list[tuple[str, slice]]]:
-    """Derivatives of the rows by everything unknown that they share, its covariance, and what it is in words.
+    """Return the rows' derivatives by all unknowns that they share, the covariance of these, and their names.
 
     Everything unknown: the parameters, what is left over at the queries' own points and layouts (known as far as the
     measured ones are near), and relatives and compressors that were not measured.

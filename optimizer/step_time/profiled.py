@@ -24,7 +24,7 @@ from hetopt.optimizer.step_time.shape import Known, Shape
 
 
 def observe_profile(profile: Profile) -> Observed:
-    """Everything a profile says about steps.
+    """Return a profile's timed computation and collectives as observed steps.
 
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
     one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
@@ -70,8 +70,7 @@ shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in th
 
 
 def contention_reach(profile: Profile) -> float:
-    """Return how many times its processor time computing may take on the profiled machine: the 95th percentile of the
-    contention that was seen there, at least 1.
+    """Return the 95th percentile of computing's wall time over its processor time on the profiled machine, at least 1.
 
     Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
     """
@@ -105,7 +104,7 @@ def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | N
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Machine types as the profile's step samples know them; absent where it has none."""
+    """Return machine types as the profile's step samples predict them; None where it has none."""
     observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None

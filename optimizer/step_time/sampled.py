@@ -30,7 +30,7 @@ LEARNED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMachine:
-    """One machine type, alone on its machine: contention comes on top.
+    """A worker of a machine type as samples predict it, alone on its machine: contention comes on top.
 
     Attributes:
         fixed_s, per_sample_s: of a worker's step.
@@ -51,7 +51,7 @@ class SampledMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMachines:
-    """All that samples say about machine types.
+    """Predictions of machine types from step samples.
 
     Attributes:
         posterior: fitted to the samples.

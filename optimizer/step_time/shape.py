@@ -81,7 +81,7 @@ class Shape:
         return 1 + self.contention.value * (1 - 1 / workers)
 
     def crowded_log_sd(self, workers: int) -> float:
-        """Standard deviation of the log of `crowded`."""
+        """Return the standard deviation of the log of `crowded`."""
         return self.contention.sd * (1 - 1 / self.crowded(workers))
 
     def overlap(self, compressor: str) -> Overlap:

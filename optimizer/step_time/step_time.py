@@ -64,7 +64,7 @@ class Together:
 def together(
     compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
 ) -> Together:
-    """Time of computing and exchanging, columns of any shape; compression comes on top."""
+    """Return the seconds of computing and exchanging with overlap, of any shape; compression comes on top."""
     compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
     first, tail = np.asarray(forward, dtype=np.float64), np.asarray(last, dtype=np.float64)
     hiding, hidden = (1 - first) * compute, (1 - tail) * exchange
@@ -116,7 +116,7 @@ def step_time(
     jitter: float = 0.0,
     overlap: Overlap = NO_OVERLAP,
 ) -> Breakdown:
-    """Time of a step.
+    """Return the seconds of one synchronous step, by what they are spent on.
 
     Args:
         compute_s: time that each worker computes its share, optimizer step included.
@@ -157,7 +157,7 @@ def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
 
 @cache
 def expected_maximum(count: int) -> float:
-    """E_n, the expected maximum of ``count`` standard normals: what the slowest of equal workers adds, in deviations.
+    """Return E_n, the expected maximum of ``count`` standard normals: what the slowest of equal workers adds.
 
     ``E_n = integral of x n phi(x) Phi(x)^(n-1) dx``. The popular sqrt(2 ln n) is twice too large at n = 2.
     """
@@ -168,18 +168,18 @@ def expected_maximum(count: int) -> float:
 
 
 def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
-    """Factor on an exchange's bytes: more than two workers share switches, and the slowest of their links decides."""
+    """Return the factor on an exchange's bytes: more than two workers share switches, and the slowest link decides."""
     doublings = np.log2(np.maximum(np.asarray(workers, dtype=np.float64), 2.0) / 2)
     return np.asarray(1 + np.asarray(per_doubling) * doublings)
 
 
 def sharing(crowd: ArrayLike, power: float) -> Array:
-    """Factor on a hop inside a machine: how much longer it takes beside all workers of the machine than between two."""
+    """Return the factor on a hop's time inside a machine beside all of its workers, relative to two."""
     return np.asarray((np.maximum(np.asarray(crowd, dtype=np.float64), 2.0) / 2) ** power)
 
 
 def slower(one: ArrayLike, other: ArrayLike) -> Array:
-    """Time of a ring with two kinds of hops, which work at the same time: the longer, and a fifth more of equal ones.
+    """Return the time of a ring with two kinds of hops at once: the longer, and a fifth more of equal ones.
 
     Stragglers of one kind are not always those of the other, so that neither is quite hidden: a norm of order four.
     """

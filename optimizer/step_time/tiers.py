@@ -56,7 +56,7 @@ class BatchPower:
     share: float
 
     def log_factor(self, batch_size: Array) -> Array:
-        """On the line."""
+        """Return the log factor of the power law on the line's computation at each batch size."""
         ratio = batch_size / self.at
         return np.asarray(self.exponent * np.log(ratio) - np.log(self.share + (1 - self.share) * ratio))
 
@@ -71,7 +71,7 @@ class BatchPower:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinship:
-    """A type in terms of a measured one.
+    """The relation of a machine type to a measured one: log factors and how well they are known.
 
     Attributes:
         reference: the measured type's place among the model's.
@@ -267,7 +267,7 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:
-    """Scale one measured type to a nearly equal one; absent where the facts do not suffice."""
+    """Return how a measured type scales to a nearly equal one; None where the facts do not suffice."""
     if instance.cuda_devices:
         scaling = (
             _same_gpu(instance, wanted) if known.partition(IN_PRECISION)[2] == name.partition(IN_PRECISION)[2] else None
@@ -310,7 +310,7 @@ def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
 
 
 def _memory(accelerator: Accelerator) -> float:
-    """Nominal memory, as usable memory is told differently for one GPU."""
+    """Return the nominal memory in GiB, as usable memory is published differently for one GPU."""
     return accelerator.memory_gib if accelerator.model is None else accelerator.model.memory_gib
 
 

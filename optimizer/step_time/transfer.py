@@ -107,7 +107,7 @@ class WorkerModel:
 
 
 class Unusable(Exception):
-    """A machine type that no worker is planned on, and why."""
+    """Error of a machine type that no worker is planned on, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +314,7 @@ def _worker(
 
 
 def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel:
-    """``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta`` with ``s`` the ratio of CoreMark a vCPU.
+    """Return a CPU's worker: ``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta``, ``s`` by CoreMark a vCPU.
 
     Fixed time is spent by one thread, so more vCPUs do not shorten it; samples are spread over the threads.
     """
@@ -462,7 +462,7 @@ def _with_memory(
 
 
 def thread_scaling(model: FittedModel) -> tuple[float, float]:
-    """Eta in ``t ~ threads^-eta`` and its standard deviation: the prior, sharpened by two divisions of the host.
+    """Return eta in ``t ~ threads^-eta`` and its standard deviation: the prior, updated by two divisions of the host.
 
     Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is, and
     so do steps that hardly grow with their samples, which tell nothing of how threads share them.
@@ -481,7 +481,7 @@ def thread_scaling(model: FittedModel) -> tuple[float, float]:
 
 
 def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
-    """Evaluation time relative to the profiled host's, by the time of the largest batch that was measured.
+    """Return the evaluation time relative to the profiled host's, by the time of the largest measured batch.
 
     The host evaluated with all of its threads; the reference may have had a part of them.
     """

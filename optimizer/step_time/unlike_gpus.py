@@ -51,7 +51,7 @@ def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
         return math.fsum(share * of(time) for share, time in zip(rates, times, strict=True)) / rate
 
     def least(of: Callable[[WorkerTime], int | None]) -> int | None:
-        """Samples of the mean worker with which the first of these is at its limit."""
+        """Return the samples of the mean worker with which the first worker is at its limit."""
         limits = [(most, time) for time in times for most in [of(time)] if most is not None]
         per_sample_s = len(times) / rate
         return min(

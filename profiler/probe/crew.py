@@ -19,7 +19,7 @@ Alignment: TypeAlias = "dist.ProcessGroup | None"
 
 
 class ProbeStopped(Exception):
-    """Somebody asked the run to end. Raised on all ranks at the same place."""
+    """Error of a probe that was asked to end, raised on all ranks at the same place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ProbeGroup:
         return [other[:-1] for other in rows]
 
     def total(self, row: Sequence[float]) -> list[float]:
-        """Sums over all workers, the same on every rank."""
+        """Return the sums of a row over all workers, the same on every rank."""
         return [sum(column) for column in zip(*self.gather(row), strict=True)]
 
     def elapsed_s(self) -> float:
@@ -61,7 +61,7 @@ class ProbeGroup:
 
 
 def align(group: Alignment, value: float = 0.0) -> float:
-    """Wait for all workers of the group; the largest of their values."""
+    """Wait for all workers of the group, and return the largest of their values."""
     if group is None:
         return value
     flag = torch.tensor([value], dtype=torch.float64)

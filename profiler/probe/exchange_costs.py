@@ -101,7 +101,7 @@ def _samples(
 
 
 def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that this worker computed, and seconds until the collective behind it was over.
+    """Return the seconds that this worker computed, and the seconds until the collective after it was over.
 
     As in training nobody waits before the next step: a worker that is done computes while others still receive.
     """
@@ -192,7 +192,7 @@ def _times(
 def _own_work(
     way: Compression, workers: int, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
 ) -> float:
-    """Own work of an exchange among so many workers, in the median."""
+    """Return the median seconds of a worker's own work in an exchange among so many workers, network time excluded."""
     residual = make_residual(way, gradient.numel(), device=gradient.device)
     links = make_chain(way, gradient.numel(), shapes=shapes, device=gradient.device)
     times_s = []
@@ -207,7 +207,7 @@ def _own_work(
 
 
 class _Alike(Channel):
-    """To workers that are taken to send what this one sends: nothing travels."""
+    """A channel to workers that are taken to send what this one sends: nothing travels."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
         super().__init__(on=device, clock=time.perf_counter if device.type == "cuda" else time.thread_time)

@@ -43,7 +43,7 @@ def host_facts(device: torch.device) -> Host:
 
 
 def host_memory_bytes() -> int:
-    """Memory that processes here may use: the machine's, or the control group's limit where that is lower."""
+    """Return the bytes that processes here may use: the machine's, or the control group's limit where that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # not mounted, or "max"
@@ -52,7 +52,7 @@ def host_memory_bytes() -> int:
 
 
 def device_memory_bytes(device: torch.device) -> int:
-    """Memory that the workers of this device share. On a GPU what other programs hold is not counted."""
+    """Return the bytes that the workers of a device share, without what other programs hold of a GPU."""
     if device.type == "cpu":
         return host_memory_bytes()
     free, _ = torch.cuda.mem_get_info(device)
@@ -60,7 +60,7 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Forget how much memory was used before."""
+    """Reset the peak of the memory used."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -74,7 +74,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Most memory used since the last reset: of its tensors on a GPU, of the process on a CPU. None where unknown.
+    """Return peak bytes since the last reset: of tensors on a GPU, of the process on a CPU. None where unknown.
 
     Pages of files (libraries, mapped data) are left out: workers of a machine share them, and the kernel takes them
     back where memory is short. How many of them a process touches depends on whether it began as a fork.
@@ -170,7 +170,7 @@ def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
 
 
 def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int:
-    """Weights of some kinds of module, shared ones once."""
+    """Return the number of weights in some kinds of module, shared ones once."""
     sizes = {
         id(parameter): parameter.numel()
         for module in modules
@@ -241,7 +241,7 @@ class StepCount:
         self.tensors.begin_phase()
 
     def updated(self) -> None:
-        """It has ended."""
+        """Count the end of an optimizer's update."""
         self._updating = max(self._updating, self.tensors.peak_bytes - self._kept_bytes - self._fresh)
         self.tensors.begin_phase()
 
@@ -333,16 +333,16 @@ class AllocatedBytes(nullcontext[None]):
 
     @property
     def live_bytes(self) -> int:
-        """Held now."""
+        """Bytes that are held now."""
         return int(torch.cuda.memory_allocated(self._device))
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held at a time since the last `begin_phase`."""
+        """The most bytes that were held at a time since the last `begin_phase`."""
         return int(torch.cuda.max_memory_allocated(self._device))
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing: the allocator knows of all."""
+        """Do nothing, as the allocator knows of all tensors."""
 
     def begin_phase(self) -> None:
         """Forget the peak."""

@@ -43,7 +43,7 @@ class ResidualGains:
             residual.commit(prepared, TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
-        """Gains over all workers at every ratio, had this gradient been sent; the residuals are left alone."""
+        """Return the gain over all workers at every ratio, had this gradient been sent; residuals stay as they are."""
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
         for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
@@ -60,7 +60,7 @@ class ResidualGains:
 
 
 def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
-    """Energy ``sum of the k largest squares`` of ``flat`` for every ``k`` in ``kept``, in the order of ``kept``.
+    """Return the sum of the k largest squares of ``flat`` for every ``k`` in ``kept``, in the order of ``kept``.
 
     One selection of the largest ``k`` and one cumulative sum in double precision serve every smaller ``k`` as well.
     Divided by the whole energy this is the compression gain of GraVAC (Tyagi and Swany 2023) and, as Top-k is an
@@ -115,7 +115,7 @@ class ExchangeTrials:
         self._open: list[_Trial] = []
 
     def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int) -> tuple[ExchangeTrial, ...]:
-        """Exchange this worker's weighted gradient of one step; what was found by the trials that this ends."""
+        """Exchange this worker's weighted gradient of one step, and return the results of the trials that this ends."""
         if pilot != self._pilot:  # other weights
             self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]
         while len(self._open) < self._together and self._ways:
@@ -138,7 +138,7 @@ class ExchangeTrials:
 
 
 class _Trial:
-    """One way, from an empty residual on."""
+    """The trial of one exchange on a pilot's gradients, from an empty residual on."""
 
     def __init__(self, way: str, exchange: Exchange, exact: Exchange, settled: int) -> None:
         self.way, self._exchange, self._exact, self._settled = way, exchange, exact, settled
@@ -166,7 +166,7 @@ class _Trial:
         self._add(0.0, energy(local), energy(out - whole), float(out @ whole), energy(whole))
 
     def found(self, crew: ProbeGroup) -> dict[str, float]:
-        """Gain, or variance and signal, over all workers; empty where the gradient was zero."""
+        """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero."""
         kept, local_energy, error, along, exact = crew.total(self._sums)
         if local_energy <= 0:
             return {}

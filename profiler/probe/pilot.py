@@ -174,7 +174,7 @@ class PilotRun:
         self._note(step=step, ended=ending, synchronised=synchronised)
 
     def _note(self, **fields: object) -> None:
-        """Write how far the pilot has come."""
+        """Write the pilot's progress to the event log."""
         self._seen = self._seen.model_copy(update=fields)
         self._crew.record(self._seen)
 
@@ -258,7 +258,7 @@ class PilotRun:
         ]
 
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
-        """Judge the model; how that ends the pilot, if it does."""
+        """Evaluate the model, and return how that ends the pilot; None: it goes on."""
         context, task = self._crew.context, self._task
         if self._synchroniser is None:
             average_buffers(self._model, 1 / context.world_size, context.world_size)

@@ -41,7 +41,7 @@ FEWEST_SIZES = 2
 
 
 def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
-    """Return what timed steps come to.
+    """Return the timings, peak memory and contention of timed steps.
 
     Args:
         steps: that are over just now.
@@ -70,7 +70,7 @@ class Replica:
 
     @classmethod
     def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
-        """Build one on every rank at the same time, computing in fp32.
+        """Build the same replica on every rank at the same time, computing in fp32.
 
         The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
         many steps are timed, activations and gradients stay those of a sane model.
@@ -285,7 +285,7 @@ def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_b
 def record_facts(
     crew: ProbeGroup, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float
 ) -> int:
-    """Write what the sweep computes on; the memory that one of its workers may use."""
+    """Record the device of a sweep, and return the bytes that one of its workers may use."""
     device = crew.context.device
     rates = (0.0, 0.0)
     if active:

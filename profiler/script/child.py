@@ -231,7 +231,7 @@ class ScriptProbe:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure; the exit code is hetopt's."""
+    """Measure a script in this process, and return hetopt's exit code."""
     folder, rank = Path(arguments[0]), int(arguments[1])
     try:
         with FailureReport(folder, rank) as report:

@@ -225,7 +225,7 @@ def _draw_nothing() -> None:
 
 
 def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
-    """Noise of samples is the same on whichever worker they are; what was drawn before is weights and data.
+    """Make samples' noise one number, the same on every worker; what was drawn before is weights and data.
 
     Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
 

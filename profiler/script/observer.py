@@ -81,7 +81,7 @@ Course: TypeAlias = Generator[Wish, Step, None]
 
 
 class Finished(BaseException):
-    """Nothing more is to be measured; no script catches it by accident.
+    """Signal that nothing more is to be measured; no script catches it by accident.
 
     Its argument is why the script cannot be measured; none: all is.
     """
@@ -349,7 +349,7 @@ class Observer:
 
 
 class Rebatched:
-    """Stands where a loader's batch sampler was: batches of another size, which never run out.
+    """A batch sampler in place of a loader's own: batches of another size, which never run out.
 
     The dataset, the order of samples, the collate function and the reader processes stay the script's: what changes is
     how many indices of the sampler's stream go into a batch.
@@ -371,7 +371,7 @@ class Rebatched:
         self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Batches of indices."""
+        """Yield batches of sample indices."""
         self.sizes.clear()
         kept: list[Any] = []
         for batch in self._batches():
@@ -402,7 +402,7 @@ class Rebatched:
 
 
 def samples_of(loader: DataLoader[Any]) -> int | None:
-    """Samples of one pass over a loader's data; None: a stream does not say."""
+    """Return the samples of one pass over a loader's data; None: a stream does not say."""
     data: object = loader.dataset
     return len(data) if isinstance(data, Sized) and not isinstance(data, IterableDataset) else None
 
