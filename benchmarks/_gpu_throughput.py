@@ -82,7 +82,7 @@ def folder() -> Path | None:
 
 
 def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
-    """Facts by name, memory and form."""
+    """Return the GPUs' facts by name, memory and form."""
     found = {}
     for row in _rows(data / "gpus.csv"):
         fp32 = float(row["fp32_tflops"])

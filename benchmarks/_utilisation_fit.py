@@ -91,7 +91,7 @@ ONE_MACHINE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A step of a transformer that was measured."""
+    """A measured step of a transformer."""
 
     source: str
     job: str
@@ -133,7 +133,7 @@ FORMS = {"A100": "SXM4", "H100": "SXM5", "H200": "SXM5"}
 
 
 def _large(data: Path) -> Iterator[Row]:
-    """Large models in bf16 on one machine of eight GPUs, of sources that publish a user's configuration."""
+    """Yield steps of large models in bf16 on one machine of eight GPUs, whose sources publish the configuration."""
     gpus = {(gpu.key.split()[0], gpu.key.split()[2], round(gpu.memory_gib)): gpu for gpu in read_gpus(data).values()}
     with (data.parent / "llm-throughput" / "throughput.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -166,7 +166,7 @@ RECOMPUTED = 4 / 3
 
 
 def large_columns(data: Path) -> tuple[Column, ...]:
-    """Large models as columns of GPUs, each in a whole machine, with as many tokens a sample; steps keep activations.
+    """Return large models as columns of GPUs, each in a whole machine, by tokens a sample; steps keep activations.
 
     Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens.
     """
@@ -193,7 +193,7 @@ def large_columns(data: Path) -> tuple[Column, ...]:
 
 
 def published(data: Path) -> Iterator[Row]:
-    """Whole trainings of transformers on one machine whose hours were published: each is a source of its own.
+    """Return whole trainings of transformers on one machine with published hours, each a source of its own.
 
     Hours that somebody made of a published throughput are rows of its source already.
     """
@@ -230,7 +230,7 @@ BEGIN = {"share": 0.6, "passes": 15.0, "attention": 1.5}
 
 
 def log_error(row: Row, law: Roofline) -> float:
-    """Log of predicted over measured seconds of a step."""
+    """Return the log of predicted over measured seconds of a step."""
     counted = law.counted(row.model, row.precision)
     if row.recomputes:
         counted = counted.model_copy(update={"flops": counted.flops * (1 + 1 / CONTRIBUTION)})
@@ -282,7 +282,7 @@ def sources_left_out(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
 
 
 def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
-    """Standard deviation of another person's job: every source weighs the same, and in it every job."""
+    """Return the standard deviation of a new job's error: every source weighs the same, and in it every job."""
     sources: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in errors:
         sources[row.cell[0]][row.job].append(error**2)
@@ -292,7 +292,7 @@ def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
 
 
 def gpu_spread_of(errors: Sequence[tuple[Row, float]]) -> float:
-    """Standard deviation of a job's errors on one GPU about those on another, every job weighing the same."""
+    """Return the standard deviation of a job's error on one GPU against another, every job weighing the same."""
     jobs: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in errors:
         jobs[row.cell][row.gpu.key].append(error)
@@ -351,7 +351,7 @@ def convolutions(data: Path) -> list[Convolutions]:
 
 
 def fit_convolutions(rows: Sequence[Convolutions], widened: float = 1.0) -> tuple[float, dict[str, Utilisation]]:
-    """Fixed time and shares on grids, by the least mean square of jobs' errors; ``widened``: factor on the spread."""
+    """Return fixed time and shares by the least mean square of jobs' errors; ``widened``: factor on the spread."""
     fixed_s = min(GRID_S.tolist(), key=lambda fixed: _loss(rows, fixed))
     shares = _shares(rows, fixed_s)
     squares = [square for name, share in shares.items() for square in _squares(rows, name, fixed_s, share)]
@@ -438,7 +438,7 @@ def estimated(row: Convolutions, fixed_s: float, known: Utilisation) -> Iterator
 
 
 def coverage(found: Sequence[Estimated], widened: float = 1.0) -> float:
-    """Part of the steps within their intervals, every job weighing the same."""
+    """Return the share of the steps within their intervals, every job weighing the same."""
     jobs: dict[str, list[bool]] = defaultdict(list)
     for one in found:
         jobs[one.row.column.job].append(one.is_covered(widened))
@@ -450,7 +450,7 @@ KEPT = 0.9
 
 
 def main() -> None:
-    """Fit, say how what was left out lies, and write what ships."""
+    """Fit the prior, print the errors of what was left out, and write the file that ships."""
     data = folder()
     if data is None:
         raise SystemExit("the throughput data are not at hand")

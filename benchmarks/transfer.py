@@ -68,7 +68,7 @@ Rule = Callable[[Measured, Measured], float]
 
 
 def scaled_by(rate: Callable[[Gpu, Measured], float]) -> Rule:
-    """Throughput follows a rate."""
+    """Return the rule that throughput follows a rate."""
 
     def predict(known: Measured, asked: Measured) -> float:
         ratio = rate(known.place.gpu, known) / rate(asked.place.gpu, asked)
@@ -151,7 +151,7 @@ Beliefs = Mapping[Told, GpuModel]
 
 @contextmanager
 def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None) -> Iterator[None]:
-    """Predictions come from this without some jobs, and without any row of one GPU, and not from what ships."""
+    """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones."""
 
     @cache
     def left(told: Told) -> GpuModel:
@@ -185,7 +185,7 @@ class Models:
         return replace(model, posterior=replace(model.posterior, observed=observed))
 
     def answers(self, column: Column, sources: Sequence[int], targets: Iterable[int]) -> list[Answer]:
-        """Steps on the targets, from those of the sources."""
+        """Return the answers for steps on the targets, from those of the sources."""
         wanted = [index for index in targets if index not in sources]
         told = self.of(column, sources).predict([asked(column.cells[index]) for index in wanted]) if wanted else []
         return [
@@ -220,7 +220,7 @@ class Models:
 
 
 def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float]:
-    """|predicted / measured throughput - 1| of eight GPUs in one machine, from a step of one.
+    """Return |predicted / measured throughput - 1| of eight GPUs in one machine, from a step of one.
 
     What is believed of machines with a switch is told by the other jobs.
     """
@@ -331,7 +331,7 @@ def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
 
 
 def throughput(cell: Measured) -> float:
-    """Log of the samples a second."""
+    """Return the log of the samples a second."""
     return math.log(cell.place.batch_size / cell.step_time_s)
 
 
@@ -340,13 +340,13 @@ def throughput_by_bandwidth(known: Measured, cell: Measured) -> float:
 
 
 def errors(found: Sequence[Answer]) -> tuple[float, float]:
-    """Median and 90th percentile of |predicted / measured throughput - 1|."""
+    """Return the median and 90th percentile of |predicted / measured throughput - 1|."""
     shares = [abs(math.expm1(-one.error)) for one in found]
     return float(np.median(shares)), float(np.quantile(shares, 0.9))
 
 
 def coverage(found: Sequence[Answer]) -> tuple[float, float]:
-    """Share of steps inside the 90 % interval, each job weighing the same; and the interval's median factor."""
+    """Return the share of steps inside the 90 % interval, each job weighing the same, and its median factor."""
     inside: dict[str, list[bool]] = defaultdict(list)
     for one in found:
         inside[one.column.job].append(abs(one.error) <= one.half_width)
@@ -356,7 +356,7 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
 
 
 def of_the_gpu(found: Sequence[Answer]) -> float:
-    """Share of the errors' variance that is the GPU's and not the job's.
+    """Return the share of the errors' variance that is the GPU's and not the job's.
 
     Moments of one-way random effects about zero, which is what is foreseen; a job's mean error on a GPU is one value.
     """
@@ -372,7 +372,7 @@ def of_the_gpu(found: Sequence[Answer]) -> float:
 
 
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
-    """Mean extra cost a sample of the GPU that looks cheapest, from one that was measured, over the cheapest."""
+    """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest."""
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
     for one in found:
         if one.column.suite == "aws":
@@ -459,7 +459,7 @@ def untold(columns: Sequence[Column]) -> list[Column]:
 
 
 def full_machines(results: Results, machines: Sequence[Machine]) -> None:
-    """Eight GPUs from one, by what is between them."""
+    """Record the errors of eight GPUs predicted from one, by what joins them."""
     for interconnect, (must, aim) in MACHINES.items():
         pairs = [one for one in machines if one.interconnect == interconnect]
         if pairs:

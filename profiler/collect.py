@@ -194,7 +194,7 @@ def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
 
 
 def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
-    """Return all workers and passes pooled: what a worker needs for a step while the others compute as well."""
+    """Return the step time at a batch size, pooled over workers and passes, while all workers compute."""
     samples = tuple(sample for worker in timed for sample in worker.samples_s)
     load_s, forward_s, backward_s, optimizer_s = (
         statistics.median(column) for column in zip(*(worker.phases_s for worker in timed), strict=True)
@@ -238,7 +238,7 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
-    """Return both moments, each smoothed over the samples before it."""
+    """Return the noise samples with both moments smoothed over the samples before."""
     moments = (
         Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
         for sample in samples

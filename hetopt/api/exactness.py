@@ -135,29 +135,31 @@ def check_script(
             failed = error
         reporter("two workers in equal shares", 1 / 3)
         _record(folder, "equal", script, arguments, {}, workers=workers, patience_s=patience_s)
-        equal, told_equal = recorded(folder, "equal")
+        equal, equal_facts = recorded(folder, "equal")
         if failed is not None:
             raise NeedsEqualShares(failed) if equal else failed
-        shared, told_shared = recorded(folder, "shared")
+        shared, shared_facts = recorded(folder, "shared")
         if not any(gradient.any() for steps in shared for gradient in steps):
             raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
-        if not told_shared.way:
+        if not shared_facts.way:
             raise BadInput(
                 f"{script} uses neither DistributedDataParallel nor a session: its workers would each train for "
                 "themselves.",
                 hint="`hetopt convert` writes a session into a script for one process",
             )
-        if told_shared.keeps_equal:
+        if shared_facts.keeps_equal:
             return ShareCheck(shares=(), equal=(), is_ddp=True)
         reporter("one machine", 2 / 3)
-        each = told_equal.batch_size if told_shared.way == "ddp" else None
+        each = equal_facts.batch_size if shared_facts.way == "ddp" else None
         _alone(folder, before or script, arguments, each=each, spec=spec, patience_s=patience_s)
-        alone, told_alone = recorded(folder, "alone")
+        alone, alone_facts = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
-        right = told_equal if told_shared.way == "ddp" else told_alone
-        other_rate = _other_rate(right.rates, told_shared.rates) or _other_rate(right.schedules, told_shared.schedules)
+        right = equal_facts if shared_facts.way == "ddp" else alone_facts
+        other_rate = _other_rate(right.rates, shared_facts.rates) or _other_rate(
+            right.schedules, shared_facts.schedules
+        )
         # Behind another rate, gradients are of other parameters.
-        first = (_other_rate(told_alone.rates, other.rates) for other in (told_shared, told_equal))
+        first = (_other_rate(alone_facts.rates, other.rates) for other in (shared_facts, equal_facts))
         steps = min((difference[0] for difference in first if difference is not None), default=STEPS)
         by_step = [tuple(distances(alone, other)[:steps]) for other in (shared, equal)]
         if not all(by_step):
@@ -166,16 +168,18 @@ def check_script(
             shares=by_step[0],
             equal=by_step[1],
             rates=None if other_rate is None else other_rate[1:],
-            is_ddp=told_shared.way == "ddp",
-            normalises=told_alone.normalises,
+            is_ddp=shared_facts.way == "ddp",
+            normalises=alone_facts.normalises,
         )
 
 
 def _alone(
     folder: Path, script: Path, arguments: Sequence[str], *, each: int | None, spec: Path, patience_s: float
 ) -> None:
-    """Run a script on one machine: a DDP script as torchrun's only worker, or, where it insists on its number of
-    workers, on two of which the first computes every batch whole. A DDP script has a batch size for each of two."""
+    """Run a script on one machine: a DDP script as torchrun's only worker, with a batch size for each of two.
+
+    Where it insists on its number of workers, it runs on two, of which the first computes every batch whole.
+    """
     from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, BATCH_VARIABLE, RANKS_VARIABLE
 
     if each is None:

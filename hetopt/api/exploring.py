@@ -127,7 +127,7 @@ def check_place(task: str, asked: Measurement) -> None:
 
 
 def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -> Place:
-    """Return where a job that was measured is explored.
+    """Return the machines that explore a measured job: rented, one's own, or this one.
 
     Raises:
         BadInput: it cannot be explored there.
@@ -140,7 +140,7 @@ def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -
 
 
 def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Place:
-    """Return processes of this machine.
+    """Return the probes of worker processes of this machine.
 
     Raises:
         BadInput: no worker.
@@ -154,7 +154,7 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
-    """Return hosts of one's own, each alone and the first two, three and more together; their samples name them.
+    """Return the probes of one's own hosts: each alone, then the first two, three and more; samples name the hosts.
 
     Raises:
         BadInput: the inventory cannot be read, or the task does not travel.
@@ -185,7 +185,7 @@ def _place(
     *,
     startup_s: float,
 ) -> Place:
-    """Return where probes are paid for by the time that they take."""
+    """Return a place whose probes cost what their machines cost for the time that they take."""
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         runs = sum(probe.configuration.layout == asked.layout for probe in probes)
@@ -290,5 +290,5 @@ def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, floa
 
 
 def _folder() -> Path:
-    """Return a run's folder: whatever happens, `hetopt gc` knows of it."""
+    """Return a new run's folder for rented probes: whatever happens, `hetopt gc` knows of it."""
     return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

@@ -191,7 +191,7 @@ def _check_type(name: str) -> None:
 
 
 def _measurable(text: str) -> str:
-    """Return a way to average parameters, as a pilot is told."""
+    """Return a synchronization policy that averages parameters, in its canonical spelling for pilots."""
     wanted = parse_sync(text)
     if wanted.name == "bsp" or wanted.delta == "never":
         raise BadInput(

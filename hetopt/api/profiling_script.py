@@ -153,8 +153,7 @@ def profile_script(
 
 
 def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, bool]:
-    """Run a script as it runs by itself, for some steps; where it fails so and asks for its place among workers, as
-    torchrun starts its only one.
+    """Run a script by itself for some steps; where that fails and it asks for its rank, as torchrun's only worker.
 
     Returns:
         Whether it needs what torchrun gives, and whether its optimizer makes enough steps to be timed alone.

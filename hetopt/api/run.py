@@ -198,7 +198,7 @@ class Run:
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
-        """Return everything that its folder says: launch, progress, timeline and events."""
+        """Return the run's record as its folder has it: launch, progress, timeline and events."""
         return RunRecord.of(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:

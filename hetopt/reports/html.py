@@ -142,7 +142,7 @@ _CLASSES = {"strong": "lead", "warning": "risk", "good": "advice", "soft": "soft
 
 
 def page(document: Document) -> str:
-    """Return a whole page."""
+    """Return a document as one HTML page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

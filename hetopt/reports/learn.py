@@ -128,7 +128,7 @@ def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSamp
 
 
 def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | None) -> StepSample | None:
-    """Return their mean; None: they took no time, or a worker had no samples, as no step that was measured."""
+    """Return the mean of logged steps as one sample; None: they took no time, or a worker had no samples."""
     weights = [event.steps for event in rows]
     total = math.fsum(weights)
     step_time_s = round(math.fsum(n * event.step_time_s for n, event in zip(weights, rows, strict=True)) / total, 7)

@@ -60,7 +60,7 @@ _MEMORY_RESERVE = (
 
 
 def page(plan: Plan) -> Document:
-    """Return all there is to a plan, for a page."""
+    """Return the document of a plan's whole page: the answer and its details."""
     return Document(
         kind="hetopt plan",
         title=plan.chosen.in_words,
@@ -234,7 +234,7 @@ def choices(plan: Plan) -> Iterator[Block]:
 
 
 def _name(way: Choice, sure: float) -> str:
-    """Return the names of a way; ``sure`` is the plan's own chance."""
+    """Return the name of a choice; ``sure`` is the plan's own chance to keep its limits."""
     # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
     names = [safest if name == "safest" else name for name in way.names]
@@ -277,7 +277,7 @@ def _method(candidate: Candidate) -> str:
 
 
 def chosen_way(plan: Plan) -> Choice | None:
-    """Return the plan's own way, where ways are shown."""
+    """Return the choice that the plan took; None where choices are not shown."""
     return next((way for way in plan.choices if way.candidate == plan.chosen), None)
 
 
@@ -388,7 +388,7 @@ def _machine(group: Group) -> list[Cell]:
 
 
 def _price_of(group: Group) -> str:
-    """Return whose price it is, and of when."""
+    """Return the source and the date of a group's price, in words."""
     day = "" if group.price_date in group.price_source else f", {group.price_date}"
     if group.is_own:
         return group.price_source

@@ -16,7 +16,7 @@ WORTH_SAYING = 1.15
 
 
 def page(profile: Profile) -> Document:
-    """Return all that is shown of a profile, for a page."""
+    """Return the document of a profile's whole page."""
     blocks = [*document(profile), Remarks(list(notes(profile)))]
     return Document(kind="hetopt profile", title=f"Profile of {profile}", blocks=blocks)
 

@@ -290,7 +290,7 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
 
 
 def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
-    """Return a prediction and what was measured in its place, both times ``factor``."""
+    """Return a prediction and its measurement, both times ``factor``."""
     return Compared(
         name=name,
         unit=unit,

@@ -140,7 +140,7 @@ def _drawn(compared: Compared, widest: float) -> Html:
 
 
 def _widest(figures: Sequence[Compared]) -> float:
-    """Return the scale that has room for all of them."""
+    """Return the largest ratio to the prediction that the scale of the figures has room for."""
     drawn = [figure for figure in figures if figure.predicted > 0 and figure.measured > 0]
     ratios = [
         max(value, 1e-12) / figure.predicted for figure in drawn for value in (figure.low, figure.measured, figure.high)

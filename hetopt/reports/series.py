@@ -95,7 +95,7 @@ def over_time(history: RunHistory) -> OverTime:
 
 
 def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
-    """Yield all curves; those that would say nothing are left out."""
+    """Yield the curves of a run; those that would say nothing are left out."""
     rows = history.steps
     steps = np.array([row.steps for row in rows], dtype=np.float64)
 
@@ -214,7 +214,7 @@ class Envelope:
 
 
 def envelope_of(series: Series) -> Envelope:
-    """Return a curve with its band."""
+    """Return the envelope of a curve: its median with the band from least to largest."""
     middle = as_column(series.values)
     return Envelope(
         low=as_column(series.low) if series.low else middle,

@@ -132,7 +132,7 @@ class Gpu:
 
     @property
     def multiprocessor_ghz(self) -> float:
-        """Multiprocessors times clock: a core makes two operations a cycle."""
+        """Multiprocessors times clock, GHz: a core makes two operations a cycle."""
         narrow = self.capability in (6.0, 8.0)
         return 1000 * self.fp32_tflops / (2 * (64 if narrow else CORES_PER_MULTIPROCESSOR[int(self.capability)]))
 
@@ -169,7 +169,7 @@ class Measured:
 
     @property
     def likeness(self) -> tuple[float, float, float]:
-        """``z``: logs of the step's and of a sample's seconds and of operations a second, as on a common GPU.
+        """Features ``z``: logs of the step's and a sample's seconds and of operations a second, as on a common GPU.
 
         The last is not a number where operations were not counted.
         """

@@ -92,7 +92,7 @@ class Posterior:
 
     @cached_property
     def slowest_message_s(self) -> float:
-        """The longest that a message inside a node may take by the samples, seconds, whatever is believed of it.
+        """The longest seconds of a message inside a node that the samples allow, whatever the prior.
 
         At most `SLOWEST_MESSAGE_S`. By profile likelihood (Venzon and Moolgavkar 1988): all else is fitted anew at each
         latency, and the last is where the samples are less likely by half a squared normal quantile. The covariance

@@ -84,7 +84,7 @@ OWN_LINK_SD = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviations, in logs, of what the equations leave over, and over which distances that is alike.
+    """Standard deviations of the equations' residuals, in logs, and the distances over which they correlate.
 
     Attributes:
         compute: of a worker's computation at one batch size around the line (caches, kernels).

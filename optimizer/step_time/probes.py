@@ -79,20 +79,22 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
         best = int(np.argmax(np.where(open_ & (sockets > 0) if full else open_, gains / priced, -np.inf)))
         # What the measurement would take from each part of the variance, summed over the rows.
         update = shared[best] / np.sqrt(between[best, best] + noise[best])
-        told_rows = derivatives * update
-        removed = {name: float((told_rows[:, part].sum(axis=1) * (derivatives @ update)).sum()) for name, part in parts}
+        update_rows = derivatives * update
+        removed = {
+            name: float((update_rows[:, part].sum(axis=1) * (derivatives @ update)).sum()) for name, part in parts
+        }
         about = OF_SOCKETS if full else max(removed, key=lambda name: removed[name])
-        told_of_sockets = unseen if sockets[best] > 0 else 0.0
+        update_of_sockets = unseen if sockets[best] > 0 else 0.0
         probes.append(
             Probe(
                 row=int(every[best]),
-                removed=(float(gains[best]) + told_of_sockets) / (before + all_sockets),
+                removed=(float(gains[best]) + update_of_sockets) / (before + all_sockets),
                 variance=(float(np.trace(between)) + unseen) / len(every),
                 about=about,
                 usd=None if None in prices else prices[best],
             )
         )
-        unseen -= told_of_sockets
+        unseen -= update_of_sockets
         covariance = covariance - np.outer(update, update)
         shared = derivatives @ covariance
         between = shared @ derivatives.T

@@ -54,7 +54,7 @@ def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Latents:
-    """The points and layouts at which something was measured, with the prior covariance of what is left over there."""
+    """The points and layouts that were measured, with the prior covariance of the residuals there."""
 
     points: tuple[Point, ...]
     layouts: tuple[Layout, ...]

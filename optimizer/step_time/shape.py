@@ -26,7 +26,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Shared parameters of a step.
+    """The parameters that a job's steps share on all machines.
 
     Attributes:
         straggling: relative standard deviation of a worker's single steps.

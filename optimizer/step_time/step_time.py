@@ -46,7 +46,7 @@ NO_OVERLAP = Overlap(forward=1.0, power=1.0, last=1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Computing and exchanging, seconds, with the derivatives of their time by the logs of what it is made of.
+    """Seconds of computing and exchanging with overlap, and their derivatives by the logs of both.
 
     Attributes:
         time_s: of both.

@@ -104,7 +104,7 @@ def _cpu_model() -> str:
 
 
 class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the operators that do work, as views only relabel memory, and floating-point operations of matrix work."""
+    """Counter of operators that do work, not views, which only relabel memory, and of FLOPs of matrix work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
@@ -192,7 +192,7 @@ def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 class StepCount:
-    """Counts over one step: what is computed, and what optimizers take while they update.
+    """Counter of the memory of one step: what computing takes, and what optimizers take while they update.
 
     What a job keeps from step to step counts as there; on a GPU also what its libraries hold, which is then part of
     computing.
@@ -260,7 +260,7 @@ class StepCount:
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the storages of tensors that operators make inside the context, until the last tensor on each is gone.
+    """Counter of the storages of tensors made inside the context, until the last tensor on each is gone.
 
     Views share a storage, which counts once. A tensor that was there before counts where it was given to `hold`. What
     an operator takes for itself while it runs, such as the scratch space of a convolution, makes no tensor and is not

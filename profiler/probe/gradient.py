@@ -23,7 +23,7 @@ from hetopt.trainer.policies.ratio.policy import gain_of
 
 
 class ResidualGains:
-    """Follows the residual that error feedback would have at several ratios while training itself sends everything.
+    """The residuals that error feedback would have at several ratios while training itself sends everything.
 
     Top-k then keeps a fraction of gradient *plus residual*, which is less than of the gradient alone: the residual is
     full of what was small. A gain at a given ratio is measured on the residual of the nearest followed ratio. The
@@ -97,7 +97,7 @@ FORGETTING_STEPS = 2
 
 
 class ExchangeTrials:
-    """Each way to exchange once, all at once or one after the other, on a pilot's gradients: what it loses of this job.
+    """Trials of each way to exchange on a pilot's gradients, at once or in turn: what it loses of this job.
 
     A way with a residual is followed until what it holds back has settled, and its gain is that of the last steps: the
     residual is full of what was lost before, so that a gradient alone would promise too much. Of one that forgets, the

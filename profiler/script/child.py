@@ -48,7 +48,7 @@ STREAM_BATCHES = 10_000
 
 
 class ScriptProbe:
-    """Runs one script and writes down what was measured."""
+    """The measurement of one script: runs it and writes down what was measured."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank

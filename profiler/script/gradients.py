@@ -83,7 +83,7 @@ class Told(Record):
 
 
 class GradientRecorder:
-    """Keeps what each optimizer finds in ``.grad`` and is told at its first steps, and ends the process after them.
+    """Recorder of each optimizer's gradients and learning rates at its first steps; ends the process after them.
 
     Args:
         path: of the file of gradients.
@@ -116,7 +116,7 @@ class GradientRecorder:
             self.end(0)
 
     def end(self, code: int) -> None:
-        """Write, wait until the others have, and leave without another word of the script."""
+        """Write the record, wait for the other ranks' and exit the process at once."""
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"

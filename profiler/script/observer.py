@@ -126,7 +126,7 @@ def alive(kind: type[T]) -> list[T]:
 
 
 class Observer:
-    """Hears what a script trains (see `listen`). A step ends when the optimizer that stepped first does.
+    """Observer of what a script trains (see `listen`). A step ends when the optimizer that stepped first does.
 
     Args:
         course: what is to be measured.
@@ -216,7 +216,7 @@ class Observer:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
 
     def look(self) -> None:
-        """Find, without having heard any, the loader of the training data as that of the most."""
+        """Take the loader with the most samples as that of the training data, where none was heard."""
         self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
         if self.loader is not None:
             drawn = getattr(self.loader.batch_sampler, "batch_size", None)
@@ -257,7 +257,7 @@ class Observer:
             self._train_on_newest()
 
     def _train_on_newest(self) -> None:
-        """Count the newest batch, as one of training; scripts make a loader anew in each epoch."""
+        """Count the newest batch as one of training, and its loader as the training data's."""
         if self._newest is not None:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader, samples = self._newest
