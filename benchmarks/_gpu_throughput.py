@@ -75,14 +75,14 @@ class Machine:
 
 
 def folder() -> Path | None:
-    """Where the data lie; absent where they are not at hand."""
+    """Return the folder of the data; None where they are not at hand."""
     root = traces()
     found = None if root is None else root.parent / "gpu-throughput"
     return found if found is not None and found.is_dir() else None
 
 
 def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
-    """Facts by name, memory and form."""
+    """Return the GPUs' facts by name, memory and form."""
     found = {}
     for row in _rows(data / "gpus.csv"):
         fp32 = float(row["fp32_tflops"])
@@ -100,7 +100,7 @@ def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
 
 
 def read_columns(data: Path) -> tuple[Column, ...]:
-    """The columns of the protocol: one GPU a machine, no laptops, at least two GPUs a column."""
+    """Return the columns of the protocol: one GPU a machine, no laptops, at least two GPUs a column."""
     gpus = read_gpus(data)
     jobs = {row["job"]: row for row in _rows(data / "jobs.csv")}
     columns: dict[tuple[str, ...], dict[tuple[str, str, str], list[dict[str, str]]]] = defaultdict(dict)
@@ -131,7 +131,7 @@ def read_columns(data: Path) -> tuple[Column, ...]:
 
 
 def model_kind(kind: str) -> str:
-    """The data's words as one of `gpu_transfer.KINDS`."""
+    """Return one of `gpu_transfer.KINDS` for the data's words on a model."""
     if "recommender" in kind:
         return "embedding"
     if "transformer" in kind:
@@ -142,7 +142,7 @@ def model_kind(kind: str) -> str:
 
 
 def read_machines(data: Path) -> tuple[Machine, ...]:
-    """Every machine with eight GPUs whose interconnect is known, beside a single GPU in the same runs."""
+    """Return every machine with eight GPUs whose interconnect is known, beside a single GPU in the same runs."""
     gpus, jobs = read_gpus(data), {row["job"]: row for row in _rows(data / "jobs.csv")}
     same = ("suite", "job", "precision", "gpu", "memory_gib", "form_factor", "batch_size_per_gpu")
     singles: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
@@ -166,7 +166,7 @@ def read_machines(data: Path) -> tuple[Machine, ...]:
 
 
 def _cell(job: dict[str, str], gpu: Gpu, batch: float, rows: list[dict[str, str]], suite: str) -> Measured:
-    """The median over machines and containers; in `pollux` what the line over batch sizes says of a sample."""
+    """Return the median step over machines and containers; in `pollux` by the line's seconds a sample."""
     named = Counter(row["precision"] for row in rows).most_common(1)[0][0]
     forward = job["forward_gflop_per_sample"]
     told = Measured(

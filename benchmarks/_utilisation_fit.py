@@ -48,8 +48,10 @@ MEASURED = "public throughputs of 2020 to 2025"
 
 
 def _bert(width: int, layers: int) -> ModelCount:
-    """As NVIDIA's DeepLearningExamples train it: attention keeps its scores, ``5 a s^2`` bytes a layer (Korthikanti et
-    al. 2022, equation 1), which today's fused kernels do not."""
+    """Return the counts of a BERT as NVIDIA's DeepLearningExamples train it, its attention keeping its scores.
+
+    They take ``5 a s^2`` bytes a layer (Korthikanti et al. 2022, equation 1); today's fused kernels do not keep them.
+    """
     config = {"model_type": "bert", "vocab_size": 30522, "hidden_size": width, "num_hidden_layers": layers}
     tokens, heads = 384, width // 64
     model = of_config({**config, "num_attention_heads": heads, "intermediate_size": 4 * width}, tokens)
@@ -89,7 +91,7 @@ ONE_MACHINE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A step of a transformer that was measured."""
+    """A measured step of a transformer."""
 
     source: str
     job: str
@@ -108,7 +110,7 @@ class Row:
 
 
 def transformers(data: Path) -> list[Row]:
-    """Every measured step of a transformer whose shape is known, on GPUs with matrix units for its precision."""
+    """Return every measured step of a transformer whose shape is known, on GPUs with matrix units for its precision."""
     small = [
         Row(
             source=column.suite,
@@ -131,7 +133,7 @@ FORMS = {"A100": "SXM4", "H100": "SXM5", "H200": "SXM5"}
 
 
 def _large(data: Path) -> Iterator[Row]:
-    """Large models in bf16 on one machine of eight GPUs, of sources that publish a user's configuration."""
+    """Yield steps of large models in bf16 on one machine of eight GPUs, whose sources publish the configuration."""
     gpus = {(gpu.key.split()[0], gpu.key.split()[2], round(gpu.memory_gib)): gpu for gpu in read_gpus(data).values()}
     with (data.parent / "llm-throughput" / "throughput.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -164,7 +166,7 @@ RECOMPUTED = 4 / 3
 
 
 def large_columns(data: Path) -> tuple[Column, ...]:
-    """Large models as columns of GPUs, each in a whole machine, with as many tokens a sample; steps keep activations.
+    """Return large models as columns of GPUs, each in a whole machine, by tokens a sample; steps keep activations.
 
     Of several batch sizes on a GPU the fastest stands. What a job is a kind of is its model, whatever its tokens.
     """
@@ -191,7 +193,7 @@ def large_columns(data: Path) -> tuple[Column, ...]:
 
 
 def published(data: Path) -> Iterator[Row]:
-    """Whole trainings of transformers on one machine whose hours were published: each is a source of its own.
+    """Return whole trainings of transformers on one machine with published hours, each a source of its own.
 
     Hours that somebody made of a published throughput are rows of its source already.
     """
@@ -228,7 +230,7 @@ BEGIN = {"share": 0.6, "passes": 15.0, "attention": 1.5}
 
 
 def log_error(row: Row, law: Roofline) -> float:
-    """Log of predicted over measured seconds of a step."""
+    """Return the log of predicted over measured seconds of a step."""
     counted = law.counted(row.model, row.precision)
     if row.recomputes:
         counted = counted.model_copy(update={"flops": counted.flops * (1 + 1 / CONTRIBUTION)})
@@ -238,7 +240,7 @@ def log_error(row: Row, law: Roofline) -> float:
 
 
 def share_of_peak(row: Row) -> float:
-    """Of the data sheet's rate, by the operations that the model counts to."""
+    """Return the share of the data sheet's rate that a row reaches, by the operations that the model counts to."""
     flops = CONTRIBUTION * row.model.forward_flops * row.batch_size
     return flops / (row.step_time_s * row.gpu.tflops(row.precision) * 1e12)
 
@@ -246,7 +248,7 @@ def share_of_peak(row: Row) -> float:
 def fit_roofline(
     rows: Sequence[Row], log_sd: float = 1.0, gpu_log_sd: float = 1.0
 ) -> tuple[Roofline, dict[str, float]]:
-    """The law of some rows, and each source's effect on the log of the seconds."""
+    """Return the roofline fitted to rows, and each source's effect on the log of the seconds."""
     sources = sorted({str(row.cell[0]) for row in rows})
     alike = Counter(row.cell for row in rows)
     place = np.array([sources.index(str(row.cell[0])) for row in rows])
@@ -271,7 +273,7 @@ def fit_roofline(
 
 
 def sources_left_out(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """Every row with its error by the law of the other sources."""
+    """Yield every row with its log error by the roofline of the other sources."""
     for source in sorted({str(row.cell[0]) for row in rows}):
         law, _ = fit_roofline([row for row in rows if row.cell[0] != source])
         for row in rows:
@@ -280,7 +282,7 @@ def sources_left_out(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
 
 
 def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
-    """Standard deviation of another person's job: every source weighs the same, and in it every job."""
+    """Return the standard deviation of a new job's error: every source weighs the same, and in it every job."""
     sources: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in errors:
         sources[row.cell[0]][row.job].append(error**2)
@@ -290,7 +292,7 @@ def spread_of(errors: Sequence[tuple[Row, float]]) -> float:
 
 
 def gpu_spread_of(errors: Sequence[tuple[Row, float]]) -> float:
-    """Standard deviation of a job's errors on one GPU about those on another, every job weighing the same."""
+    """Return the standard deviation of a job's error on one GPU against another, every job weighing the same."""
     jobs: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in errors:
         jobs[row.cell][row.gpu.key].append(error)
@@ -324,7 +326,7 @@ class Convolutions:
 
 
 def convolutions(data: Path) -> list[Convolutions]:
-    """The convolutional networks of the data whose operations can be counted."""
+    """Return the convolutional networks of the data whose operations can be counted."""
     with (data / "jobs.csv").open(encoding="utf-8", newline="") as file:
         jobs = {row["job"]: row for row in csv.DictReader(file)}
     found = []
@@ -349,7 +351,7 @@ def convolutions(data: Path) -> list[Convolutions]:
 
 
 def fit_convolutions(rows: Sequence[Convolutions], widened: float = 1.0) -> tuple[float, dict[str, Utilisation]]:
-    """Fixed time and shares on grids, by the least mean square of jobs' errors; ``widened``: factor on the spread."""
+    """Return fixed time and shares by the least mean square of jobs' errors; ``widened``: factor on the spread."""
     fixed_s = min(GRID_S.tolist(), key=lambda fixed: _loss(rows, fixed))
     shares = _shares(rows, fixed_s)
     squares = [square for name, share in shares.items() for square in _squares(rows, name, fixed_s, share)]
@@ -366,7 +368,7 @@ def _error(row: Convolutions, fixed_s: float, share: float) -> float:
 
 
 def _squares(rows: Sequence[Convolutions], name: str, fixed_s: float, share: float) -> list[float]:
-    """Of a class of precision, the mean square of each job's errors."""
+    """Return the mean squared log error of each job in a class of precision."""
     jobs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.name == name:
@@ -375,7 +377,7 @@ def _squares(rows: Sequence[Convolutions], name: str, fixed_s: float, share: flo
 
 
 def _shares(rows: Sequence[Convolutions], fixed_s: float) -> dict[str, float]:
-    """By class of precision, the share with the least mean square of jobs' errors."""
+    """Return the share with the least mean square of jobs' errors, by class of precision."""
 
     def best(name: str) -> float:
         shares: list[float] = SHARES.tolist()
@@ -406,12 +408,12 @@ class Estimated:
     gpu_log_sd: float
 
     def is_covered(self, widened: float = 1.0) -> bool:
-        """Whether it lies in the 90 % interval, the prior's spread widened by a factor."""
+        """Return whether the error lies in the 90 % interval, the prior's spread widened by a factor."""
         return abs(self.error) <= Z90 * math.hypot(widened * self.prior_log_sd, self.gpu_log_sd)
 
 
 def jobs_left_out(rows: Sequence[Convolutions]) -> Iterator[Estimated]:
-    """Every measured step of every job, estimated from the other jobs, as `hetopt.estimate` does it."""
+    """Yield every measured step of every job, estimated from the other jobs, as `hetopt.estimate` does it."""
     for job in sorted({row.column.job for row in rows}):
         fixed_s, shares = fit_convolutions([row for row in rows if row.column.job != job])
         for row in (row for row in rows if row.column.job == job):
@@ -419,7 +421,7 @@ def jobs_left_out(rows: Sequence[Convolutions]) -> Iterator[Estimated]:
 
 
 def estimated(row: Convolutions, fixed_s: float, known: Utilisation) -> Iterator[Estimated]:
-    """The steps of one column by a fixed time and a share."""
+    """Yield the steps of one column, estimated by a fixed time and a share of the peak."""
     for cell in row.column.cells:
         peak = REFERENCE.tflops(cell.place.precision) * 1e12
         step_s = fixed_s + row.flops_per_sample * cell.place.batch_size / (known.share * peak)
@@ -436,7 +438,7 @@ def estimated(row: Convolutions, fixed_s: float, known: Utilisation) -> Iterator
 
 
 def coverage(found: Sequence[Estimated], widened: float = 1.0) -> float:
-    """Part of the steps within their intervals, every job weighing the same."""
+    """Return the share of the steps within their intervals, every job weighing the same."""
     jobs: dict[str, list[bool]] = defaultdict(list)
     for one in found:
         jobs[one.row.column.job].append(one.is_covered(widened))
@@ -448,7 +450,7 @@ KEPT = 0.9
 
 
 def main() -> None:
-    """Fit, say how what was left out lies, and write what ships."""
+    """Fit the prior, print the errors of what was left out, and write the file that ships."""
     data = folder()
     if data is None:
         raise SystemExit("the throughput data are not at hand")

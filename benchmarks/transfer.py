@@ -67,7 +67,7 @@ Rule = Callable[[Measured, Measured], float]
 
 
 def scaled_by(rate: Callable[[Gpu, Measured], float]) -> Rule:
-    """Throughput follows a rate."""
+    """Return the rule that throughput follows a rate."""
 
     def predict(known: Measured, asked: Measured) -> float:
         ratio = rate(known.place.gpu, known) / rate(asked.place.gpu, asked)
@@ -89,7 +89,7 @@ def geometric_mean(gpu: Gpu, cell: Measured) -> float:
 
 
 def half_each(known: Measured, asked: Measured) -> float:
-    """The rule that the model replaced: half of a step follows the fp32 peak, half the bandwidth."""
+    """Return the log seconds of a step by a simpler rule: half of it follows the fp32 peak, half the bandwidth."""
     ours, theirs = known.place.gpu, asked.place.gpu
     factor = (ours.fp32_tflops / theirs.fp32_tflops + ours.bandwidth_gb_per_s / theirs.bandwidth_gb_per_s) / 2
     return math.log(known.step_time_s * asked.place.batch_size / known.place.batch_size * factor)
@@ -104,7 +104,7 @@ RULES: dict[str, Rule] = {
 
 
 def machine(gpu: Gpu, count: int = 1, *, switched: bool = False) -> InstanceType:
-    """A machine with such GPUs; its family says whether a switch joins them, as in catalogues."""
+    """Return a machine with so many of a GPU; its family says whether a switch joins them, as in catalogues."""
     name, memory, form = gpu.key.rsplit(" ", 2)
     named = f"{name} PCIe" if form == "PCIe" and name in gpu_transfer.SOCKETED and name != "P100" else name
     model = AcceleratorModel(
@@ -150,7 +150,7 @@ Beliefs = Mapping[Told, GpuModel]
 
 @contextmanager
 def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None) -> Iterator[None]:
-    """Predictions come from this without some jobs, and without any row of one GPU, and not from what ships."""
+    """Predict from these models, without some jobs and any row of one GPU, in place of the shipped ones."""
 
     @cache
     def left(told: Told) -> GpuModel:
@@ -164,7 +164,7 @@ def believing(believed: Beliefs, *, jobs: Sequence[str], gpu: str | None = None)
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """What is predicted from: a model for each set of measured steps, whatever is believed of other GPUs.
+    """The step-time models of sets of measured steps, whatever is believed of other GPUs.
 
     Attributes:
         types: machines that carry the GPUs.
@@ -175,7 +175,7 @@ class Models:
     fitted: dict[tuple[tuple[Configuration, float], ...], StepTimeModel] = field(default_factory=dict)
 
     def of(self, column: Column, sources: Sequence[int]) -> StepTimeModel:
-        """The model of the sources' steps."""
+        """Return the step-time model of the sources' steps."""
         cells = [column.cells[index] for index in sources]
         key, observed = tuple((asked(cell), cell.step_time_s) for cell in cells), observe([sample(c) for c in cells])
         if key not in self.fitted:
@@ -184,7 +184,7 @@ class Models:
         return replace(model, posterior=replace(model.posterior, observed=observed))
 
     def answers(self, column: Column, sources: Sequence[int], targets: Iterable[int]) -> list[Answer]:
-        """Steps on the targets, from those of the sources."""
+        """Return the answers for steps on the targets, from those of the sources."""
         wanted = [index for index in targets if index not in sources]
         told = self.of(column, sources).predict([asked(column.cells[index]) for index in wanted]) if wanted else []
         return [
@@ -199,7 +199,7 @@ class Models:
         ]
 
     def from_one(self, columns: Sequence[Column]) -> list[Answer]:
-        """Every GPU from every other."""
+        """Return the answers for every GPU from every other."""
         return [
             answer
             for column in columns
@@ -208,7 +208,7 @@ class Models:
         ]
 
     def from_two(self, columns: Sequence[Column]) -> list[Answer]:
-        """Every GPU from every other and one more, by lot."""
+        """Return the answers for every GPU from every other and a second one, drawn at random."""
         lots, found = np.random.default_rng(0), list[Answer]()
         for column in columns:
             everyone = range(len(column.cells))
@@ -219,7 +219,7 @@ class Models:
 
 
 def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float]:
-    """|predicted / measured throughput - 1| of eight GPUs in one machine, from a step of one.
+    """Return |predicted / measured throughput - 1| of eight GPUs in one machine, from a step of one.
 
     What is believed of machines with a switch is told by the other jobs.
     """
@@ -235,12 +235,12 @@ def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float
 
 
 def model_of(job: str) -> str:
-    """What two jobs have in common that train the same by another's scripts."""
+    """Return the name that a job shares with the same job trained by NVIDIA's scripts."""
     return job.removesuffix("-nvidia")
 
 
 def contention(machines: Sequence[Machine]) -> float:
-    """The prior's log, by which eight GPUs take as many times as long as one as the median job does, by its median."""
+    """Return the log contention prior at which eight GPUs slow the median job down as measured."""
     ratios = defaultdict[str, list[float]](list)
     for one in machines:
         ratios[one.job].append(one.eight_s / one.one.step_time_s)
@@ -257,7 +257,7 @@ def held_out(
     group: Callable[[Column], str],
     ask: Callable[[list[Column]], list[Answer]],
 ) -> list[Answer]:
-    """Each group of jobs, by what all others tell."""
+    """Return the answers for each group of jobs, by a model fitted without the group."""
     groups = defaultdict[str, list[Column]](list)
     for column in columns:
         groups[group(column)].append(column)
@@ -281,7 +281,7 @@ CALIBRATION = 1.12
 
 
 def without_rows(believed: Beliefs, columns: Sequence[Column], models: Models) -> list[Answer]:
-    """Each GPU from every other, by what is told neither by the job nor by any row of that GPU."""
+    """Return the answers for each GPU from every other, by a model without the job and without any row of that GPU."""
     answered: list[Answer] = []
     for key in sorted({cell.place.gpu.key for column in columns for cell in column.cells}):
         jobs: dict[str, list[tuple[Column, int]]] = defaultdict(list)
@@ -308,7 +308,7 @@ def by_rule(columns: Sequence[Column], rule: Rule) -> list[Answer]:
 
 
 def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
-    """The median ratio of both GPUs over the other jobs in the same class of precision; else by bandwidth."""
+    """Return a rule's answers: the other jobs' median ratio of both GPUs in the same precision; else by bandwidth."""
     ratios: dict[tuple[str, str, bool], list[tuple[str, float]]] = defaultdict(list)
     for c in columns:
         for known in c.cells:
@@ -330,7 +330,7 @@ def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
 
 
 def throughput(cell: Measured) -> float:
-    """Log of the samples a second."""
+    """Return the log of the samples a second."""
     return math.log(cell.place.batch_size / cell.step_time_s)
 
 
@@ -339,13 +339,13 @@ def throughput_by_bandwidth(known: Measured, cell: Measured) -> float:
 
 
 def errors(found: Sequence[Answer]) -> tuple[float, float]:
-    """Median and 90th percentile of |predicted / measured throughput - 1|."""
+    """Return the median and 90th percentile of |predicted / measured throughput - 1|."""
     shares = [abs(math.expm1(-one.error)) for one in found]
     return float(np.median(shares)), float(np.quantile(shares, 0.9))
 
 
 def coverage(found: Sequence[Answer]) -> tuple[float, float]:
-    """Share of steps inside the 90 % interval, each job weighing the same; and the interval's median factor."""
+    """Return the share of steps inside the 90 % interval, each job weighing the same, and its median factor."""
     inside: dict[str, list[bool]] = defaultdict(list)
     for one in found:
         inside[one.column.job].append(abs(one.error) <= one.half_width)
@@ -355,7 +355,7 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
 
 
 def of_the_gpu(found: Sequence[Answer]) -> float:
-    """Share of the errors' variance that is the GPU's and not the job's.
+    """Return the share of the errors' variance that is the GPU's and not the job's.
 
     Moments of one-way random effects about zero, which is what is foreseen; a job's mean error on a GPU is one value.
     """
@@ -371,7 +371,7 @@ def of_the_gpu(found: Sequence[Answer]) -> float:
 
 
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
-    """Mean extra cost a sample of the GPU that looks cheapest, from one that was measured, over the cheapest."""
+    """Return the mean extra cost a sample of the GPU predicted cheapest, from a measured one, over the cheapest."""
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
     for one in found:
         if one.column.suite == "aws":
@@ -390,7 +390,7 @@ def log_cost(cell: Measured, prices: Mapping[str, float]) -> float:
 
 
 def row(results: Results, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
-    """A line of the table and its figures."""
+    """Print a line of the table and record its figures."""
     key = name.lower().replace(" ", "_").replace(",", "")
     median, p90 = errors(found)
     line = f"{name:34}{median:8.1%} /{p90:7.1%}"
@@ -450,7 +450,7 @@ GOALS = {
 
 
 def untold(columns: Sequence[Column]) -> list[Column]:
-    """The same where nobody says what is trained."""
+    """Return the columns without the kind of model and its operations."""
     return [
         replace(column, cells=tuple(replace(cell, kind=None, flops_per_sample=None) for cell in column.cells))
         for column in columns
@@ -458,7 +458,7 @@ def untold(columns: Sequence[Column]) -> list[Column]:
 
 
 def full_machines(results: Results, machines: Sequence[Machine]) -> None:
-    """Eight GPUs from one, by what is between them."""
+    """Record the errors of eight GPUs predicted from one, by what joins them."""
     for interconnect, (must, aim) in MACHINES.items():
         pairs = [one for one in machines if one.interconnect == interconnect]
         if pairs:
@@ -468,7 +468,7 @@ def full_machines(results: Results, machines: Sequence[Machine]) -> None:
 
 
 def with_goals(results: Results) -> Results:
-    """The same with what is wanted of its figures."""
+    """Return the results with the goals of their figures."""
     for name, (least, most) in GOALS.items():
         if name in results.figures:
             results.goal(name, results.figures[name], at_least=least, at_most=most)

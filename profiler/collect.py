@@ -139,12 +139,14 @@ def _devices(
     evaluating = max((cost.peak_bytes for cost in _all(events, EvaluationCost)), default=0)
     devices = []
     for index, sweep in enumerate(schedule.sweeps):
-        own = [point for point in points if point.sweep == index]
+        swept = [point for point in points if point.sweep == index]
         fact = facts.get(index)
-        if not own or fact is None:
+        if not swept or fact is None:
             continue
         counts = [
-            one.memory.model_copy(update={"evaluating_bytes": evaluating}) for one in counted if one.sweep == index
+            event.memory.model_copy(update={"evaluating_bytes": evaluating})
+            for event in counted
+            if event.sweep == index
         ]
         devices.append(
             Device(
@@ -158,14 +160,14 @@ def _devices(
                         size,
                         [
                             _at_usual_speed(worker, usual_s)
-                            for point in own
+                            for point in swept
                             for worker in point.workers
                             if point.local_batch_size == size
                         ],
                     )
-                    for size in sorted({point.local_batch_size for point in own})
+                    for size in sorted({point.local_batch_size for point in swept})
                 ),
-                memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, own, ended.get(index)),
+                memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, swept, ended.get(index)),
                 memory=joined(counts) if counts else None,
                 compressors=tuple(point.cost for point in compressors if point.sweep == index),
                 matmul_flops_per_s=fact.matmul_flops_per_s,
@@ -181,7 +183,7 @@ def _devices(
 
 
 def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
-    """Return what would have been measured had the worker's processor been as fast as in the mean.
+    """Return a worker's timed steps scaled to the mean speed of its processor.
 
     A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
     scatter by two thirds as much where it is divided out.
@@ -192,7 +194,7 @@ def _at_usual_speed(worker: Taken, usual_s: float | None) -> Taken:
 
 
 def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
-    """Return all workers and passes pooled: what a worker needs for a step while the others compute as well."""
+    """Return the step time at a batch size, pooled over workers and passes, while all workers compute."""
     samples = tuple(sample for worker in timed for sample in worker.samples_s)
     load_s, forward_s, backward_s, optimizer_s = (
         statistics.median(column) for column in zip(*(worker.phases_s for worker in timed), strict=True)
@@ -210,7 +212,7 @@ def _step_time(size: int, timed: Sequence[Taken]) -> StepTime:
 
 
 def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
-    """The host's limit; lower where a batch that should have fitted ran out of memory all the same."""
+    """Return the host's memory limit in bytes; lower where a batch that should have fitted ran out of memory."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if end is None or not peaks:
         return limit_bytes
@@ -228,22 +230,25 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
             collective,
             workers=workers,
             across_hosts=across_hosts,
-            payload_bytes=[point.payload_bytes for point in own],
-            time_s=[usual_mean(point.samples_s) for point in own],
+            payload_bytes=[point.payload_bytes for point in timed],
+            time_s=[usual_mean(point.samples_s) for point in timed],
         )
-        for (collective, workers, across_hosts), own in kinds.items()
+        for (collective, workers, across_hosts), timed in kinds.items()
     )
 
 
 def _noise(samples: Sequence[NoiseSample]) -> tuple[NoiseSample, ...]:
-    """Return both moments, each smoothed over the samples before it."""
-    moments = (Moments(gradient_variance=one.gradient_variance, gradient_square=one.gradient_square) for one in samples)
+    """Return the noise samples with both moments smoothed over the samples before."""
+    moments = (
+        Moments(gradient_variance=sample.gradient_variance, gradient_square=sample.gradient_square)
+        for sample in samples
+    )
     _, *smoothed = accumulate(moments, SmoothedNoise.add, initial=SmoothedNoise())
-    return tuple(one.model_copy(update=vars(now.moments)) for one, now in zip(samples, smoothed, strict=True))
+    return tuple(sample.model_copy(update=vars(now.moments)) for sample, now in zip(samples, smoothed, strict=True))
 
 
 def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
-    """Mean over the sampled steps at each ratio, and a low quantile for those who want to be careful."""
+    """Return the mean gain over the sampled steps at each ratio, and a low quantile of it."""
     if not measured:
         return ()
     if any(len(sample.gains) != len(ratios) for sample in measured):
@@ -273,21 +278,21 @@ def diverged(pilots: Sequence[PilotSeen]) -> frozenset[Precision]:
 
 
 def refusals(events: Sequence[Event]) -> tuple[str, ...]:
-    """Which precisions were looked at and cannot be had, and why."""
+    """Return a sentence for each precision that was tried and is left out, and why."""
     lost = diverged(_pilots_seen(events))
     return (
-        *(f"{one.precision} is left out: {one.reason}" for one in _all(events, PrecisionRefused)),
-        *(f"{one} is left out: a pilot diverged in it, and did not in {USUAL}" for one in sorted(lost)),
+        *(f"{event.precision} is left out: {event.reason}" for event in _all(events, PrecisionRefused)),
+        *(f"{precision} is left out: a pilot diverged in it, and did not in {USUAL}" for precision in sorted(lost)),
     )
 
 
 def _trials(seen: Sequence[PilotSeen], pilots: Sequence[Pilot], job: Job) -> tuple[PrecisionTrial, ...]:
-    """Each beside the pilot of the usual precision that began with the same weights and saw the same batches.
+    """Return each pilot in another precision beside the usual one's, with the same first weights and the same batches.
 
     They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
     two became.
     """
-    usual = {(one.global_batch_size, one.seed): one for one in pilots if one.sync is None}
+    usual = {(pilot.global_batch_size, pilot.seed): pilot for pilot in pilots if pilot.sync is None}
     better = max if job.target_higher_is_better else min
     worse = min if job.target_higher_is_better else max
     trials = []
@@ -341,7 +346,7 @@ def _pilots(seen: Sequence[PilotSeen], job: Job) -> tuple[Pilot, ...]:
 
 
 def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_is_better: bool) -> float | None:
-    """Steps until the metric first reaches ``target``, by a straight line between evaluations; None if it never does.
+    """Return the steps until the metric first reaches ``target``, linear between evaluations; None if it never does.
 
     Interpolating keeps the answer from jumping by a whole evaluation interval, which at large batches is a large part
     of the run. A target that the very first evaluation already reaches is credited to that evaluation.
@@ -364,7 +369,7 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
 
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:
-    """When the last event of this name was written."""
+    """Return when the last event of a name was written, in seconds; None: there is none."""
     times = [event["time_s"] for event in events if event.get("event") == name]
     return float(times[-1]) if times and isinstance(times[-1], int | float) else None
 
@@ -381,9 +386,9 @@ def _all(events: Iterable[Event], kind: type[R]) -> list[R]:
 
 
 def _only(events: Iterable[Event], kind: type[R]) -> R:
-    if not (found := _all(events, kind)):
+    if not (records := _all(events, kind)):
         raise _broken(kind, "it is missing")
-    return found[-1]
+    return records[-1]
 
 
 def _broken(kind: type[Record], why: str) -> RunFailed:
@@ -391,9 +396,9 @@ def _broken(kind: type[Record], why: str) -> RunFailed:
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Counts of one job at several micro-batches as one; of two at one size the larger."""
+    """Return one count of a job's memory from those at several micro-batches; of two at one size the larger."""
     steps: dict[int, StepMemory] = {}
-    for step in (step for one in counts for step in one.steps):
+    for step in (step for count in counts for step in count.steps):
         known = steps.get(step.samples, step)
         steps[step.samples] = StepMemory(
             samples=step.samples,
@@ -401,7 +406,7 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
             updating_bytes=max(step.updating_bytes, known.updating_bytes),
         )
     figures = TrainingMemory.model_fields.keys() - {"steps"}
-    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
+    largest = {name: max(getattr(count, name) for count in counts) for name in figures}
     return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
 
 
@@ -421,7 +426,7 @@ SHOWN: Mapping[object, tuple[str, float]] = {
 
 
 def progress(events: Sequence[Event], schedule: ProbeSchedule) -> tuple[str, float]:
-    """Return what a probe is doing, and the share that is done, which never falls; unknown events are passed over."""
+    """Return what a probe does, in words, and the share done, which never falls; unknown events are passed over."""
     text, done = "starting workers", 0.0
     # Points and pilots may be left out, so that these shares are the most that each brings.
     sizes = (1 + LATER_PASSES) * sum(len(sweep.local_batch_sizes) for sweep in schedule.sweeps)

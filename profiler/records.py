@@ -25,7 +25,7 @@ PHASES = 4
 
 
 class DeviceFacts(Record):
-    """What the workers of one sweep computed on. ``sweep`` counts the sweeps of the schedule from 0."""
+    """The device of the workers of one sweep. ``sweep`` counts the sweeps of the schedule from 0."""
 
     sweep: NonNegativeInt
     kind: Literal["cpu", "cuda"]
@@ -36,7 +36,7 @@ class DeviceFacts(Record):
 
 
 class PrecisionRefused(Record):
-    """What the task cannot be computed in, and why."""
+    """A precision that the task cannot be computed in, and why."""
 
     precision: Precision
     reason: Told
@@ -56,14 +56,14 @@ class Taken(Record):
     )
 
     def row(self, length: int) -> list[float]:
-        """Return it as numbers that can be gathered, padded to ``length`` steps."""
+        """Return the timed steps as a row of numbers that can be gathered, padded to ``length`` steps."""
         padding = [math.nan] * (length - len(self.samples_s))
         first = (self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention or 0.0)
         return [*first, *self.phases_s, *self.samples_s, *padding]
 
     @classmethod
     def of(cls, row: Sequence[float]) -> Self:
-        """Return what `row` wrote."""
+        """Return the timed steps from a `row` of numbers."""
         peak_bytes, yardstick_s, contention, *seconds = row
         return cls(
             samples_s=tuple(sample for sample in seconds[PHASES:] if not math.isnan(sample)),
@@ -95,7 +95,7 @@ class MemoryCounted(Record):
 
 
 class SweepEnded(Record):
-    """``local_batch_size`` ran out of memory, so that its sweep left out everything above it."""
+    """The end of a sweep at a batch size that ran out of memory; larger ones are left out."""
 
     sweep: NonNegativeInt
     local_batch_size: PositiveInt

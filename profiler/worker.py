@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def measuring() -> Callable[[WorkerContext], None]:
-    """Import what a worker does that measures."""
+    """Import the modules of a worker that measures."""
     from hetopt.profiler.probe.run import run_probe
 
     return run_probe

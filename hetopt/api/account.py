@@ -53,7 +53,7 @@ __all__ = ["Check", "Setup", "attach", "checks", "worst"]
 
 
 def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) -> Run:
-    """Fetch what is known of a run that was launched from another machine. It changes nothing.
+    """Fetch the records of a run that was launched from another machine, changing nothing.
 
     Args:
         run: its full name.
@@ -76,7 +76,7 @@ def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What an administrator applies once. hetopt makes no role by itself.
+    """The account, bucket and role that an administrator sets up once; hetopt creates no role by itself.
 
     Attributes:
         region: where machines will be.
@@ -99,7 +99,7 @@ class Setup:
         bucket: str | None = None,
         role: str | None = None,
     ) -> Setup:
-        """With the usual names where none are given; the account is that of the credentials.
+        """Return the setup with the usual names where none are given, in the account of the credentials.
 
         Raises:
             BadInput: the account's number is none, or a name none of a region, a bucket or a role.
@@ -148,7 +148,7 @@ class Setup:
         only = sorted(names(types, "types"))
         if only:
             known = load_catalog(self.region)
-            only = [known.instance_type(one).name for one in only]
+            only = [known.instance_type(name).name for name in only]
         place = {"account": self.account, "region": self.region, "bucket": self.bucket, "role": self.role}
         return {
             **{name: doctor.policy(name, types=only, **place) for name in doctor.POLICIES},
@@ -157,7 +157,7 @@ class Setup:
 
 
 def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
-    """Yield what would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
+    """Yield a check of each thing that would stop a launch, here or on EC2. Nothing is made or changed there.
 
     What the account may run is kept for plans (`account_quotas_file`).
 
@@ -170,9 +170,9 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
         BadInput: the plan cannot be read, or an option is none.
     """
     options = options or Ec2()
-    made = None if plan is None else Plan.load(plan)
+    loaded = None if plan is None else Plan.load(plan)
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    place = region or (region_of(made) if made is not None else configured)
+    place = region or (region_of(loaded) if loaded is not None else configured)
     try:
         boto = BotoEdge(place)
     except BadInput as error:
@@ -185,7 +185,7 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
         is_known &= (check.name, check.verdict) != ("credentials", "bad")
     if is_known:
         yield _quotas(edge, place)
-    if made is not None and is_known:
+    if loaded is not None and is_known:
         orders = Orders(
             edge=edge,
             catalog=load_catalog(place),
@@ -193,11 +193,11 @@ def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 
             options=options,
             version=importlib.metadata.version("hetopt"),
         )
-        yield from doctor.plan_checks(orders, made, time.time())
+        yield from doctor.plan_checks(orders, loaded, time.time())
 
 
 def _quotas(edge: Edge, region: str) -> Check:
-    """Return what the account may run in the region, kept for plans."""
+    """Return a check of the account's vCPU quotas in a region, and keep them for plans."""
     try:
         granted = doctor.account_quotas(edge)
         number = accounts.identity(edge).account_id
@@ -227,15 +227,15 @@ def of_rehearsals(*, remove: bool) -> list[FoundNetwork]:
     Raises:
         RunFailed: one of them could not be removed.
     """
-    found = list(namespaces.find_leftovers())
-    for network in found if remove else ():
+    networks = list(namespaces.find_leftovers())
+    for network in networks if remove else ():
         namespaces.remove(network.id)
-    return found
+    return networks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """A thing of a run.
+    """A cloud resource that a run left behind, and whether it was removed.
 
     Attributes:
         region: where it is.
@@ -252,7 +252,7 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What was looked for, and what has been found so far.
+    """A search of AWS regions for what runs left behind, and what it has found so far.
 
     Attributes:
         home: hetopt's folder on this machine.
@@ -277,7 +277,7 @@ class Search:
     refused: list[CloudRefused] = field(default_factory=list)
 
     def look(self, region: str, who: Identity) -> None:
-        """Look in a region, and remove what is to go."""
+        """Search a region for what runs left behind, and remove what may be removed."""
         edge = connect(region)
         survey = Remover(edge=edge, sleep=time.sleep).look(self.run_id)
         try:
@@ -286,16 +286,18 @@ class Search:
         except CloudRefused as error:  # what was found is shown, and the other regions can still be looked at
             self.refused.append(CloudRefused(f"in {region}, {error.message}", hint=error.hint))
         by_run: dict[str, list[Found]] = {}
-        for one in survey.found:
-            by_run.setdefault(one.run_id, []).append(one)
+        for thing in survey.found:
+            by_run.setdefault(thing.run_id, []).append(thing)
         for name, things in by_run.items():
             kept = self._why_leave(things, who, edge, region)
             removed = self.remove and kept is None and self._remove(name, things, edge, region)
-            self.found.extend(Leftover(region=region, found=one, left_alone=kept, removed=removed) for one in things)
+            self.found.extend(
+                Leftover(region=region, found=thing, left_alone=kept, removed=removed) for thing in things
+            )
 
     def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
         """Return why the things of a run are left alone; None where they may go."""
-        if not self.everybody and not all(removal.is_of(one, who) for one in things):
+        if not self.everybody and not all(removal.is_of(thing, who) for thing in things):
             return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
         if self.everything or self.run_id is not None:
             return None
@@ -304,7 +306,7 @@ class Search:
         return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
 
     def _remove(self, name: str, things: Sequence[Found], edge: Edge, region: str) -> bool:
-        """Remove the things of a run; whether all of them are gone."""
+        """Remove a run's cloud resources, and return whether all of them are gone."""
         known = self.runs.get(name)
         ledger = Made()
         if known is not None:
@@ -328,7 +330,7 @@ def search(
     everybody: bool = False,
     remove: bool = False,
 ) -> Search:
-    """Look in every region that was ever used from here; in all of the account, where none was.
+    """Search every region that was ever used from here, or all of the account's where none was, for runs' resources.
 
     Args:
         more_regions: to look in as well.
@@ -354,30 +356,30 @@ def search(
 
 
 def rental_of(prepared: Prepared) -> Rental:
-    """Return what a launch on EC2 is about to rent."""
+    """Return the rental that a launch on EC2 prepares."""
     assert isinstance(prepared, Rental)
     return prepared
 
 
 def unfollowed(rental: Rental) -> str:
-    """What becomes of a run that nobody follows, because its launch was left or the machine that follows it sleeps."""
+    """Return a sentence on how long a run goes on that nobody follows: its launch was left or its machine sleeps."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
     cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
-    told = (
+    sentence = (
         "if nobody follows the run, or this machine sleeps, training goes on; machines that are lost are not replaced. "
         "When the budget is spent, all save a checkpoint and end: after "
         f"{duration(lives_s)} at on-demand prices{cheaper if rental.order.has_spot else ''}. "
         f"The run may take {duration(takes_s)}"
     )
     if takes_s <= lives_s:
-        return told
+        return sentence
     if not rental.order.has_spot:
-        return f"{told}, which is longer: it would end unfinished, with a checkpoint"
-    return f"{told}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
+        return f"{sentence}, which is longer: it would end unfinished, with a checkpoint"
+    return f"{sentence}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
 
 
 def last_end(order: Order) -> str:
-    """Return what ends a machine that nothing of the run reaches, such as one that never boots."""
+    """Return a sentence on what ends a machine that nothing of the run reaches, such as one that never boots."""
     if order.end_role is None:
         return (
             f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
@@ -392,7 +394,7 @@ def last_end(order: Order) -> str:
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
-    """Return how a rented run is. Without a way to ask, what was seen last is told, with its age.
+    """Return the status and rental facts of a rented run, as seen last and with their age where the cloud is not asked.
 
     Args:
         run: that one.
@@ -439,7 +441,9 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
 
 
 def spent(run: Run) -> tuple[float, bool, str | None]:
-    """What a run has cost at the prices that were seen meanwhile, USD; whether that is an estimate, as the end of some
-    machine was not seen; and why the run was ended, if it was."""
+    """Return a run's cost at the prices seen so far in USD, whether that is an estimate, and why it was ended, or None.
+
+    It is an estimate where the end of some machine was not seen.
+    """
     seen = last_seen(run.folder)
     return seen.spent_usd(seen.time_s), seen.is_estimate, seen.stop_reason

@@ -34,7 +34,7 @@ Make = Callable[[Reporter], "Backend"]
 
 
 def _later(module: str, name: str) -> Make:
-    """Return what makes a backend of this class, which is imported then."""
+    """Return a function that makes a backend of a class, imported when it is called."""
     return lambda reporter: getattr(import_module(f"hetopt.backends.{module}"), name)()
 
 
@@ -73,7 +73,7 @@ def register(options: type[Machines], make: Make) -> None:
 
 
 def _entry(name: str) -> tuple[type[Machines], Make]:
-    """Return what was registered, also by an installed package.
+    """Return the options and maker of a registered backend, also one of an installed package.
 
     Raises:
         BadInput: there is no such backend.

@@ -29,7 +29,7 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCatalog:
-    """What was read, and where it is.
+    """A catalogue that was read from AWS's public prices, and where it was written.
 
     Attributes:
         region: that it is of.
@@ -45,7 +45,7 @@ class OwnCatalog:
 
 
 def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
-    """Read a region's prices.
+    """Read the prices of a region, or of all, from AWS, and write them as catalogues.
 
     Prices on demand and on spot and how often spot is interrupted are what AWS publishes.
 
@@ -62,10 +62,10 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
     """
     now = datetime.datetime.now(datetime.UTC)
     with _alone(catalogs_home()):
-        regions, made = [region], list[OwnCatalog]()
+        regions, written = [region], list[OwnCatalog]()
 
         def read(what: str, read_bytes: int, total_bytes: int | None) -> None:
-            done, total = len(made), total_bytes if what == "price list" else None
+            done, total = len(written), total_bytes if what == "price list" else None
             place = regions[done] if len(regions) == 1 else f"{regions[done]} ({done + 1} of {len(regions)})"
             # Where nobody sees a bar each text is a line: a tenth at a time.
             shown = (total or 0) * (10 * read_bytes // max(1, total or 0)) / 10
@@ -77,12 +77,12 @@ def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
         if region in (ALL, ANY_REGION):
             regions = [name for name in load_catalog().regions if name in versions]
         for name in regions:
-            made.append(_written(name, feeds.of(name, versions, everywhere), now))
-        return tuple(made)
+            written.append(_written(name, feeds.of(name, versions, everywhere), now))
+        return tuple(written)
 
 
 def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCatalog:
-    """Hold the prices against those that are in use, and write the catalogue.
+    """Write the catalogue of a region from its prices, after comparing them with those in use.
 
     Raises:
         BadInput: most prices that are known are missing: the list was cut off where a line ends.
@@ -97,14 +97,14 @@ def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCa
                 f"AWS's price list of {region} lacks {len(missing):,} of the {len(before):,} types that had a price.",
                 hint="it looks cut off: run it again later",
             )
-    made = refreshed(prices, region, day, BUNDLED)
-    folder = write_catalog(catalogs_home(), region, day.isoformat(), made.files)
-    return OwnCatalog(region=region, folder=folder, day=day, made=made)
+    contents = refreshed(prices, region, day, BUNDLED)
+    folder = write_catalog(catalogs_home(), region, day.isoformat(), contents.files)
+    return OwnCatalog(region=region, folder=folder, day=day, made=contents)
 
 
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """One refresh at a time: two would write into one partial file.
+    """Hold the lock of a folder of catalogues: two refreshes would write into one partial file.
 
     Raises:
         BadInput: there is another, or the folder cannot be written.

@@ -38,16 +38,16 @@ def in_regions(asked: Rentable | Gpus) -> tuple[Catalog, ...]:
         if cloud == AWS:
             return aws
     base = aws[0] if aws else load_catalog(directory=directory)
-    found = clouds.cloud_catalogs(cloud, base, clouds_home())
+    cloud_catalogs = clouds.cloud_catalogs(cloud, base, clouds_home())
     if cloud == ANY_CLOUD or region in (ANY_REGION, REGION):
-        return (*aws, *found)
-    regions = {catalog.region: catalog for catalog in found}
+        return (*aws, *cloud_catalogs)
+    regions = {catalog.region: catalog for catalog in cloud_catalogs}
     return (regions[known(region if ":" in region else f"{cloud}:{region}", regions, "region")],)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What of a catalogue was wanted.
+    """The instance types of a catalogue that passed the filters.
 
     Attributes:
         catalog: that one.
@@ -71,17 +71,17 @@ def find(**options: Any) -> Found:
         BadInput: a name that nothing has, or prices where the region has none.
     """
     asked = Listed(**options)
-    named = {one.name for one in fields(Wishes)}
+    named = {wish.name for wish in fields(Wishes)}
     wishes = Wishes(**{name: getattr(asked, name) for name in options_of(Rentable) if name in named})
     catalog, *elsewhere = in_regions(asked)
-    listings = [listing for one in (catalog, *elsewhere) for listing in one.listings.values()]
+    listings = [listing for region_catalog in (catalog, *elsewhere) for listing in region_catalog.listings.values()]
     if not catalog.has_prices and (asked.max_hourly_usd is not None or asked.market == "on-demand"):
         raise no_prices(catalog)
     filters = of_listings(catalog, wishes)
     quantity = catalog_filter.quantities(wishes.market)[asked.sort]
-    found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
-    why_none = "" if found else catalog_filter.why_none(listings, filters)
-    return Found(catalog=catalog, listings=found, why_none=why_none)
+    matching = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
+    why_none = "" if matching else catalog_filter.why_none(listings, filters)
+    return Found(catalog=catalog, listings=matching, why_none=why_none)
 
 
 @takes(Gpus)
@@ -112,6 +112,6 @@ def import_cloud(file: Path | str, cloud: str) -> dict[str, Any]:
     Raises:
         BadInput: the file cannot be used, or the cloud cannot be called so.
     """
-    found, unknown_gpus = clouds.import_cloud(Path(file), cloud, load_catalog(), clouds_home())
-    types = {name for one in found for name in one.listings}
-    return {"cloud": cloud, "types": len(types), "regions": len(found), "unknown_gpus": list(unknown_gpus)}
+    catalogs, unknown_gpus = clouds.import_cloud(Path(file), cloud, load_catalog(), clouds_home())
+    types = {name for catalog in catalogs for name in catalog.listings}
+    return {"cloud": cloud, "types": len(types), "regions": len(catalogs), "unknown_gpus": list(unknown_gpus)}

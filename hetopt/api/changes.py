@@ -200,7 +200,7 @@ def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:
             "waiting_s": prediction.waiting_s + waits_s.value,
             "training_s": _longer(prediction.training_s, steps, waits_s),
             "total_s": total,
-            "cost_usd": Range(**{name: one * costlier for name, one in prediction.cost_usd.model_dump().items()}),
+            "cost_usd": Range(**{name: usd * costlier for name, usd in prediction.cost_usd.model_dump().items()}),
         }
     ), said
 

@@ -43,7 +43,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotPlain(BadInput):
-    """A script into which a person has to write the four lines."""
+    """Error of a script that cannot be converted: a person has to write the four lines of a session."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint or "write the four lines by hand, as docs/your-own-code.md shows")
@@ -51,7 +51,7 @@ class NotPlain(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """A script with a session in it.
+    """A training script with a session written into it.
 
     Attributes:
         text: of the new script.
@@ -66,7 +66,7 @@ class Converted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """The plain case, found in a file.
+    """The loop, loader, optimizers and models of a plain training script.
 
     Attributes:
         start: statement that the session goes around.
@@ -101,7 +101,7 @@ def convert(script: Path | str) -> Converted:
 
 
 def convert_text(text: str, *, name: str = "script.py", others: Iterable[SourceFile] = ()) -> Converted:
-    """Write a session into a text.
+    """Write a session into the text of a training script of one process.
 
     Args:
         text: of the script.
@@ -153,12 +153,12 @@ def _found(files: Sequence[SourceFile]) -> _Training:
         raise _not_plain(file, backwards[0], "is of batches that come from no DataLoader")
     bound = [(target, value, _function_of(file, value)) for target, value in _assigned(file.tree)]
     stepping = {ast.unparse(node) for call in calls if called(call) == "step" for node in (call.func, *call.args[:1])}
-    made = {
+    constructed = {
         name: (value, home)
         for name, value, home in bound
         if isinstance(value, ast.Call) and called(value)[:1].isupper() and _models(value, home, bound)
     }
-    optimizers = {name: it for name, it in made.items() if {name, f"{name}.step"} & stepping} or made
+    optimizers = {name: it for name, it in constructed.items() if {name, f"{name}.step"} & stepping} or constructed
     homes = {home for _, home in optimizers.values()}
     if len(homes) != 1 or not all(name.isidentifier() for name in optimizers):
         raise NotPlain(
@@ -202,15 +202,17 @@ def _way_out(
     if function is not home and home is not None:
         handle = f"{loader}.run"
     while function is not home:
-        own = [call for call in calls if function and isinstance(call.func, ast.Name) and called(call) == function.name]
-        if function is None or len(own) != 1:
-            name = "the file" if function is None else f"{function.name}, which is called in {len(own)} places"
+        call_sites = [
+            call for call in calls if function and isinstance(call.func, ast.Name) and called(call) == function.name
+        ]
+        if function is None or len(call_sites) != 1:
+            name = "the file" if function is None else f"{function.name}, which is called in {len(call_sites)} places"
             raise _not_plain(file, backward, f"is in {name}, and its optimizer is made elsewhere")
-        node = own[0]
+        node = call_sites[0]
         is_given = loader in _parameters(function)
         if loader in _stored(function) or (loader is not None and home is not None and not is_given):
             raise _not_plain(file, backward, f"is of a loader that {function.name} is not given")
-        loader = _given(own[0], function, loader) if is_given and loader is not None else loader
+        loader = _given(call_sites[0], function, loader) if is_given and loader is not None else loader
         function = _function_of(file, node)
         loader = loader or _loader_around(file, node)
     if loader is None or handle == "None.run":
@@ -222,7 +224,7 @@ def _way_out(
 
 def _start(file: SourceFile, node: ast.AST, optimizers: Sequence[ast.AST]) -> ast.stmt:
     """Return the statement with which training begins: the outermost loop in which no optimizer is made."""
-    loops = [loop for loop in _loops(file, node) if not any(made in optimizers for made in ast.walk(loop))]
+    loops = [loop for loop in _loops(file, node) if not any(inner in optimizers for inner in ast.walk(loop))]
     around = (outer for outer in file.around(node) if isinstance(outer, ast.stmt))
     return loops[-1] if loops else next(around)
 
@@ -294,13 +296,15 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                     yield from ((ast.unparse(part), node.value) for part in getattr(target, "elts", [target]))
 
 
-def _models(made: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]) -> list[str]:
+def _models(
+    argument: ast.expr, home: Function | None, bound: Sequence[tuple[str, ast.expr, Function | None]]
+) -> list[str]:
     """Return the models whose parameters an expression is made of, also through a list that has a name."""
-    names = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)}
+    names = {node.id for node in ast.walk(argument) if isinstance(node, ast.Name)}
     lists = [value for name, value, function in bound if name in names and function is home]
     return [
         ast.unparse(node.value).partition(".")[0]
-        for expression in (made, *(value for value in lists if not isinstance(value, ast.Call)))
+        for expression in (argument, *(value for value in lists if not isinstance(value, ast.Call)))
         for node in ast.walk(expression)
         if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters")
     ]

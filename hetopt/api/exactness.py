@@ -44,7 +44,7 @@ _OURS = re.compile(r"^hetopt[\w.]+: ")
 
 @dataclass(frozen=True, kw_only=True)
 class ShareCheck:
-    """How far two workers' gradients are from one machine's over a script's first steps.
+    """The relative differences of two workers' gradients from one machine's over a script's first steps.
 
     Attributes:
         shares: relative difference where they share batches 3 to 1, by step; empty: the script draws its batches
@@ -69,12 +69,12 @@ class ShareCheck:
 
     @property
     def differs(self) -> bool:
-        """Whether shares compute something else than one machine."""
+        """Return whether unequal local batch sizes compute something else than one machine."""
         return self.step is not None or self.rates is not None
 
     @property
     def cause(self) -> str:
-        """What lets shares differ, and what may mend it, in half a sentence; empty: they do not differ."""
+        """The cause of a difference, and what may mend it, in half a sentence; empty: there is no difference."""
         if self.rates is not None:
             alone, shared = self.rates
             return f"the learning rate is {shared:g} in shares and {alone:g} else: do not compute it from the share"
@@ -135,30 +135,32 @@ def check_script(
             failed = error
         reporter("two workers in equal shares", 1 / 3)
         _record(folder, "equal", script, arguments, {}, workers=workers, patience_s=patience_s)
-        equal, told_equal = recorded(folder, "equal")
+        equal, equal_facts = recorded(folder, "equal")
         if failed is not None:
             raise NeedsEqualShares(failed) if equal else failed
-        shared, told_shared = recorded(folder, "shared")
+        shared, shared_facts = recorded(folder, "shared")
         if not any(gradient.any() for steps in shared for gradient in steps):
             raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
-        if not told_shared.way:
+        if not shared_facts.way:
             raise BadInput(
                 f"{script} uses neither DistributedDataParallel nor a session: its workers would each train for "
                 "themselves.",
                 hint="`hetopt convert` writes a session into a script for one process",
             )
-        if told_shared.keeps_equal:
+        if shared_facts.keeps_equal:
             return ShareCheck(shares=(), equal=(), is_ddp=True)
         reporter("one machine", 2 / 3)
-        each = told_equal.batch_size if told_shared.way == "ddp" else None
+        each = equal_facts.batch_size if shared_facts.way == "ddp" else None
         _alone(folder, before or script, arguments, each=each, spec=spec, patience_s=patience_s)
-        alone, told_alone = recorded(folder, "alone")
+        alone, alone_facts = recorded(folder, "alone")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
-        right = told_equal if told_shared.way == "ddp" else told_alone
-        other_rate = _other_rate(right.rates, told_shared.rates) or _other_rate(right.schedules, told_shared.schedules)
+        right = equal_facts if shared_facts.way == "ddp" else alone_facts
+        other_rate = _other_rate(right.rates, shared_facts.rates) or _other_rate(
+            right.schedules, shared_facts.schedules
+        )
         # Behind another rate, gradients are of other parameters.
-        first = (_other_rate(told_alone.rates, told.rates) for told in (told_shared, told_equal))
-        steps = min((found[0] for found in first if found is not None), default=STEPS)
+        first = (_other_rate(alone_facts.rates, other.rates) for other in (shared_facts, equal_facts))
+        steps = min((difference[0] for difference in first if difference is not None), default=STEPS)
         by_step = [tuple(distances(alone, other)[:steps]) for other in (shared, equal)]
         if not all(by_step):
             raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
@@ -166,16 +168,18 @@ def check_script(
             shares=by_step[0],
             equal=by_step[1],
             rates=None if other_rate is None else other_rate[1:],
-            is_ddp=told_shared.way == "ddp",
-            normalises=told_alone.normalises,
+            is_ddp=shared_facts.way == "ddp",
+            normalises=alone_facts.normalises,
         )
 
 
 def _alone(
     folder: Path, script: Path, arguments: Sequence[str], *, each: int | None, spec: Path, patience_s: float
 ) -> None:
-    """Run a script on one machine: a DDP script as torchrun's only worker, or, where it insists on its number of
-    workers, on two of which the first computes every batch whole. A DDP script has a batch size for each of two."""
+    """Run a script on one machine: a DDP script as torchrun's only worker, with a batch size for each of two.
+
+    Where it insists on its number of workers, it runs on two, of which the first computes every batch whole.
+    """
     from hetopt.profiler.script.gradients import AS_ONE_VARIABLE, BATCH_VARIABLE, RANKS_VARIABLE
 
     if each is None:
@@ -190,7 +194,7 @@ def _alone(
 
 
 class NeedsEqualShares(RunFailed):
-    """A script that runs in equal shares fails in others.
+    """Error of a script that runs with equal local batch sizes and fails with others.
 
     Args:
         error: with which it failed.
@@ -212,8 +216,8 @@ def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float
     """Return the first place, from 1, at which learning rates differ, and both; None: all are the same."""
     different = [
         (step, rate, another)
-        for own, its in zip(right, other, strict=False)
-        for step, (rate, another) in enumerate(zip(own, its, strict=False), 1)
+        for rates, other_rates in zip(right, other, strict=False)
+        for step, (rate, another) in enumerate(zip(rates, other_rates, strict=False), 1)
         if abs(rate - another) > EXACT * abs(rate)
     ]
     return min(different, default=None)
@@ -227,7 +231,7 @@ _UNKNOWN = "How far shares are from one machine is not known"
 
 
 class FirstCheck(Record):
-    """What a script's check before a launch found.
+    """The result of checking a script before its launch.
 
     Attributes:
         sentence: how far shares are from one machine, or why that is not known.
@@ -268,7 +272,7 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
 
 
 def unequal() -> RunSpec:
-    """A run of two workers that share every batch 3 to 1."""
+    """Return a run of two workers that share every batch 3 to 1."""
     return RunSpec(
         task="script",
         workers=tuple(WorkerSpec(host="localhost", type="local", local_batch_size=share) for share in SHARES),
@@ -287,7 +291,7 @@ def _record(
     workers: int = 1,
     patience_s: float,
 ) -> None:
-    """Run a script for three steps; what its optimizers step by is in the folder afterwards, under a name."""
+    """Run a script for three steps, and write its gradients into the folder under a name."""
     torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(workers), "--module"] if workers > 1 else []
     recorded = ["hetopt.profiler.script.gradients", str(folder), name, str(script), *arguments]
     _run([sys.executable, "-m", *torchrun, *recorded], script, environment, patience_s=patience_s)
@@ -313,6 +317,6 @@ def _run(command: Sequence[str], script: Path, more: Mapping[str, str], *, patie
 
 
 def _cause(printed: str) -> str:
-    """The last exception that was printed, of ours its sentence; torchrun's own says nothing. Else the last line."""
+    """Return the last exception printed (of hetopt's own its sentence), else the last line; torchrun's says nothing."""
     raised = _RAISED.findall(printed) or [line for line in printed.splitlines() if line.strip()] or [""]
     return _OURS.sub("", raised[-1])

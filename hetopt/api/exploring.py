@@ -45,7 +45,7 @@ a price says how much of it a probe is worth."""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where probes run.
+    """The machines that run probes, as the probes they can make, their price and how they measure.
 
     Attributes:
         probes: all that may be made.
@@ -98,9 +98,9 @@ def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporte
 
 def _layout(asked: Configuration) -> str:
     workers, nodes = asked.workers, len(asked.nodes)
-    told = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+    text = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
     types = [node.type for node in asked.nodes if node.type != LOCAL]
-    return told + (f" ({', '.join(types)})" if types else "")
+    return text + (f" ({', '.join(types)})" if types else "")
 
 
 def check_place(task: str, asked: Measurement) -> None:
@@ -127,7 +127,7 @@ def check_place(task: str, asked: Measurement) -> None:
 
 
 def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -> Place:
-    """Return where a job that was measured is explored.
+    """Return the machines that explore a measured job: rented, one's own, or this one.
 
     Raises:
         BadInput: it cannot be explored there.
@@ -140,7 +140,7 @@ def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -
 
 
 def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Place:
-    """Return processes of this machine.
+    """Return the probes of worker processes of this machine.
 
     Raises:
         BadInput: no worker.
@@ -154,7 +154,7 @@ def place_here(measured: Profile, *, workers: int | None, tell: Reporter) -> Pla
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
-    """Return hosts of one's own, each alone and the first two, three and more together; their samples name them.
+    """Return the probes of one's own hosts: each alone, then the first two, three and more; samples name the hosts.
 
     Raises:
         BadInput: the inventory cannot be read, or the task does not travel.
@@ -185,7 +185,7 @@ def _place(
     *,
     startup_s: float,
 ) -> Place:
-    """Return where probes are paid for by the time that they take."""
+    """Return a place whose probes cost what their machines cost for the time that they take."""
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         runs = sum(probe.configuration.layout == asked.layout for probe in probes)
@@ -201,7 +201,7 @@ def _place(
 
 
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
-    """Make one probe, and return its steps."""
+    """Run one probe, and return its step sample."""
     with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE).events)
 
@@ -227,7 +227,7 @@ def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None
 def place_on_ec2(
     measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Reporter
 ) -> Place:
-    """Rented machines of these types.
+    """Return the probes of rented machines of some types, with their price and how they are measured.
 
     Args:
         measured: the job, on this machine.
@@ -254,7 +254,7 @@ def place_on_ec2(
         gradient_bytes=measured.job.gradient_bytes,
     )
     hourly = _spot_usd_per_hour(catalog, types)
-    made: list[ProbeRun] = []
+    completed: list[ProbeRun] = []
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         return probe_price_usd(hourly, asked, step_time_s)
@@ -265,13 +265,13 @@ def place_on_ec2(
             try:
                 sample, usd = prober.measure(run, _folder(), left_usd - spent)
             except (BudgetStop, CloudRefused, RunFailed) as refused:
-                if not made:
+                if not completed:
                     raise
                 # What was measured so far is worth keeping.
                 tell.note(f"{refused.message} {refused.hint or ''}".strip())
                 break
             samples.append(sample)
-            made.append(run)
+            completed.append(run)
             spent += usd
         return Measured(samples=tuple(samples), usd=spent)
 
@@ -279,16 +279,16 @@ def place_on_ec2(
 
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
-    """By type; on demand where no spot price is known, which is the most that it can be."""
-    found = {}
+    """Return USD an hour by instance type: spot, or on demand (the most it can be) where no spot price is known."""
+    prices = {}
     for name in types:
         price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
         if price is None:
             raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
-        found[name] = price.usd_per_hour
-    return found
+        prices[name] = price.usd_per_hour
+    return prices
 
 
 def _folder() -> Path:
-    """Return a run's folder: whatever happens, `hetopt gc` knows of it."""
+    """Return a new run's folder for rented probes: whatever happens, `hetopt gc` knows of it."""
     return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

@@ -31,7 +31,7 @@ def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple
 
 
 def check(path: Path | str | None = None, hosts: str | None = None, plan: Path | None = None) -> tuple[HostFound, ...]:
-    """Return what would keep the hosts of an inventory from training together. Nothing is written or changed on them.
+    """Return checks of whether the hosts of an inventory can train together. Nothing is written or changed on them.
 
     Args:
         path: as of `inventory`.

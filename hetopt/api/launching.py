@@ -58,7 +58,7 @@ def launch(plan: Plan | Path | str, *, on: Machines | Place, reporter: Reporter 
 
 
 def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: Changes = AS_PLANNED) -> Prepared:
-    """Map a plan onto a backend, with what is asked for this launch in it. Nothing is started or rented.
+    """Map a plan with the changes of a launch onto a backend. Nothing is started or rented.
 
     Args:
         plan: as it was made, or its file, which is read once all that was asked for can be.
@@ -79,17 +79,18 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
         if changes.stream is None:
             raise BadInput('`batch_policy="rate"` follows streams, and there is none.', hint="add `stream`")
         policy = batch_settings = None  # what a stream implies
-    made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    planned = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     if on != "rehearsal":
-        made.refuse_if_estimated()
-    stands_in = made.profile.is_counted or (isinstance(place, Rehearsal) and place.stand_in)
-    known(made.run.batch_policy, BATCH_POLICIES, "batch policy")
-    if made.run.compression.name not in METHODS:
+        planned.refuse_if_estimated()
+    stands_in = planned.profile.is_counted or (isinstance(place, Rehearsal) and place.stand_in)
+    known(planned.run.batch_policy, BATCH_POLICIES, "batch policy")
+    if planned.run.compression.name not in METHODS:
         raise BadInput(
-            f"the plan sends gradients by {made.run.compression.name!r}, which this version of hetopt does not have.",
+            f"the plan sends gradients by {planned.run.compression.name!r}, which this version of hetopt does not "
+            "have.",
             hint="plan again, or name another with `compression`" if changes.compression is None else "plan again",
         )
-    wanted = made.adjusted(steps=changes.steps, policy=policy, batch_settings=batch_settings)
+    wanted = planned.adjusted(steps=changes.steps, policy=policy, batch_settings=batch_settings)
     remarks: tuple[str, ...] = ()
     if stands_in:
         _refuse_what_would_train(changes)
@@ -98,7 +99,7 @@ def prepare(plan: Plan | Path | str, where: Backend, place: Machines, changes: C
     wanted = wanted.model_copy(update={"run": synchronized(changes, exchanged(changes, wanted.run))})
     if wanted.run.script and not stands_in:
         check_for_script(wanted.run)
-    prepared = where.prepare(made, wanted, place)
+    prepared = where.prepare(planned, wanted, place)
     record = prepared.launch
     record = record.model_copy(update={"notes": (*record.notes, *remarks)})
     if changes.stream is not None:
@@ -129,7 +130,7 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
 
 
 def _refuse_what_would_train(changes: Changes) -> None:
-    """A stand-in has neither code nor samples of its own.
+    """Refuse changes that a stand-in, which has neither code nor samples of its own, cannot make.
 
     Raises:
         BadInput: something was asked for that needs them.
@@ -170,15 +171,15 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
             f"{path} uses neither DistributedDataParallel nor a session: its workers would each train for themselves.",
             hint=f"`hetopt convert {typed(path)}`, then launch {typed(converted_script(path))}",
         )
-    takes_data = any(DATA_PLACE in one for one in script[1:])
+    takes_data = any(DATA_PLACE in argument for argument in script[1:])
     if takes_data != (place.data is not None):
         raise BadInput(
             f"`data` is told to a script by {DATA_PLACE} among its arguments, and "
             + ("it is not there." if place.data is not None else "there is no `data`."),
             hint=f"give both, {DATA_PLACE} in the place of the folder that {path.name} takes, or neither",
         )
-    found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
-    run = plan.run.model_copy(update=found)
+    facts = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
+    run = plan.run.model_copy(update=facts)
     profiled, planned = plan.profile.job, Path(plan.run.script[0])
     another = (
         ()
@@ -201,7 +202,7 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
-    """Yield what becomes of a script that saves no checkpoint after an interruption."""
+    """Yield a remark on what an interruption costs a script that saves no checkpoint."""
     if not run.resumes:
         priced = "is too cheap" if planned.resumes else "has priced that"
         yield (
@@ -211,7 +212,7 @@ def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:
-    """Start what was prepared.
+    """Start a prepared launch.
 
     Args:
         prepared: on a backend.

@@ -68,7 +68,7 @@ def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     from hetopt.core.comm.compression_text import compressor
 
     each = [given] if isinstance(given, str) else given
-    asked = tuple(part for one in each for part in names(one, name))
+    asked = tuple(part for item in each for part in names(item, name))
     return () if asked == ("auto",) else tuple(dict.fromkeys(compressor(part) for part in asked))
 
 
@@ -88,7 +88,7 @@ def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float
         BadInput: one is not above 0 and below 1.
     """
     each = [given] if isinstance(given, int | float | str) else given
-    parts = [quantity(part, FRACTION, f"`{name}`") for one in each for part in names(str(one), name)]
+    parts = [quantity(part, FRACTION, f"`{name}`") for item in each for part in names(str(item), name)]
     for part in parts:
         if not 0 < part < 1:
             raise BadInput(f"`{name}` must be above 0 and below 1, got {part:g}.", hint=f"for example `{name}=0.01`")
@@ -167,7 +167,7 @@ def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
     Raises:
         BadInput: one names no price above 0.
     """
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for text in given:
         machine, _, amount = text.partition("=")
         try:
@@ -178,8 +178,8 @@ def read_prices(given: Sequence[str], name: str = "prices") -> dict[str, float]:
             raise BadInput(
                 f"`{name}` must be TYPE=USD an hour, above 0, got {text!r}.", hint="for example `p4d.24xlarge=9.5`"
             )
-        found[machine] = usd_per_hour
-    return found
+        prices[machine] = usd_per_hour
+    return prices
 
 
 def region(given: str, name: str) -> str:
@@ -210,7 +210,7 @@ epochs = partial(within, least=1e-9, most=MOST_EPOCHS, example="5", written=NUMB
 
 @options
 class Changes(Options):
-    """What a launch changes in its plan. Default: as it was planned."""
+    """The changes that a launch makes to its plan. Default: as it was planned."""
 
     script: Annotated[
         Sequence[str],
@@ -311,7 +311,7 @@ CLOUD = Option(
 
 @options
 class Rentable(Options):
-    """What may be rented."""
+    """The filters on machines that may be rented."""
 
     market: Annotated[
         str,
@@ -356,7 +356,7 @@ workers = partial(within, least=1, most=MOST_WORKERS, example="16")
 
 @options
 class Sought(Rentable):
-    """What is wanted of a cluster, whatever is known of the job."""
+    """The requirements on a cluster, whatever is known of the job."""
 
     market: Annotated[
         str,
@@ -416,7 +416,7 @@ class Sought(Rentable):
 
 @options
 class Search(Sought):
-    """What a search for the best cluster of a profiled job is told."""
+    """The options of a search for the best cluster of a profiled job."""
 
     target: Annotated[
         float | str | None, Option(help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
@@ -563,7 +563,7 @@ class Search(Sought):
 
 @options
 class Described(Sought):
-    """What is known of a job that was not measured."""
+    """The facts of a job that was described, not measured, and the requirements on its cluster."""
 
     params: Annotated[
         float | None,
@@ -617,7 +617,7 @@ class Described(Sought):
 
 @options
 class Measurement(Options):
-    """What measuring a job is told."""
+    """The options of measuring a job."""
 
     epoch_samples: Annotated[
         int | None,
@@ -699,7 +699,7 @@ class Measurement(Options):
 
 @options
 class Listed(Rentable):
-    """Which instance types of the catalogue are listed, and how."""
+    """The filters and the order of a list of the catalogue's instance types."""
 
     sort: Annotated[
         str,
@@ -718,7 +718,7 @@ class Listed(Rentable):
 
 @options
 class Gpus(Options):
-    """Which GPUs that can be rented are listed, and how."""
+    """The filters and the order of a list of GPUs that can be rented."""
 
     region: Annotated[str, Option(help="Region of the cloud; any: all.", short="r", read=region)] = REGION
     cloud: Annotated[str, CLOUD] = "aws"

@@ -77,21 +77,21 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
         BadInput: a value cannot be, or the options exclude each other.
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
-    asked, told = Search(**options), reporter or Reporter()
+    asked, report = Search(**options), reporter or Reporter()
     if asked.budget_usd is None and asked.deadline is None:
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
     places = Places.of(asked)
-    limits = search_options(asked, quotas=places.quotas(asked, told), observed=_observed(asked.observed, told))
+    limits = search_options(asked, quotas=places.quotas(asked, report), observed=_observed(asked.observed, report))
     measured = profile_of(profile)
     if measured.job.script and limits.batch_size == AUTO_BATCH:
         raise BadInput(
             "a script says its batch size and its length itself, so hetopt cannot choose them.",
             hint="give `batch_size` as a number, and the script the same",
         )
-    goal = _goal(measured, asked, told)
+    goal = _goal(measured, asked, report)
     for remark in contradictions(measured, places.catalogs[0].instance_types):
-        told.note(remark)
-    plan = _planned(measured, goal, limits, asked, places, told, seed=asked.seed)
+        report.note(remark)
+    plan = _planned(measured, goal, limits, asked, places, report, seed=asked.seed)
     if asked.sync not in (None, plan.run.sync):  # one that no search weighs
         plan = plan.model_copy(update={"run": synchronized(Changes(sync=asked.sync), plan.run)})
     if plan.run.script:
@@ -101,7 +101,7 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where a plan may run.
+    """The machines on which a plan may run: catalogues of rentable ones, and one's own.
 
     Attributes:
         catalogs: in use, of the region that was asked for or of each that has prices.
@@ -113,7 +113,7 @@ class Places:
 
     @classmethod
     def of(cls, asked: Sought) -> Places:
-        """Return those that were asked for.
+        """Return the regions and hosts that the options ask for.
 
         Raises:
             BadInput: there is no such region, or a file cannot be read.
@@ -124,12 +124,14 @@ class Places:
                 hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
             )
         hosts = () if asked.inventory is None else read_hosts(asked.inventory)
-        own, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
-        return cls(catalogs=tuple(one.priced(own, today=today) for one in in_regions(asked)), hosts=hosts)
+        own_prices, today = read_prices(asked.prices), datetime.datetime.now(datetime.UTC).date()
+        return cls(
+            catalogs=tuple(catalog.priced(own_prices, today=today) for catalog in in_regions(asked)), hosts=hosts
+        )
 
     @property
     def several(self) -> bool:
-        """Whether regions are compared."""
+        """Return whether several regions are compared."""
         return len(self.catalogs) > 1
 
     def quotas(self, asked: Sought, told: Reporter) -> Quotas:
@@ -138,30 +140,30 @@ class Places:
 
 
 def _planned(
-    profile: Profile, goal: Goal, limits: Options, asked: Sought, places: Places, told: Reporter, *, seed: int = 0
+    profile: Profile, goal: Goal, limits: Options, asked: Sought, places: Places, reporter: Reporter, *, seed: int = 0
 ) -> Plan:
     """Return the best plan of all places: rented machines, one's own, or the better of both."""
     now = datetime.datetime.now(datetime.UTC)
-    told("the catalogue")
+    reporter("the catalogue")
 
-    def found(request: PlanRequest) -> Plan:
-        return find_plan(request, seed=seed, now=now, tell=lambda text: told(text, None))
+    def search(request: PlanRequest) -> Plan:
+        return find_plan(request, seed=seed, now=now, tell=lambda text: reporter(text, None))
 
     request = PlanRequest(profile, places.catalogs[0], goal, limits)
-    rented = partial(found, request)
+    rented = partial(search, request)
     if places.several:
-        rented = partial(plan_in_regions, _in_each_region(request, asked, places, told), found)
+        rented = partial(plan_in_regions, _in_each_region(request, asked, places, reporter), search)
     if not places.hosts:
         plan = rented()
     elif asked.market == "own":
-        told("your own machines")
+        reporter("your own machines")
         plan = on_own_machines(request, places.hosts, seed=seed, now=now)
         plan = plan.model_copy(update={"advice": None})  # which is whether to rent
     else:
-        told("your own machines")
+        reporter("your own machines")
         plan = better_of(request, places.hosts, rented, seed=seed, now=now)
     if not places.several:
-        _tell_price_ages(plan, request.catalog, told)
+        _tell_price_ages(plan, request.catalog, reporter)
     return plan
 
 
@@ -174,7 +176,7 @@ _CALLED = {
 
 
 def search_options(asked: Sought, **instead: Any) -> Options:
-    """Return what narrows a search.
+    """Return the planner's options from those of a verb.
 
     Args:
         asked: options of a verb.
@@ -184,7 +186,7 @@ def search_options(asked: Sought, **instead: Any) -> Options:
     values |= {"data_bytes": values.get("data_bytes") or 0.0, "quotas": read_quotas(asked.quotas), "observed": None}
     values["market"] = "any" if asked.market == "own" else asked.market
     values["precision"] = None if values["precision"] == "auto" else values["precision"]
-    known = {one.name for one in fields(Options)}
+    known = {option.name for option in fields(Options)}
     return Options(**{name: value for name, value in (values | instead).items() if name in known})
 
 
@@ -207,42 +209,42 @@ def profile_of(given: Profile | Path | str) -> Profile:
     return Profile.load(path)
 
 
-def _tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
-    """Note how old the prices are that a plan shows; nothing of those that it does not."""
+def _tell_price_ages(plan: Plan, catalog: Catalog, reporter: Reporter) -> None:
+    """Note the age of the prices that a plan shows."""
     shown = [plan.chosen, *(way.candidate for way in plan.choices if way.candidate is not None)]
-    dates = {group.price_date for one in shown for group in one.groups if not group.is_own}
+    dates = {group.price_date for candidate in shown for group in candidate.groups if not group.is_own}
     note = age_note(catalog, map(datetime.date.fromisoformat, dates), today=datetime.datetime.now(datetime.UTC).date())
     if note is not None:
-        told.note(note)
+        reporter.note(note)
 
 
-def _in_each_region(request: PlanRequest, asked: Sought, places: Places, told: Reporter) -> list[PlanRequest]:
+def _in_each_region(request: PlanRequest, asked: Sought, places: Places, reporter: Reporter) -> list[PlanRequest]:
     """Return the request for each region, with the account's quotas there."""
     renewal = ": `hetopt catalog refresh --region all`" * (asked.cloud == AWS)
-    told.note(f"prices of {len(places.catalogs)} regions, the oldest of {oldest_price(places.catalogs)}{renewal}")
-    quotas = [read_quotas(_quotas(asked.quotas, one.region, told)) for one in places.catalogs]
+    reporter.note(f"prices of {len(places.catalogs)} regions, the oldest of {oldest_price(places.catalogs)}{renewal}")
+    quotas = [read_quotas(_quotas(asked.quotas, catalog.region, reporter)) for catalog in places.catalogs]
     return [
-        replace(request, catalog=one, options=replace(request.options, quotas=there or request.options.quotas))
-        for one, there in zip(places.catalogs, quotas, strict=True)
+        replace(request, catalog=catalog, options=replace(request.options, quotas=there or request.options.quotas))
+        for catalog, there in zip(places.catalogs, quotas, strict=True)
     ]
 
 
-def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
+def _observed(named: Path | str | None, reporter: Reporter) -> ObservedPreemptions | None:
     """Return the file that was named, or else the one that launches keep, if there is one."""
     if named is not None:
         return None if str(named) == "none" else ObservedPreemptions.load(Path(named))
     path = observed_file()
     if not path.exists():
         return None
-    found = ObservedPreemptions.load(path)
-    hours = sum(pool.instance_hours for pool in found.pools)
-    told.note(
+    preemptions = ObservedPreemptions.load(path)
+    hours = sum(pool.instance_hours for pool in preemptions.pools)
+    reporter.note(
         f'preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (`observed="none"`: not)'
     )
-    return found
+    return preemptions
 
 
-def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
+def _quotas(given: Sequence[str], region: str, reporter: Reporter) -> Sequence[str]:
     """Return the quotas that were given, or else those of the account, if its own were ever read."""
     path = account_quotas_file()
     if given or not path.exists():
@@ -250,15 +252,15 @@ def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
     known = AccountQuotas.load(path)
     if region not in known.regions:
         return given
-    told.note(
+    reporter.note(
         f"quotas of account {known.account_id} in {region}, read {known.regions[region].read:%Y-%m-%d} by "
         '`hetopt doctor` (`quotas="none"`: not counted)'
     )
     return (known.regions[region].quotas,)
 
 
-def _goal(profile: Profile, asked: Search, told: Reporter) -> Goal:
-    """Return what ends the training, and within which limits."""
+def _goal(profile: Profile, asked: Search, reporter: Reporter) -> Goal:
+    """Return the goal of a training: a target, epochs or steps, and limits on its time and cost."""
     target, epochs, steps = asked.target, asked.epochs, asked.steps
     limits: dict[str, Any] = {"budget_usd": asked.budget_usd, "deadline_s": asked.deadline}
     if sum(option is not None for option in (target, epochs, steps)) > 1:
@@ -285,8 +287,8 @@ def _goal(profile: Profile, asked: Search, told: Reporter) -> Goal:
             f"{job.task} was profiled for {job.target_metric}, not {metric}.",
             hint=f"for example {setting('target', f'{job.target_metric}={job.target_value:g}')}",
         )
-    if target is None and job.usual_epochs is not None and not any(one.steps_to_target for one in profile.pilots):
-        told.note(
+    if target is None and job.usual_epochs is not None and not any(pilot.steps_to_target for pilot in profile.pilots):
+        reporter.note(
             f"No pilot run reached {job.target_metric} {job.target_value:g}, so nothing says how many steps it takes: "
             f"this plan is for the {job.usual_epochs:g} epochs that {job.task} is usually trained. "
             "Choose otherwise with `epochs` or `steps`."
@@ -329,7 +331,7 @@ MOST_SAMPLES = 1e15
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How many samples a GPU holds at once; any number where ``samples`` is absent.
+    """The most samples that a GPU holds at once; any number where ``samples`` is absent.
 
     ``scheme`` says how many GPUs of a machine share one replica of the model, and whether activations are recomputed.
     """
@@ -340,7 +342,7 @@ class Fit:
     scheme: Scheme = REPLICATED
 
     def __str__(self) -> str:
-        """Return such as '4 on H100 (80 GiB, 8 of which share the model)'."""
+        """Return the samples and the GPU, as in '4 on H100 (80 GiB, 8 of which share the model)'."""
         samples = "any number" if self.samples is None else f"{self.samples:,}"
         shared = "" if self.scheme.shards == 1 else f", {self.scheme.shards} of which share the model"
         recomputed = ", activations recomputed" if self.scheme.recomputes else ""
@@ -349,7 +351,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What came out.
+    """The planner's answer for a described job, with what it rests on.
 
     Attributes:
         plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
@@ -422,7 +424,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedJob:
-    """A job of which nothing was measured.
+    """A job that was described and counted, not measured.
 
     Attributes:
         recipe: how it is trained.
@@ -445,7 +447,7 @@ class DescribedJob:
 
     @property
     def memory(self) -> TrainingMemory:
-        """Return what a replica takes."""
+        """Return the memory of one replica: weights, gradients, optimizer state and activations."""
         memory = self.profile.devices[0].memory
         assert memory is not None
         return memory
@@ -464,7 +466,7 @@ class DescribedJob:
 def described(
     asked: Described, catalogs: Sequence[Catalog], hosts: Sequence[Host] = (), *, now: datetime.datetime
 ) -> DescribedJob:
-    """Count a job that was described.
+    """Return a described job with its operations, bytes and samples counted.
 
     Args:
         asked: what is known of it.
@@ -515,7 +517,7 @@ def _precision(
         or any(has_accelerator(instance, name) for name in gpus)
     ]
     if hosts:
-        named += [one.instance_type for one in owned(catalogs[0], hosts, now.date())[0].listings.values()]
+        named += [listing.instance_type for listing in owned(catalogs[0], hosts, now.date())[0].listings.values()]
     return "fp16" if any(no_units(instance, "bf16") for instance in named) else "bf16"
 
 
@@ -523,7 +525,7 @@ _ON = re.compile(r"(?:(\d{1,4})\s*(?:x|×|\*)\s*)?(\S.*)")
 
 
 def _timed(asked: Described, catalog: Catalog, counted: Counted, samples: int, precision: Precision) -> Counted:
-    """Return what a sample comes to where the whole training took so long on some GPUs.
+    """Return the operations and bytes of a sample by how long the whole training took on some GPUs.
 
     Raises:
         BadInput: only the time or only the GPUs are given, or nobody knows them.
@@ -565,7 +567,7 @@ def _recipe(asked: Described, assumed: list[str]) -> Recipe:
 
 @takes(Described)
 def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
-    """Say what training would take and cost, from what a model counts to. Nothing is measured, and torch is not needed.
+    """Estimate the time and cost of training from a model's operations, with nothing measured and without torch.
 
     Clusters are searched, priced and compared as by `recommend`; the time of a step follows from its operations and
     what public measurements say of how well GPUs are used, with a wide interval. Without ``budget_usd`` and
@@ -579,10 +581,10 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         BadInput: a value cannot be, is missing, or the options exclude each other.
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
-    asked, told = Described(**options), reporter or Reporter()
+    asked, report = Described(**options), reporter or Reporter()
     places = Places.of(asked)
     job = described(asked, places.catalogs, places.hosts, now=datetime.datetime.now(datetime.UTC))
-    quotas, exclude = places.quotas(asked, told), asked.exclude
+    quotas, exclude = places.quotas(asked, report), asked.exclude
     presumed = not quotas and not asked.quotas and asked.market != "own"
     if presumed:
         quotas, patterns = obtainable()
@@ -607,7 +609,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     )
     steps = math.ceil(job.samples / job.batch_size)
     goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=steps)
-    plan = _planned(job.profile, goal, limits, asked, places, told)
+    plan = _planned(job.profile, goal, limits, asked, places, report)
     return Estimate(
         plan=plan,
         job=job,
@@ -619,19 +621,19 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
 
 
 def _fits(plan: Plan, job: DescribedJob) -> Iterator[Fit]:
-    """Of each GPU among the ways to go, once."""
+    """Yield the most samples that each GPU among the plan's choices holds, once for each GPU and scheme."""
     memory, described = job.memory, job.profile.devices[0].counted
     assert described is not None
     groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
-    found: dict[Fit, None] = {}
+    fits: dict[Fit, None] = {}
     for group in groups:
         has = group.hardware
         if has is not None and has.gpu is not None and has.gpu_memory_gib is not None:
             usable = usable_on_gpu(has.gpu_memory_gib * 2**30)
             scheme = scheme_of(memory, described, devices=group.workers_per_machine, usable_bytes=usable)
             samples = scheme.held(memory, described).largest_micro_batch(usable)
-            found[Fit(gpu=has.gpu, memory_gib=has.gpu_memory_gib, samples=samples, scheme=scheme)] = None
-    yield from found
+            fits[Fit(gpu=has.gpu, memory_gib=has.gpu_memory_gib, samples=samples, scheme=scheme)] = None
+    yield from fits
 
 
 def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
@@ -674,14 +676,14 @@ def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
 
 
 def _config(path: Path) -> dict[str, object]:
-    found = read_json(path, most_bytes=CONFIG_BYTES, hint="name the config.json of a model")
-    if not isinstance(found, dict):
+    config = read_json(path, most_bytes=CONFIG_BYTES, hint="name the config.json of a model")
+    if not isinstance(config, dict):
         raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
-    return found
+    return config
 
 
 def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:
-    """Of the steps that a profile has, what contradicts what, a sentence each, for who plans with it.
+    """Return a sentence for each contradiction among a profile's step times, for whoever plans with it.
 
     Its own machine counts where the catalogue knows its type, and is asked for where nothing tells how fast its GPU is.
     Samples of machines that are nobody's to rent are their owner's.
@@ -691,7 +693,7 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
         for device in profile.devices
         if device.kind == "cuda" and device.type not in (*types, LOCAL) and device.matmul_flops_per_s is None
     ]
-    own = [
+    profiled = [
         StepSample(
             nodes=(Node(type=device.type, workers=1),),
             local_batch_size=point.local_batch_size,
@@ -708,7 +710,7 @@ def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple
         for sample in profile.samples
         if all(RENTED.fullmatch(node.type) for node in sample.nodes)
     ]
-    samples = [*rented, *own]
+    samples = [*rented, *profiled]
     asked = [_not_in_the_catalogue(nameless)] if nameless else []
     return (*asked, *type_remarks(samples, types)) if samples else tuple(asked)
 
@@ -730,15 +732,15 @@ def type_remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType
     """
     named = sorted({node.type for sample in samples for node in sample.nodes})
     unknown = [name for name in named if name not in types]
-    found = []
+    remarks = []
     if unknown:
-        found.append(_not_in_the_catalogue(unknown))
+        remarks.append(_not_in_the_catalogue(unknown))
     seen = measured_steps(fit(observe(samples)), types) if len(unknown) < len(named) else ()
-    found += [
-        f"Steps on {one.name} are {math.exp(abs(one.off)):.1f} times {'longer' if one.off > 0 else 'shorter'} than "
-        f"{' and '.join(other.name for other in seen if other is not one)} foretells. A power limit, heat, another "
+    remarks += [
+        f"Steps on {gpu.name} are {math.exp(abs(gpu.off)):.1f} times {'longer' if gpu.off > 0 else 'shorter'} than "
+        f"{' and '.join(other.name for other in seen if other is not gpu)} foretells. A power limit, heat, another "
         "job beside it, or another type's name? It counts little for types that were not measured."
-        for one in seen
-        if one.off is not None
+        for gpu in seen
+        if gpu.off is not None
     ]
-    return found
+    return remarks

@@ -73,7 +73,7 @@ def profile(
         raise BadInput(
             f"`task` must be the name of a task or script, got {task!r}.", hint='for example `hetopt.profile("digits")`'
         )
-    asked, told, samples = Measurement(**options), reporter or Reporter(), tuple(samples)
+    asked, report, samples = Measurement(**options), reporter or Reporter(), tuple(samples)
     _check_type(asked.machine_type)
     task, *arguments = typed_script((task, *arguments))
     if is_script(task):
@@ -95,7 +95,7 @@ def profile(
             time_budget_s=asked.time_budget_s,
             seed=asked.seed,
             machine_type=asked.machine_type,
-            told=told,
+            told=report,
         )
     if arguments or asked.epoch_samples is not None:
         raise BadInput(
@@ -108,7 +108,7 @@ def profile(
 
         exploring.check_place(task, asked)
     check_found(task)
-    told("loading the task")
+    report("loading the task")
     spec, schedule = _prepare(
         task,
         asked.data,
@@ -119,12 +119,14 @@ def profile(
         syncs=syncs,
         precision=asked.precision,
     )
-    found = _measure(spec, schedule, machine_type=asked.machine_type, told=told)
+    result = _measure(spec, schedule, machine_type=asked.machine_type, reporter=report)
     if samples:
-        found = found.model_copy(update={"samples": samples})
+        result = result.model_copy(update={"samples": samples})
     if asked.probe_budget_usd is None:
-        return found
-    return exploring.explore(found, exploring.place_of(found, task, asked, told), asked.probe_budget_usd, tell=told)
+        return result
+    return exploring.explore(
+        result, exploring.place_of(result, task, asked, report), asked.probe_budget_usd, tell=report
+    )
 
 
 def is_script(task: str) -> bool:
@@ -133,7 +135,7 @@ def is_script(task: str) -> bool:
 
 
 def _accelerators() -> int:
-    """GPUs of this machine, as torch sees them.
+    """Return the number of GPUs of this machine, as torch sees them.
 
     Raises:
         BadInput: torch is not installed.
@@ -165,7 +167,7 @@ def _needs_torch(what: str) -> None:
 
 
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
-    """Return what would go wrong with a task on many workers, before anything is measured.
+    """Return findings on what would go wrong with a task on many workers, before anything is measured.
 
     Args:
         task: as of `profile`.
@@ -189,7 +191,7 @@ def _check_type(name: str) -> None:
 
 
 def _measurable(text: str) -> str:
-    """Return a way to average parameters, as a pilot is told."""
+    """Return a synchronization policy that averages parameters, in its canonical spelling for pilots."""
     wanted = parse_sync(text)
     if wanted.name == "bsp" or wanted.delta == "never":
         raise BadInput(
@@ -209,7 +211,7 @@ def _prepare(
     syncs: tuple[str, ...],
     precision: str | None,
 ) -> tuple[RunSpec, ProbeSchedule]:
-    """Look at the task and its data before any process is started, and write the schedule for them."""
+    """Return the run and the schedule of a probe, after reading the task and its data in this process."""
     logical_cpus, accelerators = usable_processors(), _accelerators()
     if data is not None:
         check_data_folder(data)
@@ -256,7 +258,7 @@ def _prepare(
 
 
 def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
-    """Return what is measured: fp32, which all else is held against, and then what was asked for.
+    """Return the precisions to measure: fp32, which all else is compared with, then those that were asked for.
 
     Raises:
         BadInput: it is not for this machine.
@@ -268,21 +270,21 @@ def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
         )
     there: tuple[Precision, ...] = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
     everything = asked == AUTO or (asked is None and on_gpu)
-    return ("fp32", *(one for one in there if everything or one == asked))
+    return ("fp32", *(precision for precision in there if everything or precision == asked))
 
 
-def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
-    """Run the probe, and collect what it wrote."""
+def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, reporter: Reporter) -> Profile:
+    """Run the probe, and return the profile from its events."""
     started_at_s = time.time()
 
     def look(folder: Path) -> None:
-        told(*progress(read_events(folder / EVENTS_FILE), schedule))
+        reporter(*progress(read_events(folder / EVENTS_FILE), schedule))
 
     launcher = LocalLauncher(grace_s=STOP_GRACE_S)
-    with measured(launcher, spec, {}, what="the measurement", told=told, look=look) as folder:
+    with measured(launcher, spec, {}, what="the measurement", told=reporter, look=look) as folder:
         events = read_events(folder / EVENTS_FILE)
         for remark in refusals(events):
-            told.note(f"{remark}.")
+            reporter.note(f"{remark}.")
         return collect(
             events,
             schedule,
@@ -303,7 +305,7 @@ def measured(
     told: Reporter,
     look: Callable[[Path], None] = lambda folder: None,
 ) -> Iterator[Path]:
-    """The folder of a measurement that has been made; it goes afterwards, unless the measurement failed.
+    """Run a measurement and yield the folder with its results; it is removed afterwards, unless the measurement failed.
 
     Args:
         launcher: where it is made.

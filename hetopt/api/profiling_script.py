@@ -77,7 +77,7 @@ def profile_script(
     machine_type: str,
     told: Reporter,
 ) -> Profile:
-    """Measure a script.
+    """Measure a training script, and return its profile.
 
     Args:
         script: file to run.
@@ -137,12 +137,12 @@ def profile_script(
             started_at_s=started_at_s,
             hetopt_version=version("hetopt"),
         )
-        found = {
+        facts = {
             "has_session": bool(several_workers(text)),
             "converts": _converts(script),
             "resumes": resumes(text),
         }
-        return profile.model_copy(update={"job": profile.job.model_copy(update=found)})
+        return profile.model_copy(update={"job": profile.job.model_copy(update=facts)})
     except RunFailed as error:
         keep = True
         hint = (error.hint or "see what it printed").rstrip(".")
@@ -153,8 +153,7 @@ def profile_script(
 
 
 def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, bool]:
-    """Run a script as it runs by itself, for some steps; where it fails so and asks for its place among workers, as
-    torchrun starts its only one.
+    """Run a script by itself for some steps; where that fails and it asks for its rank, as torchrun's only worker.
 
     Returns:
         Whether it needs what torchrun gives, and whether its optimizer makes enough steps to be timed alone.
@@ -183,8 +182,8 @@ def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> t
     )
 
 
-def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter) -> tuple[Watch, Events]:
-    """Measure a script that runs by itself as closely as it can be; how closely, and what was measured."""
+def _watched(start: Starter, order: ScriptOrder, is_timed: bool, reporter: Reporter) -> tuple[Watch, Events]:
+    """Measure a script as closely as it allows, and return how closely, and its events."""
     try:
         return "every-size", start(order)
     except (RunFailed, BadInput) as error:
@@ -192,9 +191,9 @@ def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter)
             raise
         first = error.message
     try:
-        found = start(order.model_copy(update={"watch": "own-size"}))
-        told.note(f"It is measured with batches of its own size alone: {first}")
-        return "own-size", found
+        events = start(order.model_copy(update={"watch": "own-size"}))
+        reporter.note(f"It is measured with batches of its own size alone: {first}")
+        return "own-size", events
     except (RunFailed, BadInput) as error:
         failure: HetoptError = error
         if isinstance(error, RunFailed):
@@ -204,7 +203,7 @@ def _watched(start: Starter, order: ScriptOrder, is_timed: bool, told: Reporter)
             )
         if not is_timed:
             raise failure from None
-        told.note(f"{failure.message.rstrip('.')}. {_BY_OPTIMIZER}")
+        reporter.note(f"{failure.message.rstrip('.')}. {_BY_OPTIMIZER}")
         return "steps", start(order.model_copy(update={"watch": "steps"}))
 
 
@@ -280,7 +279,7 @@ def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
 
 @contextmanager
 def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The script's processes, each in a group of its own; nothing of them is left behind."""
+    """Start the script's processes, each in a group of its own, yield them, and kill all of them at the end."""
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as outputs:
         try:
@@ -306,14 +305,14 @@ def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterato
 
 
 def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
-    own = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
+    variables = {**openmp_environment(order.concurrent_workers), THREADS_VARIABLE: str(order.threads_per_worker)}
     if accelerators and order.concurrent_workers > 1:
-        own["CUDA_VISIBLE_DEVICES"] = str(rank)
-    return {**alone_environment(), **(ONLY_WORKER if order.as_torchrun else {}), **own}
+        variables["CUDA_VISIBLE_DEVICES"] = str(rank)
+    return {**alone_environment(), **(ONLY_WORKER if order.as_torchrun else {}), **variables}
 
 
 def alone_environment() -> dict[str, str]:
-    """Return what a script that runs by itself sees: no other worker, and no display."""
+    """Return the environment of a script that runs by itself: no other worker, and no display."""
     hidden = (*PLACES, "MASTER_ADDR", "MASTER_PORT", *DISPLAYS)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}

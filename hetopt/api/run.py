@@ -60,7 +60,7 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run as its folder tells it. Without a launch record nothing was predicted for it."""
+    """The launch record and the progress of a run, as read from its folder; without a record nothing was predicted."""
 
     launch: Launch | None
     history: RunHistory
@@ -68,7 +68,7 @@ class RunRecord:
 
     @classmethod
     def of(cls, folder: Path) -> RunRecord:
-        """Return what was launched (if that was written down) and how far it got.
+        """Return the launch record of a run, if there is one, and its history.
 
         Raises:
             BadInput: the launch record or the log cannot be read.
@@ -79,7 +79,7 @@ class RunRecord:
 
     @property
     def progress(self) -> RunFold:
-        """Return what the run has come to."""
+        """Return how far the run has come, folded from its events."""
         return self.history.run
 
 
@@ -124,17 +124,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Return what commands call it."""
+        """Return the run's name, by which commands know it."""
         return self.folder.name
 
     @property
     def handle(self) -> RunHandle:
-        """Return what the backend knows it by."""
+        """Return the run's handle, by which its backend knows it."""
         return RunHandle(run_dir=self.folder)
 
     @property
     def launch(self) -> Launch | None:
-        """Return what was launched, with its plan and prediction; None: nobody wrote it down (rented probes).
+        """Return the launch record with its plan and prediction; None: there is none (rented probes).
 
         Raises:
             BadInput: the record cannot be read.
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def order(self) -> Order | None:
-        """Return what was rented for it; None: nothing."""
+        """Return the order of the machines rented for the run; None: nothing was rented."""
         from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 
         return Order.load(self.folder / ORDER_FILE) if (self.folder / ORDER_FILE).exists() else None
@@ -157,7 +157,7 @@ class Run:
         return model_in(self.folder)
 
     def status(self) -> RunStatus:
-        """Return how it is now. The machines need not be alive."""
+        """Return the status of the run now. The machines need not be alive."""
         return self.backend.poll(self.handle)
 
     def unread(self) -> LiveRun:
@@ -167,7 +167,7 @@ class Run:
         return LiveRun.of(self.folder, self.launch)
 
     def facts(self, *, ask: bool = False) -> dict[str, Any]:
-        """Return how it is, as `hetopt status --json` prints it.
+        """Return the facts of the run now, as `hetopt status --json` prints them.
 
         Args:
             ask: whether to ask the cloud about rented machines.
@@ -186,7 +186,7 @@ class Run:
         return live.facts(self.folder, status, now_s=time.time(), rental=rental)
 
     def last_known(self) -> tuple[RunStatus, bool]:
-        """Return how it is as far as that is known without asking a cloud, and whether nothing of it is left."""
+        """Return the run's status as known without asking a cloud, and whether nothing of it is left running."""
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
         from hetopt.backends.ec2.renter.order import is_cleared, judged, last_seen
 
@@ -198,11 +198,11 @@ class Run:
         return RunStatus(state=RunState.RUNNING), False
 
     def record(self) -> RunRecord:
-        """Return everything that its folder says: launch, progress, timeline and events."""
+        """Return the run's record as its folder has it: launch, progress, timeline and events."""
         return RunRecord.of(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
-        """Yield what its processes printed, each with its source; first what happened in it, as ``run``.
+        """Yield the lines that the run's processes printed, each with its source; first its events, as ``run``.
 
         Args:
             worker: only this one's output.
@@ -212,12 +212,12 @@ class Run:
         Raises:
             BadInput: the run is over, and the worker has no output.
         """
-        told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
+        event_files = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[str, int] = {}
         live = self.unread()
         while True:
             over = self.status().state.is_over
-            files = told if events else log_files(self.folder, worker)
+            files = event_files if events else log_files(self.folder, worker)
             if worker is not None and not files and over:
                 raise BadInput(
                     f"{self.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers"
@@ -235,7 +235,7 @@ class Run:
     def wait(
         self, *, on_event: Callable[[LogEvent], None] | None = None, reporter: Reporter | None = None
     ) -> RunStatus:
-        """Follow it to its end, and let the supervisor act where the machines can be changed.
+        """Follow the run to its end, and let the supervisor act where the machines can be changed.
 
         Interrupting this does not end the run; `stop` does.
 
@@ -251,7 +251,7 @@ class Run:
         return _followed(self, launch, reporter or Reporter(), on_event)
 
     def stop(self, *, reporter: Reporter | None = None) -> RunStatus:
-        """End it. Workers save a checkpoint; machines are given back first and read afterwards.
+        """End the run. Workers save a checkpoint; machines are given back first and read afterwards.
 
         Args:
             reporter: told what goes on.
@@ -261,7 +261,7 @@ class Run:
         return self.status()
 
     def fetch_model(self) -> tuple[Path, str | None]:
-        """Its trained model, else that of a run that was stopped before its end; that of rented machines comes here.
+        """Return the run's trained model, else the one saved when it was stopped; that of rented machines is fetched.
 
         Returns:
             Its file, and where the bucket of a rented run keeps it.
@@ -281,7 +281,7 @@ class Run:
         return self.model, None
 
     def fetch_outputs(self) -> Outputs:
-        """Return what its script wrote into ``HETOPT_OUTPUT``; that of rented machines comes here, into ``outputs``.
+        """Return the files that the script wrote into ``HETOPT_OUTPUT``; those of rented machines are fetched.
 
         Raises:
             BadInput: there is no room for it.
@@ -321,7 +321,7 @@ class Run:
         return asked, here.rate_bits_per_s
 
     def to_html(self, path: Path | str) -> None:
-        """Write it as a page that needs nothing else: predicted and measured, and its curves.
+        """Write the report as one self-contained HTML page: predicted and measured, and the curves of the run.
 
         Raises:
             BadInput: nothing was predicted for it, or the file cannot be written.
@@ -329,7 +329,7 @@ class Run:
         write_atomically(Path(path), self.html())
 
     def html(self) -> str:
-        """Return the same page as text.
+        """Return the report as the text of one self-contained HTML page.
 
         Raises:
             BadInput: nothing was predicted for it, or it has not been through a step.
@@ -341,7 +341,7 @@ class Run:
         return html.page(document(self._report(record), record.launch))
 
     def report(self) -> Report:
-        """Hold it against its prediction: time, steps, cost, balance and communication.
+        """Return the report of the run against its prediction: time, steps, cost, balance and communication.
 
         Raises:
             BadInput: nothing was predicted for it.
@@ -365,7 +365,7 @@ class Run:
 
 
 def _leader_output(folder: Path) -> Callable[[], Iterator[str]]:
-    """Return what yields the lines that a script has printed on worker 0 since the last call, or since now."""
+    """Return a function that yields the lines that the script has printed on worker 0 since its last call."""
 
     def files() -> list[Path]:
         return [path for path in log_files(folder, 0).values() if path.name == "stdout.log"]
@@ -381,7 +381,7 @@ def _leader_output(folder: Path) -> Callable[[], Iterator[str]]:
 
 
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
-    """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
+    """Follow the log as it grows, report progress, let the supervisor act now and then, and return the last status."""
     from hetopt.backends.processes import ProcessLauncher, saved_bytes
     from hetopt.backends.supervisor import Supervision
     from hetopt.reports.timeline import figures, pause
@@ -428,9 +428,9 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
                 run.backend.stop(run.handle)  # its workers have ended, and its own process does not notice
         if time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
-            told = supervision.look()
-            if told is not None:
-                reporter.note(f"step {formatting.count(progress.step)}: {told}")
+            action = supervision.look()
+            if action is not None:
+                reporter.note(f"step {formatting.count(progress.step)}: {action}")
         time.sleep(POLL_S)
 
 
@@ -448,7 +448,7 @@ def facts_or_why(run: Run) -> dict[str, Any]:
 
 
 def report(run: Run | str | None = None) -> Report:
-    """Hold a run against its prediction: time, steps, cost, balance of the workers, and communication.
+    """Return a run's report against its prediction: time, steps, cost, balance of the workers, and communication.
 
     Args:
         run: or its name, or an unambiguous part of it; absent: the newest.
@@ -470,16 +470,16 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
     for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
         relative = path.relative_to(folder).as_posix()
         # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
-        found = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
+        match = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
         rank: int | None = None
-        if found:
-            host, restart, local_rank, stream = found.groups()
+        if match:
+            host, restart, local_rank, stream = match.groups()
             if host is not None and host not in first_ranks:
                 first_ranks[host] = _first_rank(run_dir, host)
             rank = int(local_rank) + (0 if host is None else first_ranks[host])
         if worker is not None and rank != worker:
             continue
-        if found:
+        if match:
             label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
             if label in files:
                 label = f"{label} {stream}"

@@ -19,7 +19,7 @@ PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a script, parsed."""
+    """A source file of a script with its syntax tree."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class SourceFile:
 
     @staticmethod
     def of(text: str, name: str) -> SourceFile:
-        """Parse a text.
+        """Return the parsed source file of a text.
 
         Raises:
             BadInput: it is no Python.
@@ -43,7 +43,7 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The node around each."""
+        """The parent of each node of the syntax tree."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:

@@ -29,7 +29,7 @@ PROBE_STEPS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """What can be asked about step times, once something was measured.
+    """Predicted step times and suggested probes, from a profile or from step samples.
 
     The planner's steps answer where a plan could have the configuration, else the model of what was measured.
 
@@ -49,7 +49,7 @@ class StepTimes:
     def of(
         cls, profile: Path, *, market: str = "spot", region: str = "us-east-1", catalog: Path | None = None
     ) -> StepTimes:
-        """From what a profile or a file of step samples holds.
+        """Return the predictor fitted to a profile or to a file of step samples.
 
         Args:
             profile: either kind of file.
@@ -60,30 +60,34 @@ class StepTimes:
         Raises:
             BadInput: a file cannot be read, or there is no such market.
         """
-        where = next(one for one in MARKETS if one == known(market, MARKETS, "market"))
+        where = next(name for name in MARKETS if name == known(market, MARKETS, "market"))
         observed, priors, whole = _observed(profile)
         listed = in_use(region, catalog)
         plans = None if whole is None else AskedSteps.of(whole, listed)
-        own = StepTimeModel.fit(observed, listed.instance_types, priors)
-        return cls(own=own, plans=plans, catalog=listed, market=where)
+        model = StepTimeModel.fit(observed, listed.instance_types, priors)
+        return cls(own=model, plans=plans, catalog=listed, market=where)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime | str]:
         """Return the step time of each configuration, or why there is none."""
         planned = [self.plans is not None and self.plans.answers(configuration) for configuration in configurations]
         try:
-            others = [one for one, is_planned in zip(configurations, planned, strict=True) if not is_planned]
+            others = [
+                configuration
+                for configuration, is_planned in zip(configurations, planned, strict=True)
+                if not is_planned
+            ]
             rest = iter(self.own.predict(others) if others else ())
             return [
-                self.plans.step(one) if self.plans is not None and is_planned else next(rest)
-                for one, is_planned in zip(configurations, planned, strict=True)
+                self.plans.step(configuration) if self.plans is not None and is_planned else next(rest)
+                for configuration, is_planned in zip(configurations, planned, strict=True)
             ]
         except BadInput as error:
             if len(configurations) == 1:
                 return [error.message]
-            return [answer for one in configurations for answer in self.predict([one])]
+            return [answer for configuration in configurations for answer in self.predict([configuration])]
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
-        """Return what renting the configuration for a measurement costs; absent where a price is not known."""
+        """Return the USD of renting a configuration for a measurement; None where a price is not known."""
         hourly = 0.0
         for node in configuration.nodes:
             listed = node.type in self.catalog.instance_types
@@ -95,7 +99,7 @@ class StepTimes:
 
 
 def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:
-    """Return what was measured, what else is believed, and the profile if it is one."""
+    """Return a file's observed steps, the priors, and the profile where the file is one."""
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
         return observe(samples), PRIORS, None

@@ -16,38 +16,38 @@ UNKNOWN = "unknown"
 
 def facts(listing: Listing) -> dict[str, Any]:
     """Return an instance type in one region, as JSON. What is unknown is null."""
-    found = listing.instance_type
+    instance = listing.instance_type
     return {
-        "instance_type": found.name,
-        "family": found.family,
-        "generation": found.generation,
-        "architecture": found.architecture,
-        "vcpus": found.vcpus,
-        "cores": found.cores,
-        "clock_ghz": found.clock_ghz,
-        "cpu_vendor": found.cpu_vendor,
-        "cpu_model": found.cpu_model,
-        "coremark_iterations_per_s": found.coremark_iterations_per_s,
-        "memory_gib": found.memory_gib,
-        "accelerator": _accelerator_facts(found.accelerator) if found.accelerator else None,
-        "other_accelerators": list(found.other_accelerators),
-        "network_baseline_gbps": found.network_baseline_gbps,
-        "network_peak_gbps": found.network_peak_gbps,
-        "network_cards": found.network_cards,
-        "efa": found.efa,
-        "placement_group": found.placement_group,
-        "bare_metal": found.bare_metal,
-        "burstable": found.burstable,
-        "spot_supported": found.spot_supported,
-        "local_nvme_gb": found.local_nvme_gb,
-        "ebs_baseline_mbps": found.ebs_baseline_mbps,
-        "source": found.source,
+        "instance_type": instance.name,
+        "family": instance.family,
+        "generation": instance.generation,
+        "architecture": instance.architecture,
+        "vcpus": instance.vcpus,
+        "cores": instance.cores,
+        "clock_ghz": instance.clock_ghz,
+        "cpu_vendor": instance.cpu_vendor,
+        "cpu_model": instance.cpu_model,
+        "coremark_iterations_per_s": instance.coremark_iterations_per_s,
+        "memory_gib": instance.memory_gib,
+        "accelerator": _accelerator_facts(instance.accelerator) if instance.accelerator else None,
+        "other_accelerators": list(instance.other_accelerators),
+        "network_baseline_gbps": instance.network_baseline_gbps,
+        "network_peak_gbps": instance.network_peak_gbps,
+        "network_cards": instance.network_cards,
+        "efa": instance.efa,
+        "placement_group": instance.placement_group,
+        "bare_metal": instance.bare_metal,
+        "burstable": instance.burstable,
+        "spot_supported": instance.spot_supported,
+        "local_nvme_gb": instance.local_nvme_gb,
+        "ebs_baseline_mbps": instance.ebs_baseline_mbps,
+        "source": instance.source,
         **_market_facts(listing),
     }
 
 
 def all_facts(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listing]) -> dict[str, Any]:
-    """`facts`, with the source spelled out, the caveats and every region."""
+    """Return an instance type's `facts` with its source spelled out, its caveats and every region."""
     name = listing.instance_type.name
     source = catalog.sources.by_name[listing.instance_type.source]
     lowest = {region: price for region, other in everywhere.items() if (price := _lowest(other))}
@@ -132,7 +132,7 @@ def gpu_table(gpus: Sequence[RentableGpu], catalogs: Sequence[Catalog]) -> Itera
 
 
 def instance_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, Listing]) -> Iterator[Block]:
-    """Yield all that is known of one instance type."""
+    """Yield the page of one instance type: facts, prices, regions and caveats."""
     name = listing.instance_type.name
     yield Line(f"{name} in {catalog.region}", "strong")
     yield Facts(_facts(catalog, listing))
@@ -177,37 +177,37 @@ def _regions(everywhere: Mapping[str, Listing]) -> Iterator[Block]:
 
 
 def _facts(catalog: Catalog, listing: Listing) -> dict[str, str]:
-    found = listing.instance_type
-    source = catalog.sources.by_name[found.source]
-    cores = f" on {found.cores} core{'s' if found.cores > 1 else ''}" if found.cores else ""
-    clock = f", {found.clock_ghz:g} GHz sustained" if found.clock_ghz else ""
-    processor = found.cpu_model or found.cpu_vendor or UNKNOWN
-    peak, sustained = found.network_peak_gbps, found.network_baseline_gbps
+    instance = listing.instance_type
+    source = catalog.sources.by_name[instance.source]
+    cores = f" on {instance.cores} core{'s' if instance.cores > 1 else ''}" if instance.cores else ""
+    clock = f", {instance.clock_ghz:g} GHz sustained" if instance.clock_ghz else ""
+    processor = instance.cpu_model or instance.cpu_vendor or UNKNOWN
+    peak, sustained = instance.network_peak_gbps, instance.network_baseline_gbps
     burst = f", bursts to {peak:g} for minutes" if peak and peak > sustained else ""
-    coremark = f"{_thousands(found.coremark_iterations_per_s)} thousand iterations/s over all vCPUs"
+    coremark = f"{_thousands(instance.coremark_iterations_per_s)} thousand iterations/s over all vCPUs"
     band = listing.band
-    told = {
-        "vCPUs": f"{found.vcpus}{cores}",
-        "processor": f"{processor}{clock}, {found.architecture or 'architecture unknown'}",
-        "CoreMark": coremark if found.coremark_iterations_per_s else UNKNOWN,
-        "memory": f"{found.memory_gib:g} GiB",
-        "accelerator": f"{' and '.join(found.other_accelerators)}, not driven by torch alone"
-        if found.other_accelerators
+    entries = {
+        "vCPUs": f"{instance.vcpus}{cores}",
+        "processor": f"{processor}{clock}, {instance.architecture or 'architecture unknown'}",
+        "CoreMark": coremark if instance.coremark_iterations_per_s else UNKNOWN,
+        "memory": f"{instance.memory_gib:g} GiB",
+        "accelerator": f"{' and '.join(instance.other_accelerators)}, not driven by torch alone"
+        if instance.other_accelerators
         else "",
-        **(_accelerator(found.accelerator) if found.accelerator else {}),
+        **(_accelerator(instance.accelerator) if instance.accelerator else {}),
         "network": f"{sustained:g} Gbit/s sustained{burst}",
-        "EFA": _yes(found.efa),
-        "placement group": _yes(found.placement_group),
-        "local disk": f"{found.local_nvme_gb:g} GB" if found.local_nvme_gb else "none known",
-        "EBS": f"{found.ebs_baseline_mbps:g} Mbit/s sustained" if found.ebs_baseline_mbps else UNKNOWN,
-        "bare metal": _yes(found.bare_metal),
-        "burstable CPU": _yes(found.burstable),
-        "can be spot": _yes(found.spot_supported),
+        "EFA": _yes(instance.efa),
+        "placement group": _yes(instance.placement_group),
+        "local disk": f"{instance.local_nvme_gb:g} GB" if instance.local_nvme_gb else "none known",
+        "EBS": f"{instance.ebs_baseline_mbps:g} Mbit/s sustained" if instance.ebs_baseline_mbps else UNKNOWN,
+        "bare metal": _yes(instance.bare_metal),
+        "burstable CPU": _yes(instance.burstable),
+        "can be spot": _yes(instance.spot_supported),
         "zones": UNKNOWN if listing.zones is None else str(listing.zones),
         "interrupted": f"{band.label} of spot machines in a month ({band.source}, {band.date})" if band else UNKNOWN,
         "source": f"{source.title}, {source.date}, {source.licence}",
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in entries.items() if value}
 
 
 def _accelerator(accelerator: Accelerator) -> dict[str, str]:
@@ -229,14 +229,14 @@ def _accelerator(accelerator: Accelerator) -> dict[str, str]:
 
 
 def price_notes(catalogs: Sequence[Catalog], listings: Sequence[Listing]) -> list[str]:
-    """Return what the prices of some listings of these catalogues are, of when, and according to whom."""
+    """Return a sentence on each kind of price of some listings: its date and its source."""
     where = catalogs[0].region if len(catalogs) == 1 else "the region named"
     if not any(catalog.has_prices for catalog in catalogs):
         return [f"spot saves: share of the on-demand price in {where}, which the catalogue does not have"]
     notes = []
-    on_demand = [one.on_demand for one in listings if one.on_demand]
-    measured = [one.spot for one in listings if one.spot and not one.spot.is_estimate]
-    estimated = [one.spot for one in listings if one.spot and one.spot.is_estimate]
+    on_demand = [listing.on_demand for listing in listings if listing.on_demand]
+    measured = [listing.spot for listing in listings if listing.spot and not listing.spot.is_estimate]
+    estimated = [listing.spot for listing in listings if listing.spot and listing.spot.is_estimate]
     if on_demand:
         notes.append(f"on demand: USD an hour in {where}, {_origins(on_demand)}")
     if measured:
@@ -305,11 +305,11 @@ def _accelerator_facts(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _accelerators(found: InstanceType) -> str:
-    """'4x A10G 22G', '1/8 L4 3G'."""
-    if found.accelerator:
-        return f"{_devices(found.accelerator)} {found.accelerator.memory_gib:.0f}G"
-    return ", ".join(found.other_accelerators) or "-"
+def _accelerators(instance: InstanceType) -> str:
+    """Return an instance's accelerators in short, as in '4x A10G 22G' or '1/8 L4 3G'."""
+    if instance.accelerator:
+        return f"{_devices(instance.accelerator)} {instance.accelerator.memory_gib:.0f}G"
+    return ", ".join(instance.other_accelerators) or "-"
 
 
 def _devices(accelerator: Accelerator) -> str:

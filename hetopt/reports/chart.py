@@ -55,7 +55,7 @@ class Scale:
         return cls(low=low, high=high, logarithmic=logarithmic)
 
     def share(self, value: float) -> float:
-        """Return 0 at the bottom, 1 at the top."""
+        """Return the height of a value on the scale, 0 at the bottom and 1 at the top."""
         if self.logarithmic:
             inside = min(max(value, self.low), self.high)
             return math.log(inside / self.low) / math.log(self.high / self.low)
@@ -64,13 +64,13 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """The time that all charts of a page share: when its points are, and what happened when."""
+    """The axis of time that all charts of a page share: its points and the marks on it."""
 
     end_s: Sequence[float]
     marks_s: Sequence[float]
 
     def x(self, time_s: float) -> float:
-        """Return where a moment is, 0 to `WIDTH`."""
+        """Return the horizontal position of a moment, 0 to `WIDTH`."""
         return WIDTH * min(max(time_s / self.end_s[-1], 0.0), 1.0) if self.end_s[-1] > 0 else 0.0
 
     def plot(self, inside: str, name: str, height: int, *, top: str = "", bottom: str = "") -> str:
@@ -85,7 +85,7 @@ class Axis:
         )
 
     def path(self, values: Column, y: Y) -> str:
-        """Return a line through what is known; a gap where nothing is."""
+        """Return an SVG path through the known values, with a gap where none is known."""
         parts, pen_is_down = [], False
         for end_s, value in zip(self.end_s, values.tolist(), strict=True):
             if math.isfinite(value):
@@ -117,7 +117,7 @@ def charts(told: OverTime, marks_s: Sequence[float], predicted_step_s: float | N
 
 
 def _chart(title: str, curves: Sequence[Series], axis: Axis, *, level: float | None) -> str:
-    """Return lines with their bands, in one plot or, where they are many, each in a row of the same scale."""
+    """Return HTML of curves with their bands, in one plot or, where they are many, each in a row of the same scale."""
     is_wide, say = curves[0].is_logarithmic, UNITS[curves[0].unit]
     around = [part for curve in curves for part in (envelope_of(curve).low, envelope_of(curve).high)]
     levels = [np.array([level])] if level is not None else []
@@ -163,7 +163,7 @@ def _name(curve: Series) -> str:
 
 
 def _in_words(curve: Series) -> str:
-    """Return where a line begins, ends and lies."""
+    """Return a curve in words: its first, last, least and largest value."""
     known = [value for value in curve.values if value is not None]
     name, say = _name(curve), UNITS[curve.unit]
     if not known:

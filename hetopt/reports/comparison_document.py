@@ -28,7 +28,7 @@ def comparison(plans: Mapping[str, Plan]) -> list[Block]:
 
 
 def _figures(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    """Yield what a plan is compared by."""
+    """Yield the figures that a plan is compared by, each with its name."""
     chosen, seen = plan.chosen, plan.insight
     prediction = chosen.prediction
     yield "machines", plan.machines(chosen)

@@ -177,7 +177,7 @@ Block: TypeAlias = Heading | Line | Remarks | Facts | Tiles | Table | Drawing
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A whole page.
+    """A document of a title and blocks, for a terminal, a page or a program.
 
     Attributes:
         kind: of page, such as ``hetopt plan``.

@@ -88,7 +88,7 @@ exec python3 -m hetopt.trainer.torchrun --nnodes={len(machines)} --node-rank="$n
 
 
 def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
-    """A SkyPilot task (YAML) that rents the plan's machines and trains its task; the wheel of hetopt lies beside it.
+    """Return a SkyPilot task (YAML) that rents the plan's machines and trains; the wheel of hetopt lies beside it.
 
     Args:
         plan: of machines of one type.
@@ -168,14 +168,14 @@ def own_wheel() -> tuple[str, bytes]:
     takes the wheel along. It is made from the installed files (or the checkout behind an editable install) without a
     build step; the same files give the same bytes.
     """
-    found = importlib.metadata.distribution("hetopt")
-    stem = f"hetopt-{found.version}"
+    installed = importlib.metadata.distribution("hetopt")
+    stem = f"hetopt-{installed.version}"
     info = f"{stem}.dist-info"
     files = dict(sorted(_sources()))
     # In a checkout that was installed for editing, what describes it has its older name.
-    description = found.read_text("METADATA") or found.read_text("PKG-INFO")
+    description = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
     files[f"{info}/METADATA"] = (description or "").encode()
-    files[f"{info}/entry_points.txt"] = (found.read_text("entry_points.txt") or "").encode()
+    files[f"{info}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
     files[f"{info}/WHEEL"] = _WHEEL.encode()
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()

@@ -142,7 +142,7 @@ _CLASSES = {"strong": "lead", "warning": "risk", "good": "advice", "soft": "soft
 
 
 def page(document: Document) -> str:
-    """Return a whole page."""
+    """Return a document as one HTML page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -257,8 +257,8 @@ def _cards(table: Table) -> str:
             if value
         )
         note = f'<p class="soft">{escape(table.notes[number])}</p>' if table.notes else ""
-        own, mark = (" own", " (this plan)") if number == table.chosen else ("", "")
-        cards.append(f'<section class="way{own}"><h3>{cell(first)}{mark}</h3>{cells}{note}</section>')
+        css_class, mark = (" own", " (this plan)") if number == table.chosen else ("", "")
+        cards.append(f'<section class="way{css_class}"><h3>{cell(first)}{mark}</h3>{cells}{note}</section>')
     return f'<div class="ways">{"".join(cards)}</div>' if cards else ""
 
 
@@ -293,7 +293,7 @@ def _table(table: Table) -> str:
 
 
 def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
-    """Parts of a whole as pieces of a bar, in the order of `COLOURS`; the last colour is for all that is left."""
+    """Return HTML of a bar of a whole's parts, in the order of `COLOURS`; the last colour is for all that is left."""
     total = math.fsum(size for _, size in parts) or 1.0
     drawn = "".join(
         f'<i class="{COLOURS[min(place, len(COLOURS) - 1)]}" style="width:{100 * size / total:.2f}%" '
@@ -310,7 +310,7 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
 
 
 def share_bar(name: str, share: float) -> str:
-    """Return how much of something is used; more than all of it is a warning."""
+    """Return HTML of a bar that is filled to a share, in the warning colour beyond 1."""
     colour = "over" if share > 1 else "a"
     said = escape(f"{name}: {formatting.share(max(share, 0.0))}")
     width = 100 * min(max(share, 0.0), 1.0)
@@ -319,7 +319,7 @@ def share_bar(name: str, share: float) -> str:
 
 
 def interval_bar(predicted: float, low: float, high: float, measured: float, *, widest: float) -> str:
-    """A measured figure beside its prediction, which is the middle of a logarithmic scale, and the 90 % interval.
+    """Return HTML that shows a measured figure beside its prediction, the middle of a log scale, and the 90 % interval.
 
     Args:
         predicted: the middle.

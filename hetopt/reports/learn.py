@@ -37,7 +37,7 @@ OWN_PLACE = "ssh"
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profile, list[str]]:
-    """Fold what a run measured into the profile of its job, and say what, a sentence each.
+    """Return a job's profile with what a run measured, and a sentence for each thing that was learned.
 
     The same run twice adds nothing.
 
@@ -66,7 +66,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
         ) from None
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
     seen = _provisioned(launch, history)
-    launches = [seen] if seen is not None and seen.run not in {one.run for one in profile.provisioned} else []
+    launches = [seen] if seen is not None and seen.run not in {earlier.run for earlier in profile.provisioned} else []
     if not samples and not pilots and not launches:
         raise BadInput(
             f"{launch.run_id} measured nothing that the profile lacks.",
@@ -77,7 +77,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
         cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
         news.append(f"{formatting.counted(len(samples), 'step time')} of {cluster}")
     news += [f"provisioning of {formatting.duration(launched.took_s)}" for launched in launches]
-    news += [f"a run of {formatting.counted(one.global_batch_size, 'sample')} a step" for one in pilots]
+    news += [f"a run of {formatting.counted(pilot.global_batch_size, 'sample')} a step" for pilot in pilots]
     changed = profile.model_copy(
         update={
             "samples": (*profile.samples, *samples),
@@ -89,28 +89,28 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> tuple[Profil
 
 
 def _is_real(launch: Launch) -> bool:
-    """Whether steps took what they take on machines that can be rented, or are one's own: no miniature, none slowed."""
+    """Return whether a run's step times are those of its machines, rentable or one's own: no miniature, none slowed."""
     spec = launch.spec
-    own = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
+    own_types = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
     return (
         spec.miniature is None
         and all(worker.slowdown == 1 and worker.declared is None for worker in spec.workers)
-        and all(RENTED.fullmatch(worker.type) or worker.type in own for worker in spec.workers)
+        and all(RENTED.fullmatch(worker.type) or worker.type in own_types for worker in spec.workers)
     )
 
 
 def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
-    """From the request to the first step, of a run that began once: later sessions find machines there."""
+    """Return the time from request to first step of a run that began once: later sessions find machines there."""
     took_s = history.run.startup_s
-    own = launch.on == OWN_PLACE and all(group.is_own for group in launch.plan.chosen.groups)
-    if not (launch.on == RENTING or own) or launch.resumed_s or not took_s:
+    is_own = launch.on == OWN_PLACE and all(group.is_own for group in launch.plan.chosen.groups)
+    if not (launch.on == RENTING or is_own) or launch.resumed_s or not took_s:
         return None
     types = dict.fromkeys(group.instance_type for group in launch.plan.chosen.groups)
     return Provisioned(run=launch.run_id, types=tuple(types), took_s=round(took_s, 1))
 
 
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
-    """Yield steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
+    """Yield a run's steps as samples; none of a miniature, of slowed workers, or of machines nobody rents."""
     spec = launch.spec
     if not _is_real(launch):
         return
@@ -128,20 +128,20 @@ def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSamp
 
 
 def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | None) -> StepSample | None:
-    """Return their mean; None: they took no time, or a worker had no samples, as no step that was measured."""
+    """Return the mean of logged steps as one sample; None: they took no time, or a worker had no samples."""
     weights = [event.steps for event in rows]
     total = math.fsum(weights)
     step_time_s = round(math.fsum(n * event.step_time_s for n, event in zip(weights, rows, strict=True)) / total, 7)
     sync_s = math.fsum(n * event.sync_s[0] for n, event in zip(weights, rows, strict=True)) / total
     if step_time_s <= 0 or min(rows[0].local_batch_sizes) < 1:
         return None
-    told = rows[0].exchange
+    exchange = rows[0].exchange
     return StepSample(
         nodes=nodes,
         local_batch_size=rows[0].local_batch_sizes,
         compression=None
-        if told is None or told.compressor == IDENTITY
-        else Compression(name=told.compressor, ratio=told.ratio, collective=told.collective),
+        if exchange is None or exchange.compressor == IDENTITY
+        else Compression(name=exchange.compressor, ratio=exchange.ratio, collective=exchange.collective),
         sync=sync,
         step_time_s=step_time_s,
         sync_time_s=round(min(sync_s, step_time_s), 7),
@@ -158,12 +158,12 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
     None where the log does not begin with the first step, where it was never evaluated, or changed what it sent.
     """
     job, spec = profile.job, launch.spec
-    begun = next((one.event for one in history.others if isinstance(one.event, RunStarted)), None)
+    begun = next((entry.event for entry in history.others if isinstance(entry.event, RunStarted)), None)
     evaluated = _evaluations(history, job.target_metric)
     exchanges = [event.exchange for event in history.steps if event.exchange is not None]
     ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
     synced = [event.sync for event in history.steps if event.sync is not None]
-    averages = sum(told.synchronised for told in synced)
+    averages = sum(record.synchronised for record in synced)
     if spec.is_local and (not averages or spec.partition.name != "global"):
         return None
     if begun is None or begun.resumed_step or not evaluated or len(ways) > 1:
@@ -186,7 +186,7 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
         sync=PilotSync(
             policy=spell_sync(spec.sync),
             workers=len(spec.workers),
-            share=averages / (averages + sum(told.local for told in synced)),
+            share=averages / (averages + sum(record.local for record in synced)),
         )
         if spec.is_local
         else None,
@@ -194,11 +194,11 @@ def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | Non
 
 
 def _evaluations(history: RunHistory, metric: str) -> dict[int, float]:
-    """The metric by step, ascending; what came after a checkpoint that the run went back to is as it was done again."""
-    found: dict[int, float] = {}
-    for event in (one.event for one in history.others):
+    """Return the metric by step, ascending; steps done again after a checkpoint count as they were done last."""
+    by_step: dict[int, float] = {}
+    for event in (entry.event for entry in history.others):
         if isinstance(event, TrainingStarted):
-            found = {step: value for step, value in found.items() if step <= event.step}
+            by_step = {step: value for step, value in by_step.items() if step <= event.step}
         elif isinstance(event, Evaluated) and metric in event.metrics:
-            found[event.step] = event.metrics[metric]
-    return dict(sorted(found.items()))
+            by_step[event.step] = event.metrics[metric]
+    return dict(sorted(by_step.items()))

@@ -39,7 +39,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(kw_only=True)
 class LiveRun:
-    """What was read of a run so far.
+    """The state of a run as read from its log so far.
 
     Attributes:
         launch: what was predicted; None: nothing was.
@@ -68,7 +68,7 @@ class LiveRun:
         )
 
     def read(self) -> None:
-        """Go on with all that the log has gained.
+        """Read and fold the events that the log has gained since the last call.
 
         Raises:
             BadInput: it cannot be read.
@@ -79,20 +79,20 @@ class LiveRun:
                     self.take(event)
 
     def take(self, event: LogEvent) -> Happening | None:
-        """Go on with an event of the run, and return what it tells a person who watches."""
+        """Fold an event of the run, and return the happening that it is to a person who watches; None: it is none."""
         self.progress.take(event)
         if isinstance(event, StepsLogged):
             self.recent.take(event)
             return None
         at_s, factor = self.progress.trained_for_s or 0.0, 1.0 if self.launch is None else self.launch.time_factor
-        found = happening(event, self.progress.roster.host, at_s=at_s, time_factor=factor)
-        if found is not None:
-            before = [one for one in self.happenings if not (found.is_routine and one.kind == found.kind)]
-            self.happenings = joined([*before, found])[-LATEST_HAPPENINGS:]
-        return found
+        news = happening(event, self.progress.roster.host, at_s=at_s, time_factor=factor)
+        if news is not None:
+            before = [happened for happened in self.happenings if not (news.is_routine and happened.kind == news.kind)]
+            self.happenings = joined([*before, news])[-LATEST_HAPPENINGS:]
+        return news
 
     def said(self, event: LogEvent) -> str | None:
-        """Go on with an event, and return a line of what happened: nothing of most, steps now and then."""
+        """Fold an event, and return a line for a person who watches: None for most, steps now and then."""
         happened, progress = self.take(event), self.progress
         at_s = progress.trained_for_s or 0.0
         match event:
@@ -121,13 +121,13 @@ class LiveRun:
 
     @property
     def unread(self) -> Unread:
-        """Return lines that were no events."""
+        """Return the lines of the log that were no events."""
         return self.log.unread + self.decisions.unread
 
     def facts(
         self, folder: Path, status: RunStatus, *, now_s: float, rental: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return how the run is: while it goes on by its newest steps, afterwards by all of them.
+        """Return the facts of the run: by its newest steps while it goes on, afterwards by all of them.
 
         Args:
             folder: of the run.
@@ -181,7 +181,7 @@ class LiveRun:
             "workers": [worker.model_dump() for worker in workers if is_over or worker.is_present],
             "conditions": ConditionsReader(folder).now().model_dump() if speeds else None,
             "pausing": None if is_over else pause(progress, now_s),
-            "happenings": [one.model_dump() for one in self.happenings],
+            "happenings": [happened.model_dump() for happened in self.happenings],
             "unread_lines": self.unread.lines,
             "unread": self.unread.sentence,
         }

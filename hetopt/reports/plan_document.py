@@ -60,7 +60,7 @@ _MEMORY_RESERVE = (
 
 
 def page(plan: Plan) -> Document:
-    """Return all there is to a plan, for a page."""
+    """Return the document of a plan's whole page: the answer and its details."""
     return Document(
         kind="hetopt plan",
         title=plan.chosen.in_words,
@@ -88,7 +88,7 @@ def answer(
     plan_file: Path | None = None,
     inventory: Path | None = None,
 ) -> list[Block]:
-    """Return what was asked, the answer, the ways to go, reasons and the next command: one screen of 80 columns.
+    """Return the plan on one screen of 80 columns: goal, answer, alternatives, reasons and the next command.
 
     Args:
         plan: to show.
@@ -97,20 +97,22 @@ def answer(
         inventory: whose machines it is for, where it is.
     """
     chosen = plan.chosen
-    own = all(group.is_own for group in chosen.groups)
-    where = "on your own machines" if own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
+    are_own = all(group.is_own for group in chosen.groups)
+    where = (
+        "on your own machines" if are_own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
+    )
     head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *_warnings(plan)]
     if plan.advice is None:
         said, sure = chosen.prediction, None if plan.insight is None else plan.insight.chance
         limits = {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
         kept = " and ".join(name for name, limit in limits.items() if limit is not None)
         batch = _batch(chosen, plan.profile.job.batch_size)
-        told = (
+        sentence = (
             f"{', '.join(filter(None, [chosen.in_words, batch]))}: {formatting.duration(said.total_s.value)} with "
-            f"{formatting.duration(said.startup_s)} of {'start-up' if own else 'provisioning'}, "
+            f"{formatting.duration(said.startup_s)} of {'start-up' if are_own else 'provisioning'}, "
             f"{formatting.usd(said.cost_usd.value)}"
         )
-        head.append(Line(f"{told}{f'; {formatting.chance(sure)} of simulated runs keep {kept}' if sure else ''}."))
+        head.append(Line(f"{sentence}{f'; {formatting.chance(sure)} of simulated runs keep {kept}' if sure else ''}."))
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     unsaved = "" if plan_file else "add -o plan.json, then "
     first, *others = next_commands(plan, *names)
@@ -163,21 +165,23 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
 
 
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
-    """What starts a plan: here, where nothing should be rented. A session is written into a script that has none.
+    """Return the commands that start a plan: here, where nothing should be rented.
+
+    A script without a session is converted first.
 
     How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
     """
     if any(cloud_of(group.region) != AWS for group in plan.chosen.groups):
         return (f"hetopt export {plan_file} --skypilot task.yaml",)
-    own = all(group.is_own for group in plan.chosen.groups)
-    where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if own else "ec2 --dry-run"
+    are_own = all(group.is_own for group in plan.chosen.groups)
+    where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if are_own else "ec2 --dry-run"
     launch = f"hetopt launch {plan_file} --on {where}"
     job = plan.profile.job
     if not job.script:
         return (launch,)
     name, *arguments = job.script
-    told = f"{plan.goal.amount:g}" in arguments
-    length = "" if told else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
+    sets_length = f"{plan.goal.amount:g}" in arguments
+    length = "" if sets_length else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
     if plan.run.global_batch_size != job.batch_size:
         length += f"  # and its own argument for {plan.run.global_batch_size:,} samples a step"
     if job.has_session:
@@ -191,14 +195,17 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
 
 
 def choices(plan: Plan) -> Iterator[Block]:
-    """Yield the ways to go: figures in columns, and below them the machines."""
+    """Yield a table of the plan's choices: figures in columns, and below them the machines."""
     if not plan.choices:
         return
     rented = [way.candidate for way in plan.choices if way.candidate is not None]
     # Where none of them was measured, or all were counted, a sentence says so once.
-    unlike = {group.evidence for one in rented for group in one.groups} not in ({"extrapolated"}, {"counted"})
-    own = chosen_way(plan)
-    sure = 0.0 if own is None else own.chance or 0.0
+    unlike = {group.evidence for candidate in rented for group in candidate.groups} not in (
+        {"extrapolated"},
+        {"counted"},
+    )
+    chosen = chosen_way(plan)
+    sure = 0.0 if chosen is None else chosen.chance or 0.0
     yield Table(
         name="the ways to go",
         columns=[
@@ -221,13 +228,13 @@ def choices(plan: Plan) -> Iterator[Block]:
             for way in plan.choices
         ],
         notes=[_machines_of(plan, way, evidence=unlike) for way in plan.choices],
-        chosen=None if own is None or plan.advice is not None else plan.choices.index(own),
+        chosen=None if chosen is None or plan.advice is not None else plan.choices.index(chosen),
         are_cards=True,
     )
 
 
 def _name(way: Choice, sure: float) -> str:
-    """Return the names of a way; ``sure`` is the plan's own chance."""
+    """Return the name of a choice; ``sure`` is the plan's own chance to keep its limits."""
     # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
     safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
     names = [safest if name == "safest" else name for name in way.names]
@@ -235,7 +242,7 @@ def _name(way: Choice, sure: float) -> str:
 
 
 def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
-    """Return what a way rents, what a machine has, how it trains where not as usual, quotas, and (asked) evidence."""
+    """Return a choice in a line: its machines and hardware, how it trains where not as usual, quotas and evidence."""
     if way.candidate is None:
         return "this machine, measured"
     groups = way.candidate.groups
@@ -270,7 +277,7 @@ def _method(candidate: Candidate) -> str:
 
 
 def chosen_way(plan: Plan) -> Choice | None:
-    """Return the plan's own way, where ways are shown."""
+    """Return the choice that the plan took; None where choices are not shown."""
     return next((way for way in plan.choices if way.candidate == plan.chosen), None)
 
 
@@ -288,14 +295,14 @@ def region_notes(plan: Plan) -> Iterator[str]:
 
 
 def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
-    """Yield what a new account would have to ask for first, where nobody knows what this one has.
+    """Yield the quotas that a new account would have to ask for first, where this account's are not known.
 
     Args:
         plan: with the ways to go.
         presumed: whether what it was planned with is known of no account.
     """
-    own = chosen_way(plan)
-    for need in () if own is None else own.quotas:
+    chosen = chosen_way(plan)
+    for need in () if chosen is None else chosen.quotas:
         if (presumed or need.granted is None) and need.vcpus > need.new_account:
             yield (
                 f"Needs a quota of {formatting.vcpus(need.vcpus)} ({need.bucket}); a new account has "
@@ -304,7 +311,7 @@ def quota_notes(plan: Plan, *, presumed: bool = False) -> Iterator[str]:
 
 
 def _memory_bound(candidate: Candidate) -> Iterator[str]:
-    """Yield at which micro-batch each machine fits whose memory does not hold its local batch at once."""
+    """Yield the micro-batch of each machine type whose memory does not hold its local batch at once."""
     words = [(group.instance_type, group.micro_batch_in_words) for group in candidate.groups]
     bound = dict.fromkeys(f"{name} {micro_batch}" for name, micro_batch in words if micro_batch)
     if bound:
@@ -312,7 +319,7 @@ def _memory_bound(candidate: Candidate) -> Iterator[str]:
 
 
 def asked(goal: Goal, *, until: str = "until") -> str:
-    """Return what was asked for, in a few words; ``until`` is said before a target."""
+    """Return a goal and its limits in a few words; ``until`` stands before a target."""
     if goal.ends == "target":
         return ", ".join([f"{until} {goal.target_metric} {goal.target_value:g}", *limits_of(goal)])
     length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))
@@ -320,13 +327,13 @@ def asked(goal: Goal, *, until: str = "until") -> str:
 
 
 def limits_of(goal: Goal) -> list[str]:
-    """Such as 'budget $20.00'."""
+    """Return the limits of a goal in words, as in 'budget $20.00'."""
     limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
     return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
 def details(plan: Plan) -> Iterator[Block]:
-    """Yield everything behind the answer."""
+    """Yield the details behind the answer: machines, bill, memory, alternatives and reasons."""
     chosen, said = plan.chosen, plan.chosen.prediction
     kind = "sync" if chosen.sync.is_local else "compression"
     yield Heading("The plan")
@@ -381,7 +388,7 @@ def _machine(group: Group) -> list[Cell]:
 
 
 def _price_of(group: Group) -> str:
-    """Return whose price it is, and of when."""
+    """Return the source and the date of a group's price, in words."""
     day = "" if group.price_date in group.price_source else f", {group.price_date}"
     if group.is_own:
         return group.price_source
@@ -389,7 +396,7 @@ def _price_of(group: Group) -> str:
 
 
 def _memory(plan: Plan) -> Iterator[Block]:
-    """Yield what a worker of each machine type holds, part by part."""
+    """Yield the memory of a worker of each machine type, part by part."""
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "residual_bytes", "activation_bytes")
     yield Heading("Memory of a worker")
     if plan.memory:

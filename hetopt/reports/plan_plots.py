@@ -16,12 +16,12 @@ Place = tuple[float, float]
 
 
 def front_svg(plan: Plan) -> str:
-    """All plans as an SVG element: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
+    """Return all plans as SVG: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
     points = _places(plan.plans)
-    told = plan.chosen.prediction
-    own = (told.total_s.value, told.cost_usd.value)
-    times = log_scale([*(t for t, _ in points), told.total_s.low, told.total_s.high])
-    costs = log_scale([*(c for _, c in points), told.cost_usd.low, told.cost_usd.high])
+    prediction = plan.chosen.prediction
+    point = (prediction.total_s.value, prediction.cost_usd.value)
+    times = log_scale([*(t for t, _ in points), prediction.total_s.low, prediction.total_s.high])
+    costs = log_scale([*(c for _, c in points), prediction.cost_usd.low, prediction.cost_usd.high])
 
     def at(place: Place) -> Place:
         return (
@@ -30,8 +30,8 @@ def front_svg(plan: Plan) -> str:
         )
 
     said = (
-        f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(own[0])}, "
-        f"{formatting.usd(own[1])}. The table below has the figures."
+        f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(point[0])}, "
+        f"{formatting.usd(point[1])}. The table below has the figures."
     )
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">']
     parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="var(--line)"/>')
@@ -47,8 +47,11 @@ def front_svg(plan: Plan) -> str:
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--c)"><title>{_name(candidate)}</title></circle>'
         )
-    x, y = at(own)
-    (left, low), (right, high) = at((told.total_s.low, told.cost_usd.low)), at((told.total_s.high, told.cost_usd.high))
+    x, y = at(point)
+    (left, low), (right, high) = (
+        at((prediction.total_s.low, prediction.cost_usd.low)),
+        at((prediction.total_s.high, prediction.cost_usd.high)),
+    )
     parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--accent)"/>')
     parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--accent)"/>')
     parts.append(
@@ -62,7 +65,7 @@ def front_svg(plan: Plan) -> str:
 
 
 def _places(plans: Sequence[Candidate]) -> list[Place]:
-    """Median time and cost of each plan."""
+    """Return the median time in seconds and cost in USD of each plan."""
     return [(plan.prediction.total_s.value, plan.prediction.cost_usd.value) for plan in plans]
 
 
@@ -88,6 +91,8 @@ def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list
 
 
 def _name(candidate: Candidate) -> str:
-    told = candidate.prediction
+    prediction = candidate.prediction
     cluster = formatting.cluster((group.machines, group.instance_type) for group in candidate.groups)
-    return escape(f"{cluster}: {formatting.duration(told.total_s.value)}, {formatting.usd(told.cost_usd.value)}")
+    return escape(
+        f"{cluster}: {formatting.duration(prediction.total_s.value)}, {formatting.usd(prediction.cost_usd.value)}"
+    )

@@ -16,7 +16,7 @@ WORTH_SAYING = 1.15
 
 
 def page(profile: Profile) -> Document:
-    """Return all that is shown of a profile, for a page."""
+    """Return the document of a profile's whole page."""
     blocks = [*document(profile), Remarks(list(notes(profile)))]
     return Document(kind="hetopt profile", title=f"Profile of {profile}", blocks=blocks)
 
@@ -47,7 +47,7 @@ def document(profile: Profile) -> Iterator[Block]:
 
 
 def notes(profile: Profile) -> Iterator[str]:
-    """Yield what makes the measurement less certain."""
+    """Yield a sentence on each thing that makes the measurement less certain."""
     noisy = [point for device in profile.devices for point in device.step_times if summarize(point.samples_s).is_noisy]
     if noisy:
         yield f"{len(noisy)} step times vary a lot: measure again for narrower predictions."
@@ -59,7 +59,7 @@ def notes(profile: Profile) -> Iterator[str]:
 
 
 def _link_time(link: Link) -> str:
-    """Latency and rate, as far as the measurement tells: between processes of a machine it may tell one alone."""
+    """Return a link's latency and rate in words; between processes of a machine it may be one of them alone."""
     latency, rate = formatting.duration(link.latency_s), f"{formatting.bytes_(link.bytes_per_s)}/s"
     if link.bytes_per_s >= FASTEST_BYTES_PER_S:
         return f"{latency}, whatever the size"
@@ -88,7 +88,7 @@ def _step_rows(device: Device) -> list[list[str]]:
 
 
 def _training(profile: Profile) -> list[str]:
-    """Return what the pilots say, a sentence each."""
+    """Return a sentence on each result of the pilots, such as the steps to the target by batch size and precision."""
     job = profile.job
     goal = f"{job.target_metric} {job.target_value:g}"
     sentences = []
@@ -108,13 +108,13 @@ def _training(profile: Profile) -> list[str]:
                 f"{kind}, {goal} not reached: {last.metric:.4g} after {formatting.counted(last.step, 'step')}"
             )
     for precision in profile.precisions[1:]:
-        trials = [one for one in profile.precision_trials if one.precision == precision]
-        own, usual = (
+        trials = [trial for trial in profile.precision_trials if trial.precision == precision]
+        trial_steps, usual = (
             ", ".join(formatting.count(round(steps)) for steps in column)
-            for column in ([one.steps for one in trials], [one.usual_steps for one in trials])
+            for column in ([trial.steps for trial in trials], [trial.usual_steps for trial in trials])
         )
         sentences.append(
-            f"in {precision}, {job.target_metric} after {own} steps as in {profile.precisions[0]} after {usual}"
+            f"in {precision}, {job.target_metric} after {trial_steps} steps as in {profile.precisions[0]} after {usual}"
             if trials
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )

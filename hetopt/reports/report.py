@@ -25,7 +25,7 @@ Unit = Literal["s", "steps", "USD"]
 
 
 class Compared(Record):
-    """A figure that was predicted and measured."""
+    """The prediction with its interval and the measurement of one figure."""
 
     name: str
     unit: Unit
@@ -36,7 +36,7 @@ class Compared(Record):
 
     @property
     def error(self) -> float | None:
-        """(measured - predicted) / predicted: positive when it took more than was said."""
+        """Relative error, (measured - predicted) / predicted: positive when it took more than predicted."""
         return (self.measured - self.predicted) / self.predicted if self.predicted else None
 
 
@@ -55,7 +55,7 @@ class WorkerReport(Record):
 
 
 class Contention(Record):
-    """How many times its processor time computing took, others' programs in between; absent where nobody measured."""
+    """Wall time of computing over its processor time, others' programs in between; absent where nobody measured."""
 
     profiled: float | None = Field(default=None, ge=1, description="while the job was profiled")
     launched: float | None = Field(default=None, ge=1, description="just before the launch")
@@ -70,7 +70,7 @@ class Way(Record):
 
 
 class Sent(Record):
-    """What one worker contributed to the exchanges of gradients over the whole run (the mean of all workers)."""
+    """Bytes that one worker contributed to gradient synchronization over the whole run (the mean of all workers)."""
 
     sent_bytes: NonNegativeFloat
     dense_bytes: PositiveFloat = Field(description="what sending everything in fp32 would have come to")
@@ -79,7 +79,7 @@ class Sent(Record):
 
 
 class BroughtTogether(Record):
-    """How often workers that train for themselves averaged their parameters."""
+    """Frequency and cost of averaging the parameters of local SGD workers."""
 
     policy: Told
     synchronised: int = Field(description="steps that ended in an average")
@@ -92,7 +92,7 @@ class BroughtTogether(Record):
 
 
 class Interrupted(Record):
-    """What a run's interruptions came to: it was stopped and went on, or lost workers. All of it is in its run time."""
+    """Interruptions of a run, stopped and resumed or short of workers, and their cost, all of it in its run time."""
 
     sessions: int = Field(description="how often it began to train, the times that it went on included")
     launches: int = Field(default=0, description="how often it was launched; 0: a report of an older version")
@@ -152,11 +152,11 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
     if latest is not None:
         times = zip(latest.compute_s, latest.wait_s, strict=True)
         now = dict(zip(progress.latest_places, times, strict=False))
-    found = []
+    reports = []
     for place, worker in enumerate(progress.workers):
         means = (worker.mean_compute_s, worker.wait_s / worker.steps) if worker.steps else (None, None)
         compute_s, wait_s = now.get(place, means)
-        found.append(
+        reports.append(
             WorkerReport(
                 host=worker.host,
                 type=worker.type,
@@ -169,11 +169,11 @@ def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bo
                 is_present=worker.is_present,
             )
         )
-    return tuple(found)
+    return tuple(reports)
 
 
 def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines: int = 0) -> Report:
-    """Hold the events of a run against its prediction.
+    """Return the report of a run: its events against its prediction.
 
     Args:
         launch: what was started, and what was predicted for it.
@@ -262,7 +262,7 @@ def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines
 
 
 def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Compared, ...]:
-    """What was predicted beside what was measured, all sessions together; time in which nothing ran is left out."""
+    """Return predictions beside measurements, all sessions together; time in which nothing ran is left out."""
     said = launch.prediction
     step_time = _held("step time", "s", said.step_time_s, step_time_s)
     # Where the log does not begin with the first step, what came before it is not known.
@@ -271,8 +271,8 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
     startup_s = progress.startup_s or 0.0
     startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
     total_s = startup_s + progress.training_s + progress.recovery_s
-    own = launch.on == "ssh"
-    hourly = launch.running_usd_per_hour if own else launch.hourly_usd
+    is_own = launch.on == "ssh"
+    hourly = launch.running_usd_per_hour if is_own else launch.hourly_usd
     return (
         step_time,
         _held("steps", "steps", said.steps, max(0, progress.step - progress.first_step)),
@@ -280,13 +280,17 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Com
         _held("start-up", "s", startup, startup_s),
         _held("run time", "s", said.total_s, total_s),
         _held(
-            "cost" if own else "cost at the plan's rate", "USD", said.total_s, total_s, factor=hourly / SECONDS_PER_HOUR
+            "cost" if is_own else "cost at the plan's rate",
+            "USD",
+            said.total_s,
+            total_s,
+            factor=hourly / SECONDS_PER_HOUR,
         ),
     )
 
 
 def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
-    """Return a prediction and what was measured in its place, both times ``factor``."""
+    """Return a prediction and its measurement, both times ``factor``."""
     return Compared(
         name=name,
         unit=unit,
@@ -311,28 +315,32 @@ def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Int
     )
 
 
-def _of_interruptions(told: Interrupted | None) -> list[str]:
+def _of_interruptions(interrupted: Interrupted | None) -> list[str]:
     """Return a sentence for each kind of interruption."""
-    if told is None:
+    if interrupted is None:
         return []
     sentences = []
-    if told.sessions > 1:
-        between = ", when nothing ran," if told.launches >= told.sessions else ""
-        inside = "" if between or not told.launches else f" of {told.launches} launch{'es' * (told.launches > 1)}"
-        sentences.append(
-            f"Its {told.sessions} sessions{inside} are added up, start-ups included; the "
-            f"{formatting.duration(told.idle_s)} between them{between} are no part of its time or cost."
+    if interrupted.sessions > 1:
+        between = ", when nothing ran," if interrupted.launches >= interrupted.sessions else ""
+        inside = (
+            ""
+            if between or not interrupted.launches
+            else f" of {interrupted.launches} launch{'es' * (interrupted.launches > 1)}"
         )
-    if told.recoveries:
-        times = "once" if told.recoveries == 1 else f"{told.recoveries} times"
         sentences.append(
-            f"Its workers changed {times} while it ran; going on took {formatting.duration(told.recovery_s)} "
+            f"Its {interrupted.sessions} sessions{inside} are added up, start-ups included; the "
+            f"{formatting.duration(interrupted.idle_s)} between them{between} are no part of its time or cost."
+        )
+    if interrupted.recoveries:
+        times = "once" if interrupted.recoveries == 1 else f"{interrupted.recoveries} times"
+        sentences.append(
+            f"Its workers changed {times} while it ran; going on took {formatting.duration(interrupted.recovery_s)} "
             "altogether."
         )
-    if told.lost_steps:
+    if interrupted.lost_steps:
         sentences.append(
-            f"{formatting.counted(told.lost_steps, 'step')} had to be done again, from a checkpoint: about "
-            f"{formatting.duration(told.lost_s)} of lost work."
+            f"{formatting.counted(interrupted.lost_steps, 'step')} had to be done again, from a checkpoint: about "
+            f"{formatting.duration(interrupted.lost_s)} of lost work."
         )
     return sentences
 
@@ -397,7 +405,7 @@ def _logged(
     interrupted: Interrupted | None,
     contention: float | None,
 ) -> Iterator[str]:
-    """Yield what the run's events say that bears on one part of its time."""
+    """Yield a sentence on each event of the run that explains one part of its time."""
     if part == "step time":
         yield from changes
         if progress.stream_wait_s:
@@ -407,12 +415,12 @@ def _logged(
     elif part == "steps" and progress.finish_reason is not None:
         yield f"the run ended after step {formatting.count(progress.step)}{formatting.ending(progress.finish_reason)}"
     elif interrupted is not None:
-        told = {
+        sentences = {
             "start-up": f"one start is predicted, and there were {interrupted.sessions}",
             "steps done again": f"{formatting.counted(interrupted.lost_steps, 'step')} since the last checkpoint",
             "recoveries": "workers were lost or came anew, and no prediction counts that",
         }
-        yield from (text for name, text in told.items() if name == part)
+        yield from (text for name, text in sentences.items() if name == part)
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:

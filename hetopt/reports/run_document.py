@@ -77,7 +77,7 @@ def document(report: Report, launch: Launch | None = None) -> Document:
 
 
 def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
-    """Yield what it took and cost, each beside what was predicted, and what it has reached."""
+    """Yield the run's time and cost, each beside its prediction, and the metrics that it has reached."""
     figures = {compared.name: compared for compared in report.compared}
     widest = _widest(report.compared)
     if "run time" not in figures and report.over_time.step:
@@ -140,9 +140,11 @@ def _drawn(compared: Compared, widest: float) -> Html:
 
 
 def _widest(figures: Sequence[Compared]) -> float:
-    """Return the scale that has room for all of them."""
-    drawn = [one for one in figures if one.predicted > 0 and one.measured > 0]
-    ratios = [max(value, 1e-12) / one.predicted for one in drawn for value in (one.low, one.measured, one.high)]
+    """Return the largest ratio to the prediction that the scale of the figures has room for."""
+    drawn = [figure for figure in figures if figure.predicted > 0 and figure.measured > 0]
+    ratios = [
+        max(value, 1e-12) / figure.predicted for figure in drawn for value in (figure.low, figure.measured, figure.high)
+    ]
     most = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
     return next((widest for widest in WIDEST_RATIOS if most <= widest), WIDEST_RATIOS[-1])
 
@@ -175,18 +177,20 @@ def worker_table(workers: Sequence[WorkerReport]) -> Table:
 
 def _over_time(report: Report) -> Iterator[Block]:
     """Yield the curves, and what happened on the way."""
-    told, last = report.over_time, {happened.kind: happened for happened in report.happenings}
+    over_time, last = report.over_time, {happened.kind: happened for happened in report.happenings}
     # Of what is routine, only the last of a kind is news.
-    news = [one for one in report.happenings if not one.is_routine or one is last[one.kind]]
+    news = [happened for happened in report.happenings if not happened.is_routine or happened is last[happened.kind]]
     yield Heading("Over the run")
-    if told.series:
-        predicted_s = next((one.predicted for one in report.compared if one.name == "step time"), None)
-        trained = f"{formatting.duration(told.end_s[-1])} of training, {formatting.counted(told.step[-1], 'step')}."
+    if over_time.series:
+        predicted_s = next((figure.predicted for figure in report.compared if figure.name == "step time"), None)
+        trained = (
+            f"{formatting.duration(over_time.end_s[-1])} of training, {formatting.counted(over_time.step[-1], 'step')}."
+        )
         slider = (
             f'<div id="now"><span id="said" class="soft" aria-live="polite">{trained}</span>'
             '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden></div>'
         )
-        markup = "".join([slider, *charts(told, [happened.time_s for happened in news], predicted_s)])
+        markup = "".join([slider, *charts(over_time, [happened.time_s for happened in news], predicted_s)])
         yield Drawing(markup)
     sentences = [_sentence(happened) for happened in news[:MOST_HAPPENINGS]]
     if len(news) > MOST_HAPPENINGS:
@@ -203,36 +207,36 @@ def _sentence(happened: Happening) -> str:
     return f"at {formatting.duration(max(0.0, happened.time_s))}{step}: {happened.sentence}"
 
 
-def _together(told: BroughtTogether) -> str:
-    """Return how often workers were brought together, and how far apart they had come."""
-    steps = told.synchronised + told.local
+def _together(averaging: BroughtTogether) -> str:
+    """Return a sentence on how often local SGD workers averaged, and how far apart their parameters had come."""
+    steps = averaging.synchronised + averaging.local
     apart = ""
-    if told.divergence is not None:
-        apart = f"; they had come apart by {formatting.share(told.divergence)} of the parameters' norm"
+    if averaging.divergence is not None:
+        apart = f"; they had come apart by {formatting.share(averaging.divergence)} of the parameters' norm"
     return (
-        f"{told.policy}: workers came together in {formatting.count(told.synchronised)} of "
-        f"{formatting.counted(steps, 'step')} ({formatting.share(told.synchronised / max(1, steps))}), and sent "
-        f"{formatting.bytes_(told.sent_bytes)} each{apart}"
+        f"{averaging.policy}: workers came together in {formatting.count(averaging.synchronised)} of "
+        f"{formatting.counted(steps, 'step')} ({formatting.share(averaging.synchronised / max(1, steps))}), and sent "
+        f"{formatting.bytes_(averaging.sent_bytes)} each{apart}"
     )
 
 
 def _sent(sent: Sent) -> str:
-    """Return how much of the gradients went over the network, and how."""
+    """Return a sentence on how much of the gradients went over the network, and by which methods."""
     if sent.sent_bytes == sent.dense_bytes:
         return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
     ways = sorted(sent.ways, key=lambda way: -way.steps)
-    told = [f"{way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]]
+    phrases = [f"{way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]]
     others = sum(way.steps for way in ways[SHOWN_WAYS:])
-    told += [f"others in {formatting.counted(others, 'step')}"] if others else []
+    phrases += [f"others in {formatting.counted(others, 'step')}"] if others else []
     return (
         f"sent {formatting.share(sent.sent_bytes / sent.dense_bytes)} of dense bytes "
         f"({formatting.bytes_(sent.sent_bytes)} of {formatting.bytes_(sent.dense_bytes)} per worker): "
-        f"{'; '.join(told)}"
+        f"{'; '.join(phrases)}"
     )
 
 
 def _money(report: Report, launch: Launch) -> Iterator[Block]:
-    """Yield what this run comes to at the plan's rate, and the bill of the rented plan by term."""
+    """Yield the run's cost at the plan's rate, and the bill of the rented plan by term."""
     yield Heading("Where the money goes")
     here = next((compared for compared in report.compared if compared.unit == "USD"), None)
     if here is not None:
@@ -245,8 +249,8 @@ def _money(report: Report, launch: Launch) -> Iterator[Block]:
 
 
 def _data(report: Report) -> str:
-    """Return what the cursor reads. ``<`` cannot end the script that holds it."""
-    told = report.over_time
-    series = {curve.key: (curve.unit, curve.values) for curve in told.series}
-    data = {**told.model_dump(include={"end_s", "step", "ways", "way"}), "series": series}
+    """Return the curves as JSON for the page's cursor, with ``<`` escaped as it stands in a script element."""
+    over_time = report.over_time
+    series = {curve.key: (curve.unit, curve.values) for curve in over_time.series}
+    data = {**over_time.model_dump(include={"end_s", "step", "ways", "way"}), "series": series}
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

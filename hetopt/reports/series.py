@@ -95,14 +95,14 @@ def over_time(history: RunHistory) -> OverTime:
 
 
 def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
-    """Yield all curves; those that would say nothing are left out."""
+    """Yield the curves of a run; those that would say nothing are left out."""
     rows = history.steps
     steps = np.array([row.steps for row in rows], dtype=np.float64)
 
     def of(get: Callable[[Any], float | None], part: str = "") -> Column:
         """Return a column of the log's rows, or of one part of them; NaN where that is not there."""
         parts = rows if not part else [getattr(row, part) for row in rows]
-        return np.array([np.nan if one is None else get(one) for one in parts], dtype=np.float64)
+        return np.array([np.nan if record is None else get(record) for record in parts], dtype=np.float64)
 
     def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
         around = envelope(values, first)
@@ -146,19 +146,19 @@ def _series(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
         yield sent("dense", "in fp32", of(attrgetter("dense_bytes"), "exchange"))
     if any(row.sync is not None for row in rows):
 
-        def a_step(told: SyncTold) -> int:
-            return max(1, told.synchronised + told.local)
+        def a_step(sync: SyncTold) -> int:
+            return max(1, sync.synchronised + sync.local)
 
         yield curve(
             "averaged",
             "steps averaged",
             "share",
-            of(lambda told: told.synchronised / a_step(told), "sync"),
+            of(lambda sync: sync.synchronised / a_step(sync), "sync"),
         )
         divergence = of(attrgetter("divergence"), "sync")
         if np.isfinite(divergence).any():
             yield curve("divergence", "workers apart", "share", _held(divergence))
-        yield sent("averages", "models", of(lambda told: told.sent_bytes / a_step(told), "sync"))
+        yield sent("averages", "models", of(lambda sync: sync.sent_bytes / a_step(sync), "sync"))
 
 
 def _of_workers(history: RunHistory, first: Rows, last: Rows) -> Iterator[Series]:
@@ -214,7 +214,7 @@ class Envelope:
 
 
 def envelope_of(series: Series) -> Envelope:
-    """Return a curve with its band."""
+    """Return the envelope of a curve: its median with the band from least to largest."""
     middle = as_column(series.values)
     return Envelope(
         low=as_column(series.low) if series.low else middle,
@@ -256,7 +256,7 @@ def envelope(values: Column, first: Rows) -> Envelope:
 
 
 def _known(reduce: Callable[..., Any], part: Column) -> Column:
-    """Of the values that are known, over rows; NaN where none is."""
+    """Reduce the known values of each column over its rows; NaN where none is known."""
     none = np.isnan(part).all(axis=0)
     result: Column = reduce(np.where(none, 0.0, part), axis=0)
     return np.where(none, np.nan, result)

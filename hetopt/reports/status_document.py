@@ -42,7 +42,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
     reason = f" ({fact['reason']})" if fact["reason"] else ""
     yield Line(f"{fact['run']}: {fact['state']}{reason}", "strong")
     evaluated = formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet"
-    told = [
+    phrases = [
         f"go on: {fact['resume']}" if fact["resume"] is not None else None,
         f"{step_of(fact['step'], fact['predicted_steps'])}, epoch {fact['epoch']:.1f}, {evaluated}",
         fact["pausing"],
@@ -52,7 +52,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
         _gradients(fact["exchange"]),
         fact["audits"] and fact["audits"]["text"],
     ]
-    yield from (Line(f"  {phrase}", hang=2) for phrase in told if phrase)
+    yield from (Line(f"  {phrase}", hang=2) for phrase in phrases if phrase)
     if fact["rental"] is not None and fact["rental"]["machines"]:
         yield _machines(fact["rental"]["machines"])
     if fact["workers"]:
@@ -62,7 +62,7 @@ def status(fact: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def notes(fact: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is to be known beside the status: what could not be read or asked, and where the run's folder is."""
+    """Yield notes beside the status: what could not be read or asked, and where the run's folder is."""
     rental = fact["rental"]
     if rental is not None and rental["not_asked"] is not None:
         seen_s = rental["seen_s_ago"]
@@ -93,7 +93,7 @@ def _elapsed(fact: Mapping[str, Any]) -> str:
 
 
 def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
-    """Return what a run has cost, and at which rate; ``of`` stands behind the amount."""
+    """Return a run's cost and its rate in words; ``of`` stands behind the amount."""
     if not usd_per_hour:
         return "$0, as nothing is rented"
     whose = "your hosts'" if on == "ssh" else "the plan's"

@@ -54,7 +54,7 @@ def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Sty
         width: of a line, characters; commands to copy may be longer.
         spell: makes a text fit to be shown.
     """
-    found: list[Styled] = []
+    styled: list[Styled] = []
     heading: list[Styled] = []
     for block in blocks:
         if isinstance(block, Heading):
@@ -62,9 +62,9 @@ def lines(blocks: Iterable[Block], width: int, spell: Spell = shown) -> list[Sty
             continue
         inside = list(_lines(block, width, spell))
         if inside:
-            found += [*heading, *inside]
+            styled += [*heading, *inside]
             heading = []
-    return found
+    return styled
 
 
 def whole(document: Document, width: int = COLUMNS) -> str:
@@ -144,8 +144,8 @@ def _table(table: Table, width: int, spell: Spell) -> Iterator[Styled]:
         style = "strong" if is_chosen or (number == 0 and not table.notes) else "soft" if number == 0 else ""
         if fitted is None:
             yield from ((line, "strong") for line in wrapped(cells[0], width))
-            told = {name: cell for name, cell in zip(head[1:], cells[1:], strict=True) if cell}
-            yield from _lines(Facts(told), width, str)
+            facts = {name: cell for name, cell in zip(head[1:], cells[1:], strict=True) if cell}
+            yield from _lines(Facts(facts), width, str)
         else:
             hang = 0 if table.chosen is None else 2
             yield from ((line, style) for line in _row(columns, cells, *fitted, hang=hang))

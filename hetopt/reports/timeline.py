@@ -61,7 +61,7 @@ _DONE = {"replace": "another machine takes its place", "on-demand": "moving to o
 
 
 class Happening(Record):
-    """Something that explains a bend in the curves."""
+    """An event of a run that explains a bend in its curves."""
 
     kind: Kind
     time_s: float = Field(description="seconds since training began")
@@ -76,12 +76,12 @@ class Happening(Record):
 
     @property
     def is_routine(self) -> bool:
-        """Return whether it is no news to a person who watches."""
+        """Return whether the happening is no news to a person who watches."""
         return self.kind in ROUTINE
 
 
 def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happening, ...]:
-    """Return what happened in one run, in order. Time in which nothing of it ran, between its sessions, is left out.
+    """Return the happenings of one run, in order; time between its sessions, when nothing ran, is left out.
 
     Args:
         history: of the run.
@@ -95,14 +95,14 @@ def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happen
             happened.append(_went_on(placed.event, at_s, paused_s=placed.paused_s, step=step))
             continue
         host = partial(roster.host, present=placed.present)
-        found = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
-        if found is not None:
-            happened.append(found if found.step is not None else found.model_copy(update={"step": step}))
+        news = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
+        if news is not None:
+            happened.append(news if news.step is not None else news.model_copy(update={"step": step}))
     return tuple(joined(happened))
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
-    """Another session began to train."""
+    """Return the happening that another session began to train."""
     again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (
         f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"
@@ -113,7 +113,7 @@ def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int)
 def happening(
     event: LogEvent, host: Callable[[int], str], *, at_s: float = 0.0, time_factor: float = 1.0
 ) -> Happening | None:
-    """Return what an event of the log tells a person who watches the run; absent for the events of every day.
+    """Return the happening that an event of the log is to a person who watches the run; None for everyday events.
 
     Args:
         event: any event.
@@ -135,7 +135,7 @@ def happening(
 
 
 def _text(event: LogEvent, time_factor: float) -> str | None:
-    """Return what an event tells, but for whom it concerns; None: nothing."""
+    """Return the words for an event, without the hosts that it concerns; None: it needs none."""
     match event:
         case ConditionChanged():
             return _conditions(event, time_factor)
@@ -160,7 +160,7 @@ def _text(event: LogEvent, time_factor: float) -> str | None:
 
 
 def _who_trains(event: WorkersChanged) -> str:
-    """Return what is told of another generation of workers."""
+    """Return the words for another generation of workers: which are lost and new, and from where they go on."""
     took = f" after {event.recovery_s:.1f} s" if event.recovery_s is not None else ""
     parts = [
         *([f"without worker {', '.join(map(str, event.lost))}"] if event.lost else []),
@@ -170,14 +170,14 @@ def _who_trains(event: WorkersChanged) -> str:
 
 
 def _tried(event: PairedTrialEnded) -> str:
-    """Return what a paired trial has shown, as a phrase."""
+    """Return the result of a paired trial, as a phrase."""
     shown = {
         "harmless": "learns as fast as the dense one: sent where that saves time",
         "harmful": "falls behind: nearly all of its energy is sent",
     }
-    found = shown.get(event.says, "cannot be compared yet, as the loss hardly changes: tried again later")
+    outcome = shown.get(event.says, "cannot be compared yet, as the loss hardly changes: tried again later")
     took, part = formatting.duration(event.took_s), formatting.share(event.ratio)
-    return f"paired trial of {took}: {part} of the gradient {found}"
+    return f"paired trial of {took}: {part} of the gradient {outcome}"
 
 
 def _conditions(event: ConditionChanged, time_factor: float) -> str:
@@ -201,19 +201,19 @@ def _conditions(event: ConditionChanged, time_factor: float) -> str:
 
 def joined(happenings: Iterable[Happening]) -> list[Happening]:
     """Return happenings with those of several hosts at once as one."""
-    found: list[Happening] = []
-    for one in happenings:
-        last = found[-1] if found else None
+    merged: list[Happening] = []
+    for current in happenings:
+        last = merged[-1] if merged else None
         if (
             last is not None
-            and one.kind == last.kind == "condition_changed"
-            and one.text == last.text
-            and one.time_s - last.time_s < AT_ONCE_S
+            and current.kind == last.kind == "condition_changed"
+            and current.text == last.text
+            and current.time_s - last.time_s < AT_ONCE_S
         ):
-            found[-1] = last.model_copy(update={"hosts": last.hosts + one.hosts})
+            merged[-1] = last.model_copy(update={"hosts": last.hosts + current.hosts})
         else:
-            found.append(one)
-    return found
+            merged.append(current)
+    return merged
 
 
 RECENT_S = 60.0
@@ -229,20 +229,20 @@ class RecentSteps:
     rows: deque[tuple[float, int, float]] = field(default_factory=deque)
 
     def take(self, event: StepsLogged) -> None:
-        """Go on with these steps."""
+        """Add logged steps, and forget those older than the window."""
         self.rows.append((event.time_s, event.steps, event.step_time_s))
         while event.time_s - self.rows[0][0] > RECENT_S:
             self.rows.popleft()
 
     @property
     def step_time_s(self) -> float | None:
-        """Return their mean time, in seconds; None: there was none."""
+        """Return the mean seconds of the recent steps; None: there was none."""
         steps = sum(count for _, count, _ in self.rows)
         return sum(count * time_s for _, count, time_s in self.rows) / steps if steps else None
 
 
 def wait_share(progress: RunFold) -> float | None:
-    """Return what the workers spend waiting for the slowest, as a part of the newest steps; None: no step yet."""
+    """Return the share of the newest steps that workers spend waiting for the slowest; None: no step yet."""
     latest = progress.latest
     if latest is None or not latest.wait_s or latest.step_time_s <= 0:
         return None
@@ -292,24 +292,24 @@ def figures(
     """
     expected = launch.prediction.steps.value if launch is not None else None
     waiting, left, latest = wait_share(progress), left_s(progress, expected, step_time_s), progress.latest
-    told = [step_of(progress.step, expected)]
+    phrases = [step_of(progress.step, expected)]
     if progress.loss is not None:
-        told.append(f"loss {progress.loss:.4g}")
+        phrases.append(f"loss {progress.loss:.4g}")
     if latest is not None and step_time_s:
-        told.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
+        phrases.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
     if waiting is not None and latest is not None and len(latest.wait_s) > 1:
-        told.append(f"straggler wait {formatting.share(waiting)}")
+        phrases.append(f"straggler wait {formatting.share(waiting)}")
     if launch is not None and money and progress.elapsed_s is not None:
-        told.append(formatting.usd(launch.running_usd_per_hour * progress.elapsed_s / SECONDS_PER_HOUR))
+        phrases.append(formatting.usd(launch.running_usd_per_hour * progress.elapsed_s / SECONDS_PER_HOUR))
     if left is not None:
         form = "%H:%M" if left < DAY_S else "%a %H:%M"
-        told.append(f"ends in {formatting.duration(left)}, at {time.strftime(form, time.localtime(now_s + left))}")
+        phrases.append(f"ends in {formatting.duration(left)}, at {time.strftime(form, time.localtime(now_s + left))}")
     metrics = formatting.reached(progress.metrics, None)
-    return told + ([f"evaluated: {metrics}"] if metrics else [])
+    return phrases + ([f"evaluated: {metrics}"] if metrics else [])
 
 
 def pause(progress: RunFold, now_s: float) -> str | None:
-    """Why no step is done now: who went, came or is not heard, for how long, and what follows; None: training goes on.
+    """Return why no step is done now: the host that left, came or is silent, how long, what follows; None: it trains.
 
     Args:
         progress: of the run.
@@ -335,7 +335,7 @@ def pause(progress: RunFold, now_s: float) -> str | None:
 
 
 def audited(progress: RunFold) -> str:
-    """How far shares are from one machine, as audit steps measured it, in a sentence; empty where none was audited."""
+    """Return how far gradients are from one machine's by audit steps, in a sentence; empty where none was audited."""
     audits = progress.audits
     if audits is None:
         return ""

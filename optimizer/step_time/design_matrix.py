@@ -34,7 +34,7 @@ PITCH = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What one exchange moves.
+    """The messages and relative traffic of one gradient exchange.
 
     Attributes:
         messages: in a row, of the slowest path.
@@ -50,7 +50,7 @@ class Exchange:
 
 
 def exchange_of(workers: int, compression: Compression | None, sync: str | None = None) -> Exchange:
-    """The exchange of a step; a single worker has none, and compresses nothing.
+    """Return the exchange of a step; a single worker has none, and compresses nothing.
 
     Args:
         workers: that exchange.
@@ -83,7 +83,7 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
 
 def _communicating_share(compression: Compression | None, sync: str | None) -> float:
-    """Part of the steps that exchange anything."""
+    """Return the share of the steps that exchange anything."""
     wanted = Synchronization() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:
         return 1.0
@@ -103,7 +103,7 @@ def _communicating_share(compression: Compression | None, sync: str | None) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where workers are: what a run has in common over its batch sizes.
+    """The machines and exchange of a run, which it has in common over its batch sizes.
 
     Attributes:
         machines: type and workers of each node, in no order.
@@ -168,7 +168,7 @@ class Rows:
 
 
 def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()) -> Rows:
-    """Columns of at least one configuration.
+    """Return at least one configuration as columns.
 
     Args:
         configurations: the rows.
@@ -232,14 +232,14 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
 
 
 def _kinds(configuration: Configuration) -> Iterable[tuple[str, int, int]]:
-    """Type, workers on the node and samples of every different worker, in a fixed order."""
+    """Return the type, workers on the node and samples of every different worker, in a fixed order."""
     sizes = configuration.local_batch_size
     if isinstance(sizes, int):
         return dict.fromkeys((configuration.kind(node), node.workers, sizes) for node in configuration.nodes)
-    found: dict[tuple[str, int, int], None] = {}
+    kinds: dict[tuple[str, int, int], None] = {}
     first = 0
     for node in configuration.nodes:
         for size in sizes[first : first + node.workers]:
-            found[configuration.kind(node), node.workers, size] = None
+            kinds[configuration.kind(node), node.workers, size] = None
         first += node.workers
-    return found
+    return kinds

@@ -44,7 +44,7 @@ HOST_MEMORY_BYTES = 3 * 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How a device holds its part of a replica.
+    """The way in which a device holds its part of a replica: sharded, activations recomputed.
 
     Attributes:
         shards: devices of the machine that share the replica's weights, gradients and optimizer state.
@@ -55,9 +55,9 @@ class Scheme:
     recomputes: bool = False
 
     def held(self, memory: TrainingMemory, described: Counted) -> TrainingMemory:
-        """Return what one device holds by this scheme."""
-        found = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
-        return found.recomputing(described.layers) if self.recomputes else found
+        """Return the memory of a replica that one device holds by this scheme."""
+        part = memory if self.shards == 1 else memory.sharded(self.shards, described.weight_bytes / described.layers)
+        return part.recomputing(described.layers) if self.recomputes else part
 
 
 REPLICATED = Scheme()
@@ -82,7 +82,7 @@ def scheme_of(memory: TrainingMemory, described: Counted, *, devices: int, usabl
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What one worker has of a device's memory.
+    """The memory of a device that one worker has, and the samples that fit.
 
     Attributes:
         device_bytes: of the whole device.
@@ -106,27 +106,27 @@ class Room:
 
     @property
     def most_samples(self) -> int | None:
-        """Of a local batch."""
+        """The most samples of a local batch; None: any number, as far as is known."""
         return None if self.splits else self.micro_batch
 
     @property
     def part(self) -> int | None:
-        """Of a micro-batch, where local batches are split."""
+        """The most samples of a micro-batch; None: local batches are not split, or it may be any number."""
         return self.micro_batch if self.splits else None
 
 
 def counted(model: FittedModel) -> TrainingMemory | None:
-    """The tensors of a worker, as the profile counted them; they are the same on every device."""
+    """Return the bytes of a worker's tensors, as the profile counted them; they are the same on every device."""
     return next((fitted.device.memory for fitted in model.devices if fitted.device.memory is not None), None)
 
 
 def usable_on_gpu(memory_bytes: float) -> int:
-    """What training may use of a GPU's memory, bytes."""
+    """Return the bytes of a GPU's memory that training may use."""
     return int(MEMORY_FRACTION * memory_bytes - ACCELERATOR_CONTEXT_BYTES)
 
 
 def usable_bytes(instance: InstanceType) -> tuple[int, int]:
-    """Memory of the device that one worker of a machine has, and how much of that it may use."""
+    """Return the bytes of the device that one worker of a machine has, and how many of them it may use."""
     gpu = instance.accelerator
     if instance.cuda_devices and gpu is not None:
         return gpu.memory_bytes, usable_on_gpu(gpu.memory_bytes)
@@ -143,7 +143,7 @@ def room(
     measured: FittedDevice | None = None,
     devices: int = 1,
 ) -> Room | None:
-    """What a worker has of a device's memory; None: not even the fewest samples fit that it can compute.
+    """Return the memory that a worker has of a device; None: not even the fewest samples fit that it can compute.
 
     Args:
         model: what the profile says of the job.
@@ -165,7 +165,7 @@ def room(
     def largest(kept: ExchangeMemory) -> int | None:
         by_tensors = None if memory is None else memory.largest_micro_batch(usable, kept)
         by_process = None if line is None else line.largest_batch(usable)
-        return min((one for one in (by_tensors, by_process) if one is not None), default=None)
+        return min((limit for limit in (by_tensors, by_process) if limit is not None), default=None)
 
     if usable <= 0:
         return None
@@ -193,7 +193,7 @@ def room(
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeLine:
-    """What an exchange of ``n > 1`` workers takes of a GPU's memory: ``kept``, and ``fixed + each n`` for a moment."""
+    """Bytes that an exchange of ``n > 1`` workers takes of a GPU: ``kept``, and ``fixed + each n`` for a moment."""
 
     kept_bytes: float
     fixed_bytes: float
@@ -201,7 +201,7 @@ class ExchangeLine:
 
     @classmethod
     def of(cls, compression: Compression, sync: Synchronization, gradient_bytes: int) -> ExchangeLine:
-        """Of an exchange that is summed in a stated way."""
+        """Return the line of an exchange with a stated compression and synchronization."""
         two, three = (
             exchange_memory(compression, gradient_bytes=gradient_bytes, workers=workers, sync=sync)
             for workers in (2, 3)
@@ -225,7 +225,7 @@ SENT_ELEMENT_BYTES = 16
 def exchange_memory(
     compression: Compression, *, gradient_bytes: int, workers: int, sync: Synchronization | None = None
 ) -> ExchangeMemory:
-    """Bytes beside the gradient itself.
+    """Return the bytes that an exchange takes beside the gradient itself.
 
     Args:
         compression: of the gradient; ``auto`` may come to any that sends a part of it, and is taken for topk.

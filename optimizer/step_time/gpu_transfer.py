@@ -61,7 +61,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 
 
 def is_half(precision: Precision) -> bool:
-    """Whether matrices are multiplied in 16 bits."""
+    """Return whether matrices are multiplied in 16 bits."""
     return precision in ("fp16", "bf16")
 
 
@@ -121,7 +121,7 @@ class Gpu:
     log_sd: float = 0.0
 
     def tflops(self, precision: Precision) -> float:
-        """Peak rate of matrix products in a precision."""
+        """Return the peak rate of matrix products in a precision, TFLOP/s."""
         if precision == "fp32":
             return self.fp32_tflops
         if precision == "tf32":
@@ -132,14 +132,14 @@ class Gpu:
 
     @property
     def multiprocessor_ghz(self) -> float:
-        """Multiprocessors times clock: a core makes two operations a cycle."""
+        """Multiprocessors times clock, GHz: a core makes two operations a cycle."""
         narrow = self.capability in (6.0, 8.0)
         return 1000 * self.fp32_tflops / (2 * (64 if narrow else CORES_PER_MULTIPROCESSOR[int(self.capability)]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A GPU, what it computes in, and how many samples it takes a step."""
+    """A GPU, the precision it computes in, and its samples of a step."""
 
     gpu: Gpu
     precision: Precision
@@ -147,13 +147,13 @@ class Place:
 
     @property
     def half(self) -> bool:
-        """Whether matrices are multiplied in 16 bits."""
+        """Return whether matrices are multiplied in 16 bits."""
         return is_half(self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A step that was measured.
+    """The measured seconds of a job's step at a place.
 
     Attributes:
         log_sd: how well that step is known.
@@ -169,7 +169,7 @@ class Measured:
 
     @property
     def likeness(self) -> tuple[float, float, float]:
-        """``z``: logs of the step's and of a sample's seconds and of operations a second, as on a common GPU.
+        """Features ``z``: logs of the step's and a sample's seconds and of operations a second, as on a common GPU.
 
         The last is not a number where operations were not counted.
         """
@@ -192,7 +192,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviations, in logs.
+    """The standard deviations of the model's parts, in logs of throughput.
 
     Attributes:
         slopes: a row for each of `SLOPES`, by feature.
@@ -209,7 +209,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Jobs on GPUs, one an entry.
+    """Columns of jobs on GPUs, one entry for each job on a GPU.
 
     Attributes:
         features: ``x``, a row a cell.
@@ -233,7 +233,7 @@ class Cells:
 
     @classmethod
     def of(cls, places: Sequence[Place], job: str, column: int, kind: int, likeness: Sequence[float]) -> Cells:
-        """Of one column."""
+        """Return the cells of one column (a job in one suite), a cell for each place."""
         return cls(
             features=features_of(places),
             capability=np.array([place.gpu.capability for place in places]),
@@ -246,7 +246,7 @@ class Cells:
         )
 
     def when(self, told: Told) -> Cells:
-        """The same where less is told of every job."""
+        """Return the same cells with only ``told`` known of every job."""
         if told == "operations":
             return self
         likeness = self.likeness.copy()
@@ -255,12 +255,12 @@ class Cells:
         return replace(self, likeness=likeness, kind=kind)
 
     def chosen(self, which: NDArray[np.bool_]) -> Cells:
-        """Some of them."""
+        """Return the cells that a mask chooses."""
         return Cells(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
 def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
-    """How alike the jobs of two cells are, 0 to 1: in their seconds, and also in the rate that they reach."""
+    """Return the similarity of jobs by pairs of cells, 0 to 1: in their seconds, and also in the rate they reach."""
     squares = (((one.likeness[:, None, :2] - other.likeness[None, :, :2]) / LENGTH) ** 2).sum(axis=2)
     alike = _same(one.kind, other.kind) * np.exp(-squares / 2)
     # A job is like itself in the rate that nobody counted.
@@ -269,33 +269,35 @@ def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
     return alike, in_rate
 
 
-def _covariance(one: Cells, other: Cells, spread: Spread) -> Array:
-    """Of the throughputs of cells, without noise."""
-    every, of_alike, of_rate, own, of_column = ((one.features * sds**2) @ other.features.T for sds in spread.slopes)
+def _covariance(cells: Cells, other: Cells, spread: Spread) -> Array:
+    """Return the covariance of the log throughputs of pairs of cells, without noise."""
+    every, of_alike, of_rate, of_job, of_column = (
+        (cells.features * sds**2) @ other.features.T for sds in spread.slopes
+    )
     gpu, architecture, alike_architecture, rate_architecture, half, own_architecture, own_gpu = (
         spread.parts**2
     ).tolist()
-    alike, in_rate = alikeness(one, other)
-    job, column = _same(one.job, other.job), _same(one.column, other.column)
-    found = every + of_alike * alike + of_rate * in_rate + own * job + (LEVEL_SD**2 + of_column) * column
-    found += _same(one.gpu, other.gpu) * (gpu + own_gpu * job)
-    found += _same(one.capability, other.capability) * (
+    alike, in_rate = alikeness(cells, other)
+    job, column = _same(cells.job, other.job), _same(cells.column, other.column)
+    covariance = every + of_alike * alike + of_rate * in_rate + of_job * job + (LEVEL_SD**2 + of_column) * column
+    covariance += _same(cells.gpu, other.gpu) * (gpu + own_gpu * job)
+    covariance += _same(cells.capability, other.capability) * (
         architecture
         + alike_architecture * alike
         + rate_architecture * in_rate
-        + half * np.outer(one.half, other.half)
+        + half * np.outer(cells.half, other.half)
         + own_architecture * job
     )
-    return np.asarray(found, dtype=np.float64)
+    return np.asarray(covariance, dtype=np.float64)
 
 
-def _same(one: NDArray[Any], other: NDArray[Any]) -> Array:
-    return np.asarray(one[:, None] == other[None], dtype=np.float64)
+def _same(left: NDArray[Any], other: NDArray[Any]) -> Array:
+    return np.asarray(left[:, None] == other[None], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuModel:
-    """What is believed of jobs of which as much is told.
+    """The mixed model of jobs' log throughputs on GPUs, given the public measurements.
 
     Attributes:
         cells: the public measurements, and ``throughput``, logs beside `BATCH_GAIN`, about the middle of their columns.
@@ -309,7 +311,7 @@ class GpuModel:
 
     @classmethod
     def of(cls, cells: Cells, throughput: Array, spread: Spread) -> GpuModel:
-        """From measurements. A tenth of a second for a thousand."""
+        """Return the model given measurements: inverts their covariance, a tenth of a second for a thousand."""
         among = _covariance(cells, cells, spread) + spread.noise**2 * np.eye(len(cells))
         return cls(
             cells=cells,
@@ -323,7 +325,7 @@ class GpuModel:
         return self.precision @ self.throughput
 
     def without(self, *, jobs: Sequence[str] = (), gpu: str | None = None) -> GpuModel:
-        """What is believed where some jobs, and any row of one GPU, were never measured."""
+        """Return the model where some jobs, and any row of one GPU, were never measured."""
         kept = ~np.isin(self.cells.job, list(jobs)) & (self.cells.gpu != gpu)
         # The inverse of a part of a matrix, by the inverse of all of it (Schur complement).
         across = self.precision[np.ix_(kept, ~kept)]
@@ -333,36 +335,36 @@ class GpuModel:
         return replace(self, cells=self.cells.chosen(kept), throughput=self.throughput[kept], precision=precision)
 
     def steps(self, measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-        """Logs of the seconds of a step at each place that is asked about, and their covariance.
+        """Return the log seconds of a step at each place that is asked about, and their covariance.
 
         Args:
             measured: at least one step of the same job.
             asked: where.
         """
-        kind = next((KINDS.index(one.kind) for one in measured if one.kind is not None), 0)
-        likeness = np.mean([one.likeness for one in measured], axis=0).tolist()
-        at = [one.place for one in measured]
-        own = Cells.of([*at, *asked], "", -1, kind, likeness)
-        shared = _covariance(own, self.cells, self.spread)
-        among = _covariance(own, own, self.spread) - shared @ self.precision @ shared.T
-        among += self.spread.noise**2 * np.eye(len(own))
+        kind = next((KINDS.index(step.kind) for step in measured if step.kind is not None), 0)
+        likeness = np.mean([step.likeness for step in measured], axis=0).tolist()
+        at = [step.place for step in measured]
+        cells = Cells.of([*at, *asked], "", -1, kind, likeness)
+        shared = _covariance(cells, self.cells, self.spread)
+        among = _covariance(cells, cells, self.spread) - shared @ self.precision @ shared.T
+        among += self.spread.noise**2 * np.eye(len(cells))
         expected = shared @ self._weights
         known, new = slice(len(measured)), slice(len(measured), None)
-        seen = among[known, known] + np.diag([one.log_sd**2 for one in measured])
+        seen = among[known, known] + np.diag([step.log_sd**2 for step in measured])
         gain = np.linalg.solve(seen, among[known, new]).T
         batches, wanted = (np.log([place.batch_size for place in places]) for places in (at, asked))
-        throughput = (1 - BATCH_GAIN) * batches - np.log([one.step_time_s for one in measured])
+        throughput = (1 - BATCH_GAIN) * batches - np.log([step.step_time_s for step in measured])
         # The level's prior is wide and not infinite: about the first throughput it is as good as flat.
         middle = throughput.mean()
-        told = middle + expected[new] + gain @ (throughput - middle - expected[known])
+        predicted = middle + expected[new] + gain @ (throughput - middle - expected[known])
         left = among[new, new] - gain @ among[known, new]
         guessed = np.diag([place.gpu.log_sd**2 for place in asked])
-        guessed += max((one.place.gpu.log_sd**2 for one in measured), default=0.0)
-        return (1 - BATCH_GAIN) * wanted - told, self.spread.calibration**2 * left + guessed
+        guessed += max((step.place.gpu.log_sd**2 for step in measured), default=0.0)
+        return (1 - BATCH_GAIN) * wanted - predicted, self.spread.calibration**2 * left + guessed
 
 
 def features_of(places: Sequence[Place]) -> Array:
-    """``x``, a row a place, centred on common GPUs."""
+    """Return the features ``x`` of places, a row each, centred on common GPUs."""
     return np.array(
         [
             (
@@ -379,13 +381,13 @@ def features_of(places: Sequence[Place]) -> Array:
 
 
 def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
-    """Write what is believed as `gpu_model` reads it: the measurements once, as all is told, and each one's spread."""
+    """Write the models as `gpu_model` reads them: the measurements once, with all facts, and the spread of each."""
     whole = models["operations"]
     cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
     numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
     spreads = {
-        f"{told} {name}": value
-        for told, model in models.items()
+        f"{facts} {name}": value
+        for facts, model in models.items()
         for name, value in (
             ("slopes", model.spread.slopes),
             ("parts", model.spread.parts),
@@ -397,7 +399,7 @@ def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
 
 @cache
 def gpu_model(told: Told) -> GpuModel:
-    """What ships."""
+    """Return the shipped model of GPUs, for jobs of which ``told`` is known."""
     with np.load(POSTERIOR) as stored:
         noise, calibration = stored[f"{told} noise"].tolist()
         cells = {field.name: stored[field.name] for field in fields(Cells)}
@@ -417,25 +419,25 @@ def gpu_model(told: Told) -> GpuModel:
 
 
 def told_of(measured: Sequence[Measured]) -> Told:
-    """How much is known of a job, by its steps."""
-    if all(one.kind is None for one in measured):
+    """Return how much is known of a job from its steps: nothing, its kind, or its operations too."""
+    if all(step.kind is None for step in measured):
         return "nothing"
-    return "kind" if any(one.flops_per_sample is None for one in measured) else "operations"
+    return "kind" if any(step.flops_per_sample is None for step in measured) else "operations"
 
 
 def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
-    """Logs of the seconds of a job's step at other places, and their covariance; see `GpuModel.steps`."""
+    """Return the log seconds of a job's step at other places, and their covariance; see `GpuModel.steps`."""
     return gpu_model(told_of(measured)).steps(measured, asked)
 
 
 @lru_cache(maxsize=4096)
 def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tuple[Array, Array]:
-    """`steps_elsewhere`, kept: catalogues have many types with one GPU, and all places at once cost as much as one."""
+    """Return `steps_elsewhere`, cached: catalogues have many types with one GPU, and all places cost as much as one."""
     return steps_elsewhere(measured, asked)
 
 
 def gpu_of(accelerator: Accelerator) -> Gpu | None:
-    """The facts of a catalogue's accelerator; absent where a rate or its bandwidth is not published.
+    """Return the facts of a catalogue's accelerator; None where a rate or its bandwidth is not published.
 
     A slice of a GPU is taken to have its part of every rate.
     """
@@ -464,7 +466,7 @@ MEASURED_RATES_LOG_SD = 0.25
 
 
 def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: float) -> Gpu:
-    """A GPU that no catalogue has, by what it was measured to do; taken to be like GPUs with TF32 and 16-bit units."""
+    """Return a GPU that no catalogue has, by its measured rates; taken to be like GPUs with TF32 and 16-bit units."""
     return Gpu(
         key="",
         capability=8.6,
@@ -478,7 +480,7 @@ def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: f
 
 
 def _capability(model: AcceleratorModel) -> float:
-    """The compute capability, by the units that there are where it is not said."""
+    """Return the compute capability, guessed from its matrix units where it is not published."""
     if model.compute_capability is not None and int(float(model.compute_capability)) in CORES_PER_MULTIPROCESSOR:
         return float(model.compute_capability)
     if model.tf32_tensor_tflops is not None:

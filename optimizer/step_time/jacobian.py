@@ -50,7 +50,7 @@ class Channel:
         )
 
     def dense(self, parameters: int, points: int, layouts: int) -> Array:
-        """All derivatives as one matrix: parameters, points, layouts."""
+        """Return all derivatives as one matrix, rows by parameters, points and layouts."""
         count = len(self.residual)
         matrix = np.zeros((count, parameters + points + layouts))
         matrix[:, :parameters] = self.derivatives()
@@ -62,7 +62,7 @@ class Channel:
 def evaluate(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, *, compute_rest: Array, exchange_rest: Array
 ) -> tuple[Steps, Callable[[str], Array]]:
-    """The equations, and derivatives of one of their logs by every parameter (by forward differences)."""
+    """Return the steps at a vector of parameters, and forward differences of the log of any of their fields."""
 
     def at(parameters: Array) -> Steps:
         return steps(parameters, where, rows, kinds, compute_rest=compute_rest, exchange_rest=exchange_rest)
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def noise_variance(here: Steps, spread: Spread) -> Array:
-    """Variance of a measured log step around its prediction, by what it is made of."""
+    """Return the variance of a measured log step around its prediction, from its computing and exchanging parts."""
     return np.asarray(
         (spread.noise_compute * (1 - here.exchange_share)) ** 2 + (spread.noise_exchange * here.exchange_share) ** 2,
         dtype=np.float64,
@@ -88,7 +88,7 @@ def noise_variance(here: Steps, spread: Spread) -> Array:
 
 
 def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
-    """Everything measured, linearised at ``mode``: parameters, then what is left over at points and at layouts."""
+    """Return all measurements linearised at ``mode``: parameters, then residuals at points and at layouts."""
     rows, spread = observed.rows, latents.spread
     parameters, points = len(where), len(latents.points)
     here, by_parameter = evaluate(
@@ -100,16 +100,16 @@ def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Arr
         exchange_rest=mode[parameters + points :][rows.layout],
     )
     point = rows.group_point[here.slowest]
-    one, none = np.ones(len(rows)), np.zeros(len(rows))
-    found = []
+    ones, none = np.ones(len(rows)), np.zeros(len(rows))
+    linearised = []
     for measured, field, by_compute, by_exchange, variance in (
         (observed.log_step, "log_step", here.compute_share, here.exchange_share, noise_variance(here, spread)),
-        (observed.log_compute, "log_compute", one, none, spread.of_compute**2 * one),
-        (observed.log_exchange, "log_exchange", none, one, spread.of_exchange**2 * one),
+        (observed.log_compute, "log_compute", ones, none, spread.of_compute**2 * ones),
+        (observed.log_exchange, "log_exchange", none, ones, spread.of_exchange**2 * ones),
     ):
         some = np.isfinite(measured)
         if some.any():
-            found.append(
+            linearised.append(
                 Channel(
                     residual=(measured - getattr(here, field))[some],
                     derivatives=partial(_some, by_parameter, field, some),
@@ -120,7 +120,7 @@ def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Arr
                     variance=variance[some],
                 )
             )
-    return tuple(found)
+    return tuple(linearised)
 
 
 def _some(by_parameter: Callable[[str], Array], field: str, some: NDArray[np.bool_]) -> Array:

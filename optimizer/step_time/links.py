@@ -49,7 +49,7 @@ COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather")
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What is known of the links between machines of one type.
+    """The links between machines of one type, and how well they are known.
 
     Attributes:
         links: one hop to a neighbouring machine, by collective.
@@ -67,7 +67,7 @@ class Network:
 def network_of(
     model: FittedModel, instance: InstanceType, shape: Shape, sampled: SampledMachine | None = None
 ) -> Network:
-    """What a profile knows of the network between machines of a type: the one place where that is decided.
+    """Return the links between machines of a type by a profile: the one place where that is decided.
 
     Whole steps of such machines, or of their relatives, go before collectives that were timed elsewhere, and those
     before the catalogue's rate.
@@ -92,7 +92,7 @@ def network_of(
 
 
 def between_machines(model: FittedModel, instance: InstanceType, collective: Collective) -> LinkModel:
-    """One hop from a machine of this type to its neighbour.
+    """Return the latency and bandwidth of one hop from a machine of a type to its neighbour.
 
     On CPUs the library's own copying and adding, measured between workers of one host, bounds the rate as well. A job
     that was described is judged as people run it, over all network cards; one that was measured as it will be launched.
@@ -110,13 +110,15 @@ def between_machines(model: FittedModel, instance: InstanceType, collective: Col
 
 
 def in_company(link: LinkModel, workers: int, power: float) -> LinkModel:
-    """A hop between two workers of a machine as it is beside all of them."""
+    """Return the latency and bandwidth of a hop between two workers of a machine while all of its workers exchange."""
     share = float(sharing(workers, power))
     return LinkModel(latency_s=link.latency_s * share, bytes_per_s=link.bytes_per_s / share)
 
 
 def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkModel:
-    """One hop between the GPUs of a machine, all of which exchange. A switch has links for each of them.
+    """Return the latency and bandwidth of a hop between the GPUs of a machine, all of which exchange.
+
+    A switch has links for each of them.
 
     Args:
         instance: the machine.

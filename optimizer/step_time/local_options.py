@@ -30,7 +30,7 @@ MOST_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOption:
-    """One of them.
+    """One local SGD policy that a search may choose.
 
     Attributes:
         sync: what the workers are told.
@@ -47,16 +47,16 @@ class LocalOption:
     counts_steps: bool
 
     def stretch(self, workers: Array) -> Array:
-        """Steps over those of summing gradients in every step, by the number of workers."""
+        """Return the factor on the steps of synchronous SGD, by the number of workers."""
         return self.penalty.inflation(self.told.share, workers) if self.counts_steps else np.ones_like(workers)
 
     def stretch_log_sd(self, workers: Array) -> Array:
-        """Standard deviation of the log of `stretch`, by the number of workers."""
+        """Return the standard deviation of the log of `stretch`, by the number of workers."""
         return self.penalty.log_sd(self.told.share, workers) if self.counts_steps else np.zeros_like(workers)
 
 
 def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
-    """What the pilots of a profile speak for.
+    """Yield the local SGD policies that a profile's pilots support, also with averages twice and four times as often.
 
     Args:
         gate: what they say.
@@ -68,28 +68,30 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
         if not is_planned(pilot.sync):
             continue
         for sync in dict.fromkeys(_oftener(pilot)):
-            told = communication(
+            averaging = communication(
                 sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
             )
-            penalty, most = gate.penalty(sync), gate.most_workers(sync, told.share)
+            penalty, most = gate.penalty(sync), gate.most_workers(sync, averaging.share)
             if not to_target:
-                most = _most_that_lose_little(penalty, told.share, most)
-            if most > 1 and gate.objection(sync, told.share) is None:
-                yield LocalOption(sync=sync, told=told, penalty=penalty, most_workers=most, counts_steps=to_target)
+                most = _most_that_lose_little(penalty, averaging.share, most)
+            if most > 1 and gate.objection(sync, averaging.share) is None:
+                yield LocalOption(sync=sync, told=averaging, penalty=penalty, most_workers=most, counts_steps=to_target)
 
 
 def asked_option(
     sync: Synchronization, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
 ) -> LocalOption:
-    """A policy that was asked for, whatever pilots say."""
-    told = communication(sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync))
+    """Return the option of a policy that was asked for, whatever pilots say."""
+    averaging = communication(
+        sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
+    )
     return LocalOption(
-        sync=sync, told=told, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
+        sync=sync, told=averaging, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
     )
 
 
 def is_planned(sync: Synchronization) -> bool:
-    """Whether clusters can be compared under it."""
+    """Return whether clusters can be compared under a synchronization policy."""
     return sync.name in PLANNED and sync.delta != "never"
 
 
@@ -108,7 +110,7 @@ def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
 
 
 def _most_that_lose_little(penalty: Penalty, share: float, most: int) -> int:
-    """Up to ``most`` workers of a run of fixed length, where nothing makes up for what was not learned."""
+    """Return the most workers, up to ``most``, of a run of fixed length, where no more steps make up for a loss."""
     return max(
         (
             workers

@@ -24,7 +24,7 @@ MEASURED_LOG_SD = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """How often workers are brought together.
+    """The share of steps in which local SGD workers average.
 
     Attributes:
         share: of the steps.
@@ -40,7 +40,7 @@ class Communication:
 def communication(
     sync: Synchronization, *, dataset_size: int, global_batch_size: int, measured: float | None = None
 ) -> Communication:
-    """What a policy promises, before it has run.
+    """Return the share of steps in which a policy is expected to average, before it has run.
 
     Args:
         sync: the policy; not ``bsp``.

@@ -25,7 +25,7 @@ TIERS: tuple[Evidence, ...] = tuple(EVIDENCE_IN_WORDS)
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A predicted step.
+    """The predicted seconds of a step, with their interval.
 
     Attributes:
         step_time_s: the median; ``step_time_low_s`` and ``step_time_high_s`` bound 90 %.
@@ -39,13 +39,13 @@ class StepTime:
 
 
 def switched_types(catalog: Mapping[str, InstanceType]) -> set[str]:
-    """Types whose GPUs a switch joins."""
+    """Return the names of the types whose GPUs a switch joins."""
     return {name for name, instance in catalog.items() if is_switched(instance)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
-    """hetopt's model of step times, fitted.
+    """The step-time model, fitted to measured steps.
 
     Attributes:
         catalog: known instance types, for machine types that were not measured.
@@ -58,13 +58,13 @@ class StepTimeModel:
     def fit(
         cls, observed: Observed, catalog: Mapping[str, InstanceType], priors: Mapping[str, Normal] = PRIORS
     ) -> StepTimeModel:
-        """Fit to measurements. Seconds at most, for the samples that `observe` lets through."""
+        """Fit the model to measurements; takes seconds at most for the samples that `observe` lets through."""
         if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
             return cls(posterior=fit(observed, priors={**priors, **SWITCHED}, classes=(OWN_LINKS,)), catalog=catalog)
         return cls(posterior=fit(observed, priors=priors), catalog=catalog)
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
-        """Predict at least one configuration.
+        """Predict the step time of each of at least one configuration.
 
         Raises:
             BadInput: a machine type that nothing relates to what was measured, or an impossible compression.
@@ -75,7 +75,7 @@ class StepTimeModel:
     def suggest(
         self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
     ) -> tuple[Probe, ...]:
-        """Which of the configurations to measure, see `suggest`."""
+        """Return the best of the configurations to measure next, see `hetopt.optimizer.step_time.probes.suggest`."""
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:

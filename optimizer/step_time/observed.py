@@ -22,7 +22,7 @@ LEAST_COMPUTE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Configurations with measurements.
+    """Configurations with the log seconds that were measured of them.
 
     Attributes:
         log_step: log of the step's seconds; NaN where only a part of it was measured.
@@ -45,7 +45,7 @@ class Observed:
 
 
 def observe(samples: Sequence[StepSample]) -> Observed:
-    """Samples as the model reads them; of very many, an even choice.
+    """Return step samples as the model reads them; of very many, an even choice.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.
@@ -71,7 +71,7 @@ def observe(samples: Sequence[StepSample]) -> Observed:
 
 
 def representative(samples: Sequence[StepSample]) -> list[StepSample]:
-    """At most `MOST_LAYOUTS` layouts and `MOST_ROWS` rows, evenly over workers and batch sizes, ends included."""
+    """Return at most `MOST_LAYOUTS` layouts and `MOST_ROWS` rows, even over workers and batch sizes, ends included."""
     layouts: dict[object, list[StepSample]] = {}
     for sample in samples:
         layouts.setdefault((sample.layout, sample.compression), []).append(sample)

@@ -50,11 +50,11 @@ class OwnWork:
     log_sd: float = 0.0
 
     def time_s(self, workers: int) -> float:
-        """Seconds of one exchange between so many workers."""
+        """Return the seconds of one exchange between so many workers."""
         return self.fixed_s + self.each_s * (workers if self.by_worker else 1)
 
     def times_s(self, most: int) -> NDArray[np.float64]:
-        """`time_s` of up to ``most`` workers, by their number; nothing without another."""
+        """Return the seconds of an exchange by the number of workers, up to ``most``; 0 for a single one."""
         payloads = np.arange(most + 1) if self.by_worker else np.ones(most + 1)
         times_s = self.fixed_s + self.each_s * payloads
         times_s[:2] = 0.0
@@ -64,7 +64,7 @@ class OwnWork:
 def own_work(
     compression: Compression, lines: Mapping[str, CompressorLine], *, numel: int, copy_bytes_per_s: float | None
 ) -> OwnWork | None:
-    """The work of one way to exchange; None where it was neither measured nor can be foretold.
+    """Return a worker's own work in one exchange, seconds; None where it was neither measured nor can be foretold.
 
     Args:
         compression: the way.

@@ -55,7 +55,7 @@ FARTHEST_RATIO = -2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinates:
-    """Where each parameter is in the vector: the shared ones, then three a machine type, then one a compressor."""
+    """The place of each parameter in the vector: the shared ones, then three a machine type, then one a compressor."""
 
     types: int
     compressors: int
@@ -86,7 +86,7 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """How the types and compressors of some rows relate to those that have parameters: its own, or another's, scaled.
+    """The parameters that the types and compressors of some rows use: their own, or another's, scaled.
 
     Attributes:
         reference: the type whose parameters are used, by the rows' types.
@@ -102,7 +102,7 @@ class Kinds:
 
     @classmethod
     def own(cls, rows: Rows) -> Kinds:
-        """Every type and compressor has parameters of its own."""
+        """Return the mapping where every type and compressor has parameters of its own."""
         none = np.zeros(len(rows.types))
         return cls(
             reference=np.arange(len(rows.types)),
@@ -144,7 +144,7 @@ def steps(
     compute_rest: Array | float = 0.0,
     exchange_rest: Array | float = 0.0,
 ) -> Steps:
-    """Evaluate the equations.
+    """Return the predicted steps of rows by the equations.
 
     Args:
         vector: parameters, as `Coordinates` has them.
@@ -181,7 +181,7 @@ def steps(
 def _compute(
     vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float], rest: Array | float
 ) -> tuple[Array, Index]:
-    """Log of the slowest worker's computation, and which group that is."""
+    """Return the log of the slowest worker's computation, and which group that is."""
     fixed = np.exp(vector[where.fixed][kinds.reference] + kinds.fixed)[rows.group_type]
     per_sample = np.exp(vector[where.per_sample][kinds.reference] + kinds.per_sample)[rows.group_type]
     crowded = 1 + np.exp(shared["contention"]) * (1 - 1 / rows.group_crowd)
@@ -196,17 +196,17 @@ def _compute(
 
 
 def _exchange(vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, shared: dict[str, float]) -> Array:
-    """Log of the exchange; a single worker's is nothing, for which stands a billionth of a second."""
-    one, several = rows.nodes == 1, rows.nodes > 2
+    """Return the log seconds of the exchange; a billionth of a second stands for a single worker's, which has none."""
+    single, several = rows.nodes == 1, rows.nodes > 2
     ratio = shared["host_ratio"]
     relief = shared["rest"] + shared["relief"] * np.clip(ratio, FARTHEST_RATIO, 0.0)
     links = np.where(rows.has_type, vector[where.link][kinds.reference] + kinds.link, -np.inf).max(axis=1)
     network = np.exp(shared["network"] + links)
     # A node with a single worker has no link inside, and a single node none between.
     inside = np.where(rows.crowd > 1, sharing(rows.crowd, shared["host_sharing"]), 0.0)
-    between = np.where(one, 0.0, np.where(several, np.exp(relief), 1.0))
+    between = np.where(single, 0.0, np.where(several, np.exp(relief), 1.0))
     beta = network * slower(inside * np.exp(ratio), between)
-    alpha = slower(inside * np.exp(shared["host_latency"]), ~one * np.exp(shared["network_latency"]))
-    more = growth(rows.workers, np.where(one, 0.0, np.exp(shared["network_growth"])))
+    alpha = slower(inside * np.exp(shared["host_latency"]), ~single * np.exp(shared["network_latency"]))
+    more = growth(rows.workers, np.where(single, 0.0, np.exp(shared["network_growth"])))
     exchange: Array = np.log(np.maximum(beta * rows.traffic * more + alpha * rows.messages, 1e-9))
     return exchange

@@ -58,7 +58,7 @@ ENOUGH = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """A fitted model.
+    """The posterior of the step model's parameters and residuals.
 
     Attributes:
         observed: what it was fitted to.
@@ -86,13 +86,13 @@ class Posterior:
         return self.mode[: len(self.where)]
 
     def learned(self, name: str) -> float:
-        """How much of a shared parameter's prior variance the samples removed, 0 to 1."""
+        """Return the part of a shared parameter's prior variance that the samples removed, 0 to 1."""
         index = SHARED.index(name)
         return 1 - min(1.0, float(self.covariance[index, index]) / float(self.prior_sd[index]) ** 2)
 
     @cached_property
     def slowest_message_s(self) -> float:
-        """The longest that a message inside a node may take by the samples, seconds, whatever is believed of it.
+        """The longest seconds of a message inside a node that the samples allow, whatever the prior.
 
         At most `SLOWEST_MESSAGE_S`. By profile likelihood (Venzon and Moolgavkar 1988): all else is fitted anew at each
         latency, and the last is where the samples are less likely by half a squared normal quantile. The covariance
@@ -174,7 +174,7 @@ def _fit(observed: Observed, priors: Mapping[str, Normal], spread: Spread) -> Po
 
 
 def _with_latency(model: Posterior, log_s: float, start: Array) -> _Peak:
-    """The nearest peak at which a message inside a node takes so long; its loss is that of all else."""
+    """Return the nearest peak with the latency inside a node held at a value; its loss is that of all else."""
     mean, sd, mode = model.prior_mean.copy(), model.prior_sd.copy(), start.copy()
     mean[_LATENCY], sd[_LATENCY], mode[_LATENCY] = log_s, HELD_SD, log_s
     problem = _Problem(observed=model.observed, where=model.where, mean=mean, sd=sd)
@@ -204,7 +204,7 @@ class _Peak:
 
 
 def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]) -> tuple[Array, Array]:
-    """Mean and deviation of each parameter."""
+    """Return the prior mean and standard deviation of each parameter."""
     scale = _scales(observed)
     names = [*SHARED]
     for name, count in (
@@ -226,23 +226,31 @@ def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]
 
 
 def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
-    """Types of which only single workers at one batch size were measured: logs of their seconds and of that size.
+    """Return, for types measured at one batch size by single workers alone, logs of their seconds and of that size.
 
     Such steps do not tell fixed time from that of samples, which the public measurements of other jobs then do.
     """
     rows = observed.rows
     alone = rows.workers[rows.group_row] == 1
     computing = np.where(np.isfinite(observed.log_compute), observed.log_compute, observed.log_step)[rows.group_row]
-    found = {}
+    by_type = {}
     for index in range(len(rows.types)):
-        own = rows.group_type == index
-        if own.any() and alone[own].all() and np.ptp(rows.group_batch[own]) == 0 and np.isfinite(computing[own]).all():
-            found[index] = float(np.median(computing[own])), float(np.log(rows.group_batch[own][0]))
-    return found
+        of_type = rows.group_type == index
+        if (
+            of_type.any()
+            and alone[of_type].all()
+            and np.ptp(rows.group_batch[of_type]) == 0
+            and np.isfinite(computing[of_type]).all()
+        ):
+            by_type[index] = float(np.median(computing[of_type])), float(np.log(rows.group_batch[of_type][0]))
+    return by_type
 
 
 def _scales(observed: Observed) -> dict[str, float]:
-    """Where parameters with the scale of the job are looked for: half a step computes samples, a third exchanges."""
+    """Return the prior means, in logs of seconds, of parameters that scale with the job.
+
+    Half a step computes samples, a third exchanges.
+    """
     compute_s = median_s(observed.log_compute, observed.log_step)
     step_s = median_s(observed.log_step, observed.log_compute)
     return {
@@ -271,7 +279,7 @@ def _start(prior: _Prior, where: Mapping[str, float]) -> Array:
 
 
 def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> tuple[Array, Array]:
-    """Precision of the linearised problem, and the gradient that the samples contribute.
+    """Return the precision matrix of the linearised problem, and the gradient that the samples contribute.
 
     Rows touch one point and one layout each, so that only the parameters' part is dense.
     """
@@ -301,7 +309,7 @@ def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> 
 
 
 def _climb(problem: _Problem, prior: _Prior, mode: Array, free: int | None = None) -> _Peak:
-    """Levenberg's damped Gauss-Newton steps to the nearest peak; ``free``: only so many leading numbers move."""
+    """Climb to the nearest peak by Levenberg's damped Gauss-Newton; ``free``: only so many leading numbers move."""
     parameters = len(problem.where)
     here, damping = _peak(problem, prior, mode), 1e-2
     for _ in range(MOST_ITERATIONS):
@@ -338,7 +346,7 @@ def _covariance(problem: _Problem, prior: _Prior, peak: _Peak) -> Array:
 
 
 def _layout_factor(prior: _Prior, peak: _Peak, covariance: Array) -> float:
-    """How much more the exchanges of layouts differ than ``prior`` has it, shrunk to 1 by `SCALE_ROWS` layouts.
+    """Return the factor on the prior scatter of layouts' exchanges, shrunk to 1 by `SCALE_ROWS` layouts.
 
     The step of expectation maximisation for the scale of a Gaussian process (Dempster et al. 1977). Rows of one layout
     say nothing of it, however many they are and however alike: they share what sets the layout apart.
@@ -350,7 +358,7 @@ def _layout_factor(prior: _Prior, peak: _Peak, covariance: Array) -> float:
 
 
 def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak, covariance: Array) -> tuple[float, float]:
-    """How much noisier computing and exchanging are than ``prior`` has it, each shrunk to 1 by `SCALE_ROWS` rows.
+    """Return the factors on the prior noise of computing and exchanging, each shrunk to 1 by `SCALE_ROWS` rows.
 
     Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
     count for the one or the other by its part of the row's variance.

@@ -54,7 +54,7 @@ def predict(
     kin: Sequence[Kinship],
     switched: Collection[str] = (),
 ) -> Linearised:
-    """Predict at least one configuration.
+    """Return the predicted steps of at least one configuration, with their derivatives.
 
     Args:
         model: what was learned.
@@ -65,17 +65,17 @@ def predict(
     Raises:
         BadInput: an unknown compressor.
     """
-    own = model.observed.rows
-    rows = make_rows(configurations, own.types)
-    new = [name for name in rows.compressors if name not in own.compressors]
+    measured = model.observed.rows
+    rows = make_rows(configurations, measured.types)
+    new = [name for name in rows.compressors if name not in measured.compressors]
     where = Coordinates(types=model.where.types, compressors=model.where.compressors + len(new))
     vector = np.concatenate([model.parameters, np.full(len(new), model.compression_mean)])
-    kinds = _kinds(own, rows, new, kin)
+    kinds = _kinds(measured, rows, new, kin)
     points = [(int(kinds.reference[type_]), log_batch) for type_, log_batch in rows.points]
     compute_weights, compute_left = model.latents.compute_at(points)
     exchange_weights, exchange_left = model.latents.exchange_at(rows.layouts)
     parameters, known_points = len(model.where), len(model.latents.points)
-    beside = _beside_the_line(rows, len(own.types), kin)
+    beside = _beside_the_line(rows, len(measured.types), kin)
 
     def at(mode: Array, more: Array | float = 0.0) -> tuple[Steps, Callable[[str], Array]]:
         return evaluate(
@@ -98,10 +98,10 @@ def predict(
         ],
         axis=1,
     )
-    foreign = _foreign(rows, here, len(own.types), kin)
+    foreign = _foreign(rows, here, len(measured.types), kin)
     compressed = derivatives[:, parameters:] * model.compression_sd
     # Evaluated at its end as it is, because computing may hide the exchange that was measured altogether.
-    unseen = _unseen_sockets(own, rows, kinds, switched)
+    unseen = _unseen_sockets(measured, rows, kinds, switched)
     longest_s = min(SLOWEST_MESSAGE_S, THROUGH_THE_HOST * model.slowest_message_s) if unseen.any() else 0.0
     more_s = np.where(unseen, longest_s * rows.messages, 0.0)
     across = at(model.mode, np.log1p(more_s / np.exp(here.log_exchange)))[0].log_step
@@ -137,15 +137,15 @@ THROUGH_THE_HOST = 4.0
 host's memory and out of it, which twice as many share."""
 
 
-def _unseen_sockets(own: Rows, rows: Rows, kinds: Kinds, switched: Collection[str]) -> NDArray[np.bool_]:
-    """Rows with more GPUs on a machine than a socket has, of types of which such a machine was not measured."""
-    seen = np.zeros(len(own.types), dtype=np.bool_)
-    seen[own.group_type[own.group_crowd > SOCKET]] = True
+def _unseen_sockets(measured: Rows, rows: Rows, kinds: Kinds, switched: Collection[str]) -> NDArray[np.bool_]:
+    """Return which rows have more GPUs on a machine than a socket has, of types never measured so."""
+    seen = np.zeros(len(measured.types), dtype=np.bool_)
+    seen[measured.group_type[measured.group_crowd > SOCKET]] = True
     joined = np.array([name.partition(IN_PRECISION)[0] in switched for name in rows.types])
     known = seen[kinds.reference] | joined
-    found = np.zeros(len(rows), dtype=np.bool_)
-    found[rows.group_row[(rows.group_crowd > SOCKET) & ~known[rows.group_type]]] = True
-    return found
+    unseen = np.zeros(len(rows), dtype=np.bool_)
+    unseen[rows.group_row[(rows.group_crowd > SOCKET) & ~known[rows.group_type]]] = True
+    return unseen
 
 
 FAR = ("network", "host_ratio", "host_latency", "host_sharing", "network_latency")
@@ -181,32 +181,34 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
     return linear + above, linear + below
 
 
-def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array:
-    """Derivatives by the deviation of each relative's computation and of its links, in their standard deviations."""
+def _foreign(rows: Rows, here: Steps, measured_types: int, kin: Sequence[Kinship]) -> Array:
+    """Return derivatives by each relative's computation and links, in their standard deviations."""
     slowest = rows.group_type[here.slowest]
     columns = np.zeros((len(rows), 2 * len(kin)))
     for index, relative in enumerate(kin):
-        computing = here.compute_share * (slowest == own + index)
+        computing = here.compute_share * (slowest == measured_types + index)
         columns[:, 2 * index] = computing * relative.log_sd
-        columns[:, 2 * index + 1] = here.exchange_share * relative.link_log_sd * rows.has_type[:, own + index]
+        columns[:, 2 * index + 1] = (
+            here.exchange_share * relative.link_log_sd * rows.has_type[:, measured_types + index]
+        )
     return columns
 
 
-def _beside_the_line(rows: Rows, own: int, kin: Sequence[Kinship]) -> Array:
-    """Log factor on the computation of each group, of relatives whose reference's line over batch sizes is a guess."""
+def _beside_the_line(rows: Rows, measured_types: int, kin: Sequence[Kinship]) -> Array:
+    """Return the log factor on each group's computation, where the reference's line over batch sizes is a guess."""
     beside = np.zeros(len(rows.group_type))
     for index, relative in enumerate(kin):
         if relative.by_batch is not None:
-            groups = rows.group_type == own + index
+            groups = rows.group_type == measured_types + index
             beside[groups] = relative.by_batch.log_factor(rows.group_batch[groups])
     return beside
 
 
-def _kinds(own: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:
-    none = np.zeros(len(own.types))
-    compressors = [*own.compressors, *new]
+def _kinds(measured: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:
+    none = np.zeros(len(measured.types))
+    compressors = [*measured.compressors, *new]
     return Kinds(
-        reference=np.concatenate([np.arange(len(own.types)), [k.reference for k in kin]]).astype(np.intp),
+        reference=np.concatenate([np.arange(len(measured.types)), [k.reference for k in kin]]).astype(np.intp),
         fixed=np.concatenate([none, [k.fixed for k in kin]]),
         per_sample=np.concatenate([none, [k.per_sample for k in kin]]),
         link=np.concatenate([none, [k.link for k in kin]]),

@@ -58,8 +58,8 @@ PRIORS: Mapping[str, Normal] = MappingProxyType(
 
 
 def _links(*, sharing: tuple[float, float], latency: tuple[float, float]) -> Mapping[str, Normal]:
-    told = {"host_sharing": sharing, "host_latency": (math.log(latency[0]), latency[1])}
-    return {name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in told.items()}
+    moments = {"host_sharing": sharing, "host_latency": (math.log(latency[0]), latency[1])}
+    return {name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in moments.items()}
 
 
 OWN_LINKS = _links(sharing=(0.0, 0.1), latency=(30e-6, 1.0))
@@ -84,7 +84,7 @@ OWN_LINK_SD = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviations, in logs, of what the equations leave over, and over which distances that is alike.
+    """Standard deviations of the equations' residuals, in logs, and the distances over which they correlate.
 
     Attributes:
         compute: of a worker's computation at one batch size around the line (caches, kernels).
@@ -112,7 +112,7 @@ class Spread:
 
     @property
     def as_noise(self) -> Spread:
-        """The same with everything that is left over taken for noise."""
+        """The spread with all residuals of the equations taken for noise."""
         return replace(
             self,
             noise_compute=math.hypot(self.noise_compute, self.compute),
@@ -120,7 +120,7 @@ class Spread:
         )
 
     def scaled(self, *, compute: float, exchange: float, layouts: float) -> Spread:
-        """The same where computing or exchanging is noisier, or layouts differ more than the equations say.
+        """Return the spread with noisier computing or exchanging, or with layouts that differ more from the equations.
 
         How computation strays from a line is the job's.
         """
@@ -143,7 +143,7 @@ TAIL = 4.0
 
 
 def beside_others(gpus: int) -> float:
-    """Return how many times as long a step takes on each of so many GPUs that a switch joins."""
+    """Return the factor on a step's time with so many GPUs that a switch joins, relative to one."""
     contention, straggling = SWITCHED["contention"].mean, PRIORS["straggling"].mean
     assert contention is not None
     assert straggling is not None

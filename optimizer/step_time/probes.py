@@ -53,7 +53,7 @@ class Probe:
 
 
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
-    """The ``count`` best probes among what is asked about, in order; fewer where there are fewer layouts.
+    """Return the ``count`` best probes among the asked rows, in order; fewer where there are fewer layouts.
 
     Where all prices are known, what a probe removes is divided by what it costs; an infinite price keeps a row from
     being measured, while its uncertainty counts.
@@ -72,36 +72,38 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
     sockets = asked.sockets[every]
     unseen = all_sockets = float(sockets.sum())
     full_first = unseen > before and bool((open_ & (sockets > 0)).any())
-    found: list[Probe] = []
-    while len(found) < count and open_.any() and before > 0:
+    probes: list[Probe] = []
+    while len(probes) < count and open_.any() and before > 0:
         gains = (between**2).sum(axis=0) / (np.diag(between) + noise)
-        full = full_first and not found
+        full = full_first and not probes
         best = int(np.argmax(np.where(open_ & (sockets > 0) if full else open_, gains / priced, -np.inf)))
         # What the measurement would take from each part of the variance, summed over the rows.
-        told = shared[best] / np.sqrt(between[best, best] + noise[best])
-        told_rows = derivatives * told
-        removed = {name: float((told_rows[:, part].sum(axis=1) * (derivatives @ told)).sum()) for name, part in parts}
+        update = shared[best] / np.sqrt(between[best, best] + noise[best])
+        update_rows = derivatives * update
+        removed = {
+            name: float((update_rows[:, part].sum(axis=1) * (derivatives @ update)).sum()) for name, part in parts
+        }
         about = OF_SOCKETS if full else max(removed, key=lambda name: removed[name])
-        told_of_sockets = unseen if sockets[best] > 0 else 0.0
-        found.append(
+        update_of_sockets = unseen if sockets[best] > 0 else 0.0
+        probes.append(
             Probe(
                 row=int(every[best]),
-                removed=(float(gains[best]) + told_of_sockets) / (before + all_sockets),
+                removed=(float(gains[best]) + update_of_sockets) / (before + all_sockets),
                 variance=(float(np.trace(between)) + unseen) / len(every),
                 about=about,
                 usd=None if None in prices else prices[best],
             )
         )
-        unseen -= told_of_sockets
-        covariance = covariance - np.outer(told, told)
+        unseen -= update_of_sockets
+        covariance = covariance - np.outer(update, update)
         shared = derivatives @ covariance
         between = shared @ derivatives.T
         open_ = open_ & (layout != layout[best])
-    return tuple(found)
+    return tuple(probes)
 
 
 def _joint(model: Posterior, asked: Linearised, every: Index) -> tuple[Array, Array, list[tuple[str, slice]]]:
-    """Derivatives of the rows by everything unknown that they share, its covariance, and what it is in words.
+    """Return the rows' derivatives by all unknowns that they share, the covariance of these, and their names.
 
     Everything unknown: the parameters, what is left over at the queries' own points and layouts (known as far as the
     measured ones are near), and relatives and compressors that were not measured.

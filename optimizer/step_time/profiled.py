@@ -24,7 +24,7 @@ from hetopt.optimizer.step_time.shape import Known, Shape
 
 
 def observe_profile(profile: Profile) -> Observed:
-    """Everything a profile says about steps.
+    """Return a profile's timed computation and collectives as observed steps.
 
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
     one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
@@ -70,8 +70,7 @@ shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in th
 
 
 def contention_reach(profile: Profile) -> float:
-    """Return how many times its processor time computing may take on the profiled machine: the 95th percentile of the
-    contention that was seen there, at least 1.
+    """Return the 95th percentile of computing's wall time over its processor time on the profiled machine, at least 1.
 
     Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
     """
@@ -92,7 +91,7 @@ FORWARD_LOGIT_SD = 0.3
 
 
 def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | None:
-    """The steps of the same job on machines that can be rented, or are these of its owner; absent where there are none.
+    """Return the job's step samples on rentable machines or types in ``own``, observed; None where there are none.
 
     Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
     """
@@ -105,15 +104,15 @@ def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | N
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Machine types as the profile's step samples know them; absent where it has none."""
-    observed = observe_samples(profile, [name for name, one in catalog.items() if one.owned])
+    """Return machine types as the profile's step samples predict them; None where it has none."""
+    observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None
     return SampledMachines(posterior=fit(observed), gradient_bytes=profile.job.gradient_bytes, catalog=catalog)
 
 
 def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
-    """The priors, with what a profile measured directly in their place: scatter, and what comes before backward."""
+    """Return the priors, with a profile's measurements of jitter and of the time before backward in their place."""
     before = statistics.median(
         (point.load_s + point.forward_s + point.optimizer_s)
         / max(point.load_s + point.forward_s + point.backward_s + point.optimizer_s, 1e-12)
@@ -129,7 +128,7 @@ def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
 
 
 def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) -> Shape:
-    """What a profile says about steps on other machines; by its step samples where it has some, which are whole steps.
+    """Return the shape of a job's steps on other machines, from its step samples where it has some, else its profile.
 
     Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
 

@@ -25,7 +25,7 @@ Point = tuple[int, int]
 
 
 def compute_covariance(left: Sequence[Point], right: Sequence[Point], spread: Spread) -> Array:
-    """Covariance of the log computation at two sequences of points; types have nothing to do with each other."""
+    """Return the covariance of the log computation at two sequences of points; types are independent."""
     a, b = np.array(left, dtype=np.float64).reshape(-1, 2), np.array(right, dtype=np.float64).reshape(-1, 2)
     distance = (a[:, 1][:, None] - b[:, 1][None]) * math.log(2) / PITCH / spread.compute_length
     same_type = a[:, 0][:, None] == b[:, 0][None]
@@ -33,7 +33,7 @@ def compute_covariance(left: Sequence[Point], right: Sequence[Point], spread: Sp
 
 
 def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread: Spread) -> Array:
-    """Covariance of the log exchange of two sequences of layouts, each layout's own part included."""
+    """Return the covariance of the log exchange of two sequences of layouts, each layout's own part included."""
     a, b = (np.array([layout.coordinates for layout in side]).reshape(-1, 3) for side in (left, right))
     square = (((a[:, None, :] - b[None, :, :]) / spread.exchange_length) ** 2).sum(axis=2)
     regimes = [np.array([min(len(layout.machines), 3) for layout in side]) for side in (left, right)]
@@ -54,7 +54,7 @@ def exchange_covariance(left: Sequence[Layout], right: Sequence[Layout], spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Latents:
-    """The points and layouts at which something was measured, with the prior covariance of what is left over there."""
+    """The points and layouts that were measured, with the prior covariance of the residuals there."""
 
     points: tuple[Point, ...]
     layouts: tuple[Layout, ...]
@@ -64,7 +64,7 @@ class Latents:
 
     @classmethod
     def at(cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread) -> Latents:
-        """The process at these batch sizes and layouts, before any sample."""
+        """Return the residual process at batch sizes and layouts, before any sample."""
         compute = compute_covariance(points, points, spread)
         exchange = exchange_covariance(layouts, layouts, spread)
         return cls(
@@ -79,13 +79,13 @@ class Latents:
         return len(self.points) + len(self.layouts)
 
     def compute_at(self, points: Sequence[Point]) -> tuple[Array, Array]:
-        """Weights of the known points that predict others, and the variance that remains."""
+        """Return the weights of the known points that predict other points, and the variance that remains."""
         cross = compute_covariance(points, self.points, self.spread)
         weights = cross @ self.compute_inverse
         return weights, np.maximum(self.spread.compute**2 - (weights * cross).sum(axis=1), 0.0)
 
     def exchange_at(self, layouts: Sequence[Layout]) -> tuple[Array, Array]:
-        """Weights of the known layouts that predict others, and the variance that remains."""
+        """Return the weights of the known layouts that predict other layouts, and the variance that remains."""
         cross = exchange_covariance(layouts, self.layouts, self.spread)
         weights = cross @ self.exchange_inverse
         prior = self.spread.exchange**2 + self.spread.layout**2

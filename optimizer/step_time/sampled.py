@@ -30,7 +30,7 @@ LEARNED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMachine:
-    """One machine type, alone on its machine: contention comes on top.
+    """A worker of a machine type as samples predict it, alone on its machine: contention comes on top.
 
     Attributes:
         fixed_s, per_sample_s: of a worker's step.
@@ -51,7 +51,7 @@ class SampledMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMachines:
-    """All that samples say about machine types.
+    """Predictions of machine types from step samples.
 
     Attributes:
         posterior: fitted to the samples.
@@ -65,17 +65,17 @@ class SampledMachines:
 
     @cached_property
     def precisions(self) -> Mapping[Precision, str]:
-        """That samples say they computed in, beside fp32, and the names that these have in them."""
+        """The precisions in which steps were sampled, beside fp32, each with its name in the samples' types."""
         named = {name.partition(IN_PRECISION)[2] for name in self.posterior.observed.rows.types}
-        found: dict[Precision, str] = {}
+        by_precision: dict[Precision, str] = {}
         for precision in get_args(Precision):
-            own = sorted(name for name in named if PRECISIONS.get(name) == precision != "fp32")
-            if own:
-                found[precision] = own[-1]
-        return found
+            matching = sorted(name for name in named if PRECISIONS.get(name) == precision != "fp32")
+            if matching:
+                by_precision[precision] = matching[-1]
+        return by_precision
 
     def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
-        """A machine type in a precision; absent where nothing relates it to what was sampled."""
+        """Return a machine type in a precision as samples predict it; None where nothing relates it to them."""
         types = self.posterior.observed.rows.types
         if precision in self.precisions:
             name = f"{name}{IN_PRECISION}{self.precisions[precision]}"

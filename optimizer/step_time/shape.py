@@ -26,7 +26,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Shared parameters of a step.
+    """The parameters that a job's steps share on all machines.
 
     Attributes:
         straggling: relative standard deviation of a worker's single steps.
@@ -51,7 +51,7 @@ class Shape:
 
     @classmethod
     def of(cls, posterior: Posterior, gradient_bytes: float) -> Shape:
-        """As a profile or samples taught it."""
+        """Return the shape from the parameters that were fitted to a profile or to samples."""
         mode: dict[str, float] = dict(zip(SHARED, posterior.mode[: len(SHARED)].tolist(), strict=True))
 
         def sd(name: str) -> float:
@@ -77,15 +77,15 @@ class Shape:
         )
 
     def crowded(self, workers: int) -> float:
-        """How many times as long a worker takes beside the others of its machine as alone."""
+        """Return a worker's compute time beside the others of its machine, relative to alone."""
         return 1 + self.contention.value * (1 - 1 / workers)
 
     def crowded_log_sd(self, workers: int) -> float:
-        """Standard deviation of the log of `crowded`."""
+        """Return the standard deviation of the log of `crowded`."""
         return self.contention.sd * (1 - 1 / self.crowded(workers))
 
     def overlap(self, compressor: str) -> Overlap:
-        """How computing hides an exchange with this compressor."""
+        """Return the overlap of computing with an exchange through a compressor."""
         if compressor not in UNDER_BACKWARD:
             return NO_OVERLAP
         return Overlap(forward=self.forward.value, power=self.power.value, last=last_bucket_share(self.gradient_bytes))

@@ -28,7 +28,7 @@ _NOTHING_S = 1e-300
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """How computing hides an exchange.
+    """The parameters of how computing hides an exchange.
 
     Attributes:
         forward: f, in [0, 1].
@@ -46,7 +46,7 @@ NO_OVERLAP = Overlap(forward=1.0, power=1.0, last=1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Computing and exchanging, seconds, with the derivatives of their time by the logs of what it is made of.
+    """Seconds of computing and exchanging with overlap, and their derivatives by the logs of both.
 
     Attributes:
         time_s: of both.
@@ -64,7 +64,7 @@ class Together:
 def together(
     compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
 ) -> Together:
-    """Time of computing and exchanging, columns of any shape; compression comes on top."""
+    """Return the seconds of computing and exchanging with overlap, of any shape; compression comes on top."""
     compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
     first, tail = np.asarray(forward, dtype=np.float64), np.asarray(last, dtype=np.float64)
     hiding, hidden = (1 - first) * compute, (1 - tail) * exchange
@@ -90,7 +90,7 @@ def _times_log(share: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Where the seconds of one step go.
+    """The seconds of one step, by what they are spent on.
 
     Attributes:
         compute_s: until the slowest worker has its gradient.
@@ -116,7 +116,7 @@ def step_time(
     jitter: float = 0.0,
     overlap: Overlap = NO_OVERLAP,
 ) -> Breakdown:
-    """Time of a step.
+    """Return the seconds of one synchronous step, by what they are spent on.
 
     Args:
         compute_s: time that each worker computes its share, optimizer step included.
@@ -136,7 +136,7 @@ def step_time(
 
 
 def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
-    """When the last of independent workers is done, on average, if each scatters normally around its own time.
+    """Return the expected seconds until the last of independent workers is done, each scattering normally.
 
     ``E max_i t_i (1 + jitter z_i)``; equal times t give ``t (1 + jitter E_n)``. A worker far behind the others decides
     alone, and its own scatter averages out.
@@ -157,7 +157,7 @@ def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
 
 @cache
 def expected_maximum(count: int) -> float:
-    """E_n, the expected maximum of ``count`` standard normals: what the slowest of equal workers adds, in deviations.
+    """Return E_n, the expected maximum of ``count`` standard normals: what the slowest of equal workers adds.
 
     ``E_n = integral of x n phi(x) Phi(x)^(n-1) dx``. The popular sqrt(2 ln n) is twice too large at n = 2.
     """
@@ -168,18 +168,18 @@ def expected_maximum(count: int) -> float:
 
 
 def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
-    """Factor on an exchange's bytes: more than two workers share switches, and the slowest of their links decides."""
+    """Return the factor on an exchange's bytes: more than two workers share switches, and the slowest link decides."""
     doublings = np.log2(np.maximum(np.asarray(workers, dtype=np.float64), 2.0) / 2)
     return np.asarray(1 + np.asarray(per_doubling) * doublings)
 
 
 def sharing(crowd: ArrayLike, power: float) -> Array:
-    """Factor on a hop inside a machine: how much longer it takes beside all workers of the machine than between two."""
+    """Return the factor on a hop's time inside a machine beside all of its workers, relative to two."""
     return np.asarray((np.maximum(np.asarray(crowd, dtype=np.float64), 2.0) / 2) ** power)
 
 
 def slower(one: ArrayLike, other: ArrayLike) -> Array:
-    """Time of a ring with two kinds of hops, which work at the same time: the longer, and a fifth more of equal ones.
+    """Return the time of a ring with two kinds of hops at once: the longer, and a fifth more of equal ones.
 
     Stragglers of one kind are not always those of the other, so that neither is quite hidden: a norm of order four.
     """
@@ -196,7 +196,7 @@ def _normal_cdf(x: Array) -> Array:
 
 @cache
 def _normal() -> tuple[Array, Array, Array]:
-    """A grid with the normal density and distribution on it; fine enough for six digits of every E_n.
+    """Return a grid with the normal density and distribution on it; fine enough for six digits of every E_n.
 
     Every plan needs it; `scipy.special.ndtr` is the same, and to import it takes a bare python's start seven times.
     """

@@ -38,7 +38,7 @@ LINK_LOG_SD = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPower:
-    """How computation follows the local batch size ``b`` where it was measured at one ``b0`` alone.
+    """Power law of computation in the local batch size ``b`` where it was measured at one ``b0`` alone.
 
         (b / b0)^exponent       in place of      share + (1 - share) b / b0
 
@@ -56,12 +56,12 @@ class BatchPower:
     share: float
 
     def log_factor(self, batch_size: Array) -> Array:
-        """On the line."""
+        """Return the log factor of the power law on the line's computation at each batch size."""
         ratio = batch_size / self.at
         return np.asarray(self.exponent * np.log(ratio) - np.log(self.share + (1 - self.share) * ratio))
 
     def tangent(self, fixed_s: float, per_sample_s: float) -> tuple[float, float]:
-        """The line that touches the power at ``at``, where the given one meets it: what a worker's is planned with.
+        """Return the fixed and per-sample seconds of the tangent to the power at ``at``: a worker's line in plans.
 
         Within a quarter and four times the batch size it is off by at most 26 % where the exponent is 0.65.
         """
@@ -71,7 +71,7 @@ class BatchPower:
 
 @dataclass(frozen=True, kw_only=True)
 class Kinship:
-    """A type in terms of a measured one.
+    """The relation of a machine type to a measured one: log factors and how well they are known.
 
     Attributes:
         reference: the measured type's place among the model's.
@@ -107,9 +107,9 @@ class Seen:
 
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
-    """A usual step of each measured type whose GPU the catalogue knows."""
+    """Return a usual step of each measured type whose GPU the catalogue knows."""
     rows, where, job = model.observed.rows, model.where, model.observed
-    found = []
+    steps = []
     for index, name in enumerate(rows.types):
         batches = rows.group_batch[rows.group_type == index]
         batch = float(np.exp(np.log(batches).mean()))
@@ -119,8 +119,8 @@ def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tup
             step_s = math.exp(fixed) + batch * math.exp(per_sample)
             step = Measured(place=place, step_time_s=step_s, kind=job.model_kind, flops_per_sample=job.flops_per_sample)
             share = math.exp(fixed) / step_s if np.ptp(batches) == 0 else None
-            found.append(Seen(reference=index, name=name, step=step, share=share))
-    return _doubted(found)
+            steps.append(Seen(reference=index, name=name, step=step, share=share))
+    return _doubted(steps)
 
 
 FAR_OFF = 3.0
@@ -128,17 +128,17 @@ FAR_OFF = 3.0
 
 
 def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
-    """The same, with those that contradict the job's other GPUs doubted by as much as they are off.
+    """Return the steps, with a ``log_sd`` as large as they are off for GPUs that contradict the job's others.
 
     A GPU with a lower power limit, too hot, shared, or named after another type. Of two, nothing tells which it is.
     """
-    found, left = list(seen), list(range(len(seen)))
+    result, left = list(seen), list(range(len(seen)))
     while len(left) > 1:
         off, far = [], []
-        for one in left:
-            others = tuple(seen[other].step for other in left if other != one)
-            told, covariance = transferred(others, (seen[one].step.place,))
-            off.append(math.log(seen[one].step.step_time_s) - float(told[0]))
+        for position in left:
+            others = tuple(seen[other].step for other in left if other != position)
+            log_s, covariance = transferred(others, (seen[position].step.place,))
+            off.append(math.log(seen[position].step.step_time_s) - float(log_s[0]))
             far.append(abs(off[-1]) / math.sqrt(covariance[0, 0]))
         worst = int(np.argmax(far))
         if far[worst] < FAR_OFF:
@@ -146,13 +146,13 @@ def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
         for index in range(2) if len(left) == 2 else (worst,):
             doubted = seen[left[index]]
             step = replace(doubted.step, log_sd=abs(off[index]))
-            found[left[index]] = replace(doubted, off=off[index], step=step)
+            result[left[index]] = replace(doubted, off=off[index], step=step)
         del left[worst]
-    return tuple(found)
+    return tuple(result)
 
 
 def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) -> Place | None:
-    """What a kind of worker computes on; absent without a GPU whose facts are known."""
+    """Return the GPU, precision and batch size of a kind of worker; None without a GPU whose facts are known."""
     type_, _, precision = name.partition(IN_PRECISION)
     instance = catalog.get(type_)
     if instance is None or instance.accelerator is None or not instance.accelerator.is_cuda:
@@ -164,7 +164,7 @@ def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) ->
 def relatives(
     names: Sequence[str], measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> tuple[Kinship, ...]:
-    """How types relate to those that were measured: by their GPU to all of them, by their processor to the nearest.
+    """Return how types relate to measured ones: by their GPU to all of them, by their processor to the nearest.
 
     Args:
         names: the types.
@@ -188,14 +188,14 @@ def relatives(
 def kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> Kinship:
-    """How one type relates to those that were measured, see `relatives`."""
+    """Return how one type relates to the measured ones, see `relatives`."""
     return relatives([name], measured, catalog, seen)[0]
 
 
 def _kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], by_gpu: Kinship | None
 ) -> Kinship:
-    """Of a type that was not measured."""
+    """Return how a type that was not measured relates to the nearest that was."""
     type_ = name.partition(IN_PRECISION)[0]
     wanted = catalog.get(type_)
     if wanted is None:
@@ -231,23 +231,23 @@ def _kinship(
 
 
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
-    """From all GPUs that were measured (`gpu_transfer`); the nearest one's line over batch sizes, or `BatchPower`."""
-    known = tuple(one.step for one in seen)
-    told, sure, powers = [], [], []
-    for one in seen:
-        found_at = [_place(name, catalog, one.step.place.batch_size) for name in names]
+    """Return types' relation to all measured GPUs (`gpu_transfer`), with the nearest's batch line or a `BatchPower`."""
+    known = tuple(measured.step for measured in seen)
+    predictions, sure, powers = [], [], []
+    for measured in seen:
+        found_at = [_place(name, catalog, measured.step.place.batch_size) for name in names]
         places = tuple(place for place in found_at if place is not None)
-        told.append(transferred(known, places))
+        predictions.append(transferred(known, places))
         twice = tuple(replace(place, batch_size=2 * place.batch_size) for place in places)
-        powers.append((transferred(known, twice)[0] - told[-1][0]) / math.log(2))
-        sure.append(np.diag(told[-1][1] if len(seen) == 1 else transferred((one.step,), places)[1]))
-    found = []
+        powers.append((transferred(known, twice)[0] - predictions[-1][0]) / math.log(2))
+        sure.append(np.diag(predictions[-1][1] if len(seen) == 1 else transferred((measured.step,), places)[1]))
+    kin = []
     for index, name in enumerate(names):
         best = min(range(len(seen)), key=lambda source: sure[source][index])
-        nearest, (log_s, covariance) = seen[best], told[best]
+        nearest, (log_s, covariance) = seen[best], predictions[best]
         factor = float(log_s[index]) - math.log(nearest.step.step_time_s)
         instance, wanted = (catalog[type_.partition(IN_PRECISION)[0]] for type_ in (nearest.name, name))
-        found.append(
+        kin.append(
             Kinship(
                 reference=nearest.reference,
                 evidence="extrapolated",
@@ -263,11 +263,11 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
                 ),
             )
         )
-    return found
+    return kin
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:
-    """Scale one measured type to a nearly equal one; absent where the facts do not suffice."""
+    """Return how a measured type scales to a nearly equal one; None where the facts do not suffice."""
     if instance.cuda_devices:
         scaling = (
             _same_gpu(instance, wanted) if known.partition(IN_PRECISION)[2] == name.partition(IN_PRECISION)[2] else None
@@ -293,7 +293,7 @@ _Scaling = tuple[float, float, float, Evidence]
 
 
 def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """A GPU beside more or fewer processors, or others like it."""
+    """Return the scaling between machines with the same GPU, by count or processors unlike; None: not the same GPU."""
     ours, theirs = known.accelerator, wanted.accelerator
     if (
         ours is None
@@ -310,12 +310,12 @@ def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
 
 
 def _memory(accelerator: Accelerator) -> float:
-    """Nominal memory, as usable memory is told differently for one GPU."""
+    """Return the nominal memory in GiB, as usable memory is published differently for one GPU."""
     return accelerator.memory_gib if accelerator.model is None else accelerator.model.memory_gib
 
 
 def _by_processor(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """One CPU machine against another, a worker having all of it: CoreMark a vCPU, and threads to the power of eta."""
+    """Return the scaling between CPU machines by CoreMark a vCPU and threads to the power of eta; None: unknown."""
     if wanted.cuda_devices or known.coremark_iterations_per_s is None or wanted.coremark_iterations_per_s is None:
         return None
     one_thread = math.log(

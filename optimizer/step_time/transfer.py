@@ -72,7 +72,7 @@ MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RAT
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerModel:
-    """How fast one worker of a machine type is.
+    """The compute time of one worker of a machine type.
 
     Attributes:
         workers: workers on one machine, one for each CUDA device, or one on a CPU machine.
@@ -96,7 +96,7 @@ class WorkerModel:
     unlike: tuple[WorkerTime, ...] = ()
 
     def slower(self, factor: float, log_sd: float) -> WorkerModel:
-        """One that takes ``factor`` times as long for all that it does."""
+        """Return a worker that takes ``factor`` times as long for all that it does."""
         return replace(
             self,
             time=self.time.slower(factor),
@@ -107,7 +107,7 @@ class WorkerModel:
 
 
 class Unusable(Exception):
-    """A machine type that no worker is planned on, and why."""
+    """Error of a machine type that no worker is planned on, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +138,10 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
     host = model.profile.host
     gpus = _profiled_gpus(model, known)
     rated = [t for t in known if t.coremark_iterations_per_s is not None and not t.burstable and not t.bare_metal]
-    own = next((t for t in rated if t.name == model.reference.device.type), None)
-    if own is not None and own.coremark_iterations_per_s is not None:
-        per_vcpu, basis = own.coremark_iterations_per_s / own.vcpus, f"CoreMark of {own.name}"
-        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=own.family, basis=basis, gpus=gpus)
+    profiled = next((t for t in rated if t.name == model.reference.device.type), None)
+    if profiled is not None and profiled.coremark_iterations_per_s is not None:
+        per_vcpu, basis = profiled.coremark_iterations_per_s / profiled.vcpus, f"CoreMark of {profiled.name}"
+        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=profiled.family, basis=basis, gpus=gpus)
     words = _cpu_words(host.cpu_model)
     alike = [t for t in rated if t.cpu_model and words and words <= _cpu_words(t.cpu_model)]
     basis, least_log_sd = f"CoreMark of machines with its CPU ({host.cpu_model})", 0.0
@@ -159,8 +159,8 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
 
 
 def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[Measured, ...]:
-    """A step of each GPU that was profiled, at its largest batch size, in the least divided form."""
-    found: dict[tuple[str, Precision], Measured] = {}
+    """Return a step of each profiled GPU, at its largest batch size, in the least divided form."""
+    steps: dict[tuple[str, Precision], Measured] = {}
     reference = model.reference
     for fitted in (reference, *sorted(model.devices, key=lambda fitted: fitted.device.workers_per_host)):
         device, batch = fitted.device, fitted.largest_measured
@@ -175,12 +175,12 @@ def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[M
                     kind=model.profile.job.model_kind,
                     flops_per_sample=model.profile.job.flops_per_sample,
                 )
-                found.setdefault((device.type, precision), step)
-    return tuple(found.values()) if reference.device.kind == "cuda" else ()
+                steps.setdefault((device.type, precision), step)
+    return tuple(steps.values()) if reference.device.kind == "cuda" else ()
 
 
 def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceType]) -> Gpu | None:
-    """The published facts of a profiled GPU; of one that no type has, what it was measured to do."""
+    """Return the published facts of a profiled GPU, or its measured rates where no type has it; None: unknown."""
     host = model.profile.host
     typed = next((t.accelerator for t in types if t.name == device.type and t.accelerator is not None), None)
     if typed is not None:
@@ -189,7 +189,7 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
     if named:
         part = _part_of_gpu(host.accelerator or "")
         memory = (host.accelerator_memory_bytes or 0) / part
-        nearest = min(named, key=lambda one: abs(one.memory_bytes - memory) if memory else 0)
+        nearest = min(named, key=lambda accelerator: abs(accelerator.memory_bytes - memory) if memory else 0)
         return gpu_of(replace(nearest, fraction=part))
     if device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
         return None
@@ -225,18 +225,18 @@ def worker_model(
             return _with_memory(worker, model, instance, exchange, fitted)
     accelerator = instance.accelerator
     if not instance.cuda_devices or accelerator is None:
-        found = _on_cpus(model, host, instance)
+        predicted = _on_cpus(model, host, instance)
     elif model.reference.device.kind == "cuda":
-        found = _from_gpu(model, host, accelerator)
+        predicted = _from_gpu(model, host, accelerator)
     else:
-        found = _by_roofline(model, host, instance, accelerator)
+        predicted = _by_roofline(model, host, instance, accelerator)
     if model.profile.is_counted:
-        found = replace(found, evidence="counted")
-    return _with_memory(found, model, instance, exchange)
+        predicted = replace(predicted, evidence="counted")
+    return _with_memory(predicted, model, instance, exchange)
 
 
 def unusable(instance: InstanceType) -> str | None:
-    """Why a machine type is not considered, whatever the job; None: it is."""
+    """Return why a machine type is not considered, whatever the job; None: it is."""
     if instance.name.startswith("mac"):
         return "Mac hardware"
     if instance.bare_metal:
@@ -249,7 +249,7 @@ def unusable(instance: InstanceType) -> str | None:
 
 
 def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> str | None:
-    """Why nothing is planned on a machine type in the model's precision; None: it is.
+    """Return why nothing is planned on a machine type in the model's precision; None: it is.
 
     GPUs have units for bf16 from a generation on, and for the others compute as fast as they can. Some processors do,
     which no fact of the catalogue says: those alone that were measured are trusted.
@@ -267,15 +267,15 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
-    """Why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
+    """Return why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
     gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
-    facts = [found for found in map(gpu_of, gpus) if found is not None]
-    lacks = precision == "bf16" and any(one.capability < FIRST_CAPABILITY_WITH_BF16 for one in facts)
+    facts = [gpu for gpu in map(gpu_of, gpus) if gpu is not None]
+    lacks = precision == "bf16" and any(gpu.capability < FIRST_CAPABILITY_WITH_BF16 for gpu in facts)
     return NO_BF16_UNITS if lacks else None
 
 
 def _same_cpu(model: FittedModel, instance: InstanceType) -> bool:
-    """By a name that says which one: "AMD EPYC" is said of processors with such units, and of others without."""
+    """Return whether an instance has the profiled CPU, by a name with a number: "AMD EPYC" does not say which."""
     words = _cpu_words(model.profile.host.cpu_model)
     return (
         any(map(str.isdecimal, "".join(words)))
@@ -296,7 +296,7 @@ def _worker(
     fixed_factor: float = 1.0,
     sample_factor: float = 1.0,
 ) -> WorkerModel:
-    """One whose steps are those of a line, its fixed time and that of its samples so many times as long."""
+    """Return a worker whose steps follow a line, its fixed time and that of its samples each scaled by a factor."""
     time = WorkerTime(
         fixed_s=line.fixed_s * fixed_factor,
         per_sample_s=line.per_sample_s * sample_factor,
@@ -314,7 +314,7 @@ def _worker(
 
 
 def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel:
-    """``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta`` with ``s`` the ratio of CoreMark a vCPU.
+    """Return a CPU's worker: ``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta``, ``s`` by CoreMark a vCPU.
 
     Fixed time is spent by one thread, so more vCPUs do not shorten it; samples are spread over the threads.
     """
@@ -348,7 +348,7 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
 
 
 def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel:
-    """From the profiled GPUs to another, by what public measurements say of both (`gpu_transfer`).
+    """Return a GPU's worker scaled from the profiled GPUs, by what public measurements say of both (`gpu_transfer`).
 
     The whole step is scaled, as it was measured: what of it is the host's is in those measurements too.
     """
@@ -367,8 +367,8 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         log_sd, is_by_sheet = 0.0, True  # the spread is that of all jobs
     else:
         step = host.gpus[0]
-        told, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
-        factor, log_sd = math.exp(float(told[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
+        log_s, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
+        factor, log_sd = math.exp(float(log_s[0])) / step.step_time_s, math.sqrt(covariance[0, 0])
     return _worker(
         model,
         "cuda",
@@ -383,7 +383,7 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
 
 
 def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelerator, gpu: Gpu | None) -> bool:
-    """Whether a machine has the very GPU that was profiled."""
+    """Return whether a machine has the very GPU that was profiled."""
     if host.gpus and gpu is not None and accelerator.fraction == 1:
         return gpu == host.gpus[0].place.gpu
     return _same_accelerator(model.profile.host.accelerator or "", accelerator)
@@ -392,7 +392,7 @@ def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelera
 def _by_roofline(
     model: FittedModel, host: ReferenceHost, instance: InstanceType, accelerator: Accelerator
 ) -> WorkerModel:
-    """From a CPU to a GPU: matrix work at the GPU's rate, the rest of the CPU's time as memory traffic, plus loading.
+    """Return a GPU's worker from a CPU's: matrix work at the GPU's rate, other time as memory traffic, plus loading.
 
         c = F / (0.4 peak) + M / (0.7 bandwidth) + load,    a = operators x 8 us
 
@@ -434,9 +434,9 @@ def _with_memory(
     exchange: ExchangeMemory,
     measured: FittedDevice | None = None,
 ) -> WorkerModel:
-    """The worker with what its device holds; the update of its fixed part it takes once, however many micro-batches."""
+    """Return the worker with what its device holds; it updates once a step, however many micro-batches."""
     device_bytes, usable = usable_bytes(instance)
-    found = room(
+    held = room(
         model,
         on_gpu=worker.kind == "cuda",
         device_bytes=device_bytes,
@@ -445,24 +445,24 @@ def _with_memory(
         measured=measured,
         devices=worker.workers,
     )
-    if found is None:
+    if held is None:
         raise Unusable(TOO_LITTLE_MEMORY)
     line = model.reference.step_time
     update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
     point = model.reference.device.step_times[-1]
-    again = point.forward_s / (point.forward_s + point.backward_s) if found.scheme.recomputes else 0.0
+    again = point.forward_s / (point.forward_s + point.backward_s) if held.scheme.recomputes else 0.0
     time = replace(
         worker.time,
         per_sample_s=(1 + again) * worker.time.per_sample_s,
-        max_samples=found.most_samples,
-        micro_batch=found.part,
+        max_samples=held.most_samples,
+        micro_batch=held.part,
         once_s=update * worker.time.fixed_s,
     )
-    return replace(worker, time=time, room=found)
+    return replace(worker, time=time, room=held)
 
 
 def thread_scaling(model: FittedModel) -> tuple[float, float]:
-    """Eta in ``t ~ threads^-eta`` and its standard deviation: the prior, sharpened by two divisions of the host.
+    """Return eta in ``t ~ threads^-eta`` and its standard deviation: the prior, updated by two divisions of the host.
 
     Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is, and
     so do steps that hardly grow with their samples, which tell nothing of how threads share them.
@@ -481,7 +481,7 @@ def thread_scaling(model: FittedModel) -> tuple[float, float]:
 
 
 def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
-    """Evaluation time relative to the profiled host's, by the time of the largest batch that was measured.
+    """Return the evaluation time relative to the profiled host's, by the time of the largest measured batch.
 
     The host evaluated with all of its threads; the reference may have had a part of them.
     """
@@ -495,7 +495,7 @@ def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
 
 
 def _same_accelerator(name: str, accelerator: Accelerator) -> bool:
-    """Whether a driver's name ("NVIDIA A10G", "Tesla T4") means the catalogue's accelerator, as a whole device."""
+    """Return whether a driver's name ("NVIDIA A10G", "Tesla T4") means the catalogue's accelerator, a whole device."""
     aliases = accelerator.model.aliases if accelerator.model is not None else ()
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     return accelerator.fraction == 1 and any(
@@ -509,12 +509,12 @@ MIG_SLICES = 7
 
 
 def _part_of_gpu(name: str) -> float:
-    """The part of its multiprocessors that a driver's name says: 3/7 of "NVIDIA A100-SXM4-40GB MIG 3g.20gb"."""
+    """Return the part of a GPU's multiprocessors by its driver's name: 3/7 of "NVIDIA A100-SXM4-40GB MIG 3g.20gb"."""
     slices = MIG_SLICE.search(name)
     return 1.0 if slices is None else int(slices[1]) / MIG_SLICES
 
 
 def _cpu_words(name: str) -> frozenset[str]:
-    """What tells CPU models apart: words with a meaning, without trade marks, core counts and clocks."""
+    """Return the words that tell CPU models apart, without trade marks, core counts and clocks."""
     text = re.sub(r"\((r|tm)\)|@.*|\b\d+-core\b", " ", name.lower())
     return frozenset(re.findall(r"[a-z0-9-]+", text)) - {"cpu", "processor", "0", "with", "unknown"}

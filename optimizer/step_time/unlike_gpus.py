@@ -20,7 +20,7 @@ from hetopt.optimizer.step_time.transfer import WorkerModel
 
 
 def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel]) -> WorkerModel:
-    """The worker that stands for all of a machine's.
+    """Return the worker that stands for each worker of a machine, also where its GPUs are unlike.
 
     Args:
         instance: the machine.
@@ -43,7 +43,7 @@ def worker_of(instance: InstanceType, like: Callable[[InstanceType], WorkerModel
 
 
 def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
-    """The time of one of as many equal workers that end when these do; what memory limits is that of the least."""
+    """Return the time of one of as many equal workers that end when these do, within the least one's memory limit."""
     rates = [1 / time.per_sample_s for time in times]
     rate = math.fsum(rates)
 
@@ -51,7 +51,7 @@ def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
         return math.fsum(share * of(time) for share, time in zip(rates, times, strict=True)) / rate
 
     def least(of: Callable[[WorkerTime], int | None]) -> int | None:
-        """Samples of the mean worker with which the first of these is at its limit."""
+        """Return the samples of the mean worker with which the first worker is at its limit."""
         limits = [(most, time) for time in times for most in [of(time)] if most is not None]
         per_sample_s = len(times) / rate
         return min(

@@ -52,7 +52,7 @@ REFERENCE = Gpu(
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """The law of transformers.
+    """The roofline of transformers' step time.
 
     Attributes:
         share: ``u``.
@@ -73,7 +73,7 @@ class Roofline:
     jobs: int
 
     def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
-        """Return what a sample computes and moves, as operations at the peak rate and bytes at the bandwidth."""
+        """Return a sample's operations at the peak rate and its bytes at the bandwidth."""
         flops = model.forward_flops + (self.attention - 1) * model.attention_flops
         return Counted(
             flops=recipe.slowdown * recipe.passes * flops / self.share,
@@ -86,7 +86,7 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """What is believed of convolutions in one class of precision.
+    """The utilisation of a GPU's peak rate by convolutions in one class of precision.
 
     Attributes:
         share: ``u``, in the median of jobs.
@@ -101,7 +101,7 @@ class Utilisation:
 
 @dataclass(frozen=True, kw_only=True)
 class UtilisationPrior:
-    """All of it.
+    """The prior of step times from counted operations, of transformers and of convolutions.
 
     Attributes:
         fixed_s: of a step of convolutions, whatever is computed.
@@ -115,7 +115,7 @@ class UtilisationPrior:
     measured: str
 
     def counted(self, model: ModelCount, precision: Precision, recipe: Recipe = FULL) -> Counted:
-        """Return what a sample of a model computes and moves."""
+        """Return the operations and bytes of a sample of a model."""
         if model.kind == "transformer":
             return self.transformer.counted(model, precision, recipe)
         known = self.convolution[precision_class(precision)]
@@ -141,10 +141,10 @@ def precision_class(precision: Precision) -> str:
 def save(prior: UtilisationPrior, path: Path = POSTERIOR) -> None:
     """Write a prior as `utilisation_prior` reads it, each number to three digits."""
 
-    def rounded(found: object) -> object:
-        if isinstance(found, Mapping):
-            return {name: rounded(value) for name, value in found.items()}
-        return float(f"{found:.3g}") if isinstance(found, float) else found
+    def rounded(node: object) -> object:
+        if isinstance(node, Mapping):
+            return {name: rounded(value) for name, value in node.items()}
+        return float(f"{node:.3g}") if isinstance(node, float) else node
 
     path.write_text(json.dumps(rounded(asdict(prior)), indent=2) + "\n", encoding="utf-8")
 

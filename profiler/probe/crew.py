@@ -19,7 +19,7 @@ Alignment: TypeAlias = "dist.ProcessGroup | None"
 
 
 class ProbeStopped(Exception):
-    """Somebody asked the run to end. Raised on all ranks at the same place."""
+    """Error of a probe that was asked to end, raised on all ranks at the same place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ProbeGroup:
     started_s: float
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """The rows of all workers, in rank order; all rows have one length.
+        """Return the rows of all workers, in rank order; all rows have one length.
 
         Raises:
             ProbeStopped: any worker was asked to stop.
@@ -42,11 +42,11 @@ class ProbeGroup:
         return [other[:-1] for other in rows]
 
     def total(self, row: Sequence[float]) -> list[float]:
-        """Sums over all workers, the same on every rank."""
+        """Return the sums of a row over all workers, the same on every rank."""
         return [sum(column) for column in zip(*self.gather(row), strict=True)]
 
     def elapsed_s(self) -> float:
-        """How long the probe has taken by the leader's clock, the same on every rank."""
+        """Return the seconds that the probe has taken by the leader's clock, the same on every rank."""
         return self.gather([self.context.clock() - self.started_s])[0][0]
 
     def record(self, measured: Record) -> None:
@@ -54,14 +54,14 @@ class ProbeGroup:
         self.context.events.write(EVENTS[type(measured)], **measured.model_dump(mode="json"))
 
     def first(self, workers: int) -> Alignment:
-        """The group of the first ``workers`` ranks. Called by every rank, members or not."""
+        """Return the process group of the first ``workers`` ranks. Called by every rank, members or not."""
         if workers in (1, self.context.world_size):
             return None if workers == 1 else dist.group.WORLD
         return cast("Alignment", dist.new_group(range(workers)))  # torch: or 0
 
 
 def align(group: Alignment, value: float = 0.0) -> float:
-    """Wait for all workers of the group; the largest of their values."""
+    """Wait for all workers of the group, and return the largest of their values."""
     if group is None:
         return value
     flag = torch.tensor([value], dtype=torch.float64)

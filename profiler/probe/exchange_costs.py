@@ -83,17 +83,17 @@ def time_collectives(crew: ProbeGroup, probe: NetworkProbe, *, gradient_bytes: i
 def _samples(
     crew: ProbeGroup, probe: NetworkProbe, compute: Callable[[], None], run: Callable[[], None], time_limit_s: float
 ) -> tuple[float, ...]:
-    """As many timings as there is time for, each the mean of `ROUND` steps; the same on every rank."""
+    """Return as many timings as there is time for, each the mean seconds of `ROUND` steps; the same on every rank."""
     align(dist.group.WORLD)
     warmup = [_step(crew, compute, run) for _ in range(probe.warmup)]
     once_s = max(row[0] for row in crew.gather([warmup[-1][1]]))
     rounds = min(probe.most_rounds, max(probe.least_rounds, int(time_limit_s / (ROUND * once_s))))
     _step(crew, compute, run)
-    own = [_step(crew, compute, run) for _ in range(rounds * ROUND)]
-    rows = crew.gather([seconds for pair in own for seconds in pair])
+    timed = [_step(crew, compute, run) for _ in range(rounds * ROUND)]
+    rows = crew.gather([seconds for pair in timed for seconds in pair])
     added = [
         sum(row[2 * step + 1] for row in rows) / len(rows) - max(row[2 * step] for row in rows)
-        for step in range(len(own))
+        for step in range(len(timed))
     ]
     return tuple(
         max(SHORTEST_S, statistics.fmean(added[first : first + ROUND])) for first in range(0, len(added), ROUND)
@@ -101,7 +101,7 @@ def _samples(
 
 
 def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that this worker computed, and seconds until the collective behind it was over.
+    """Return the seconds that this worker computed, and the seconds until the collective after it was over.
 
     As in training nobody waits before the next step: a worker that is done computes while others still receive.
     """
@@ -116,7 +116,7 @@ def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]
 def _collective(
     name: Collective, payload_bytes: int, device: torch.device, rank: int, workers: int
 ) -> Callable[[], None]:
-    """The collective as the trainer would run it: tensors of a GPU go through the host where the backend is gloo's."""
+    """Return the collective as the trainer runs it: a GPU's tensors go through the host where the backend is gloo's."""
     payload = torch.full((payload_bytes // 4,), float(rank), device=device)
     staging = staging_device(payload, None)
     operations: dict[Collective, Callable[[Tensor], object]] = {
@@ -169,10 +169,10 @@ def time_compressors(
         if (late and way.name not in (SELECTOR, *ROUNDED)) or (shapes is None and method.by_shape):
             continue
         for ratio in probe.ratios if method.by_ratio else (1.0,):
-            told = (0.0, 0.0)
+            times = (0.0, 0.0)
             if gradient is not None:
-                told = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
-            rows = [row for row in crew.gather(told) if any(row)]
+                times = _times(way.model_copy(update={"ratio": ratio}), shapes, probe.repeats, group, gradient)
+            rows = [row for row in crew.gather(times) if any(row)]
             compress_s, decompress_s = (statistics.median(column) for column in zip(*rows, strict=True))
             cost = CompressorCost(name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
             crew.record(CompressorPoint(sweep=sweep, cost=cost))
@@ -192,7 +192,7 @@ def _times(
 def _own_work(
     way: Compression, workers: int, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
 ) -> float:
-    """Own work of an exchange among so many workers, in the median."""
+    """Return the median seconds of a worker's own work in an exchange among so many workers, network time excluded."""
     residual = make_residual(way, gradient.numel(), device=gradient.device)
     links = make_chain(way, gradient.numel(), shapes=shapes, device=gradient.device)
     times_s = []
@@ -207,7 +207,7 @@ def _own_work(
 
 
 class _Alike(Channel):
-    """To workers that are taken to send what this one sends: nothing travels."""
+    """A channel to workers that are taken to send what this one sends: nothing travels."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
         super().__init__(on=device, clock=time.perf_counter if device.type == "cuda" else time.thread_time)

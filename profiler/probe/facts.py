@@ -27,7 +27,7 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def host_facts(device: torch.device) -> Host:
-    """The machine that this worker runs on."""
+    """Return the hardware and software of the machine that this worker runs on."""
     cuda = device.type == "cuda"
     return Host(
         cpu_model=_cpu_model(),
@@ -43,7 +43,7 @@ def host_facts(device: torch.device) -> Host:
 
 
 def host_memory_bytes() -> int:
-    """Memory that processes here may use: the machine's, or the control group's limit where that is lower."""
+    """Return the bytes that processes here may use: the machine's, or the control group's limit where that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # not mounted, or "max"
@@ -52,7 +52,7 @@ def host_memory_bytes() -> int:
 
 
 def device_memory_bytes(device: torch.device) -> int:
-    """Memory that the workers of this device share. On a GPU what other programs hold is not counted."""
+    """Return the bytes that the workers of a device share, without what other programs hold of a GPU."""
     if device.type == "cpu":
         return host_memory_bytes()
     free, _ = torch.cuda.mem_get_info(device)
@@ -60,7 +60,7 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Forget how much memory was used before."""
+    """Reset the peak of the memory used."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -74,7 +74,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Most memory used since the last reset: of its tensors on a GPU, of the process on a CPU. None where unknown.
+    """Return peak bytes since the last reset: of tensors on a GPU, of the process on a CPU. None where unknown.
 
     Pages of files (libraries, mapped data) are left out: workers of a machine share them, and the kernel takes them
     back where memory is short. How many of them a process touches depends on whether it began as a fork.
@@ -87,11 +87,11 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
 
 def resident_peak_bytes(status: str) -> int | None:
-    """Of a ``/proc/PID/status`` (Linux, proc_pid_status): the most in memory, less the pages of files there now."""
-    told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    if "VmHWM" not in told:
+    """Return peak resident bytes less file pages there now, from a ``/proc/PID/status`` (Linux, proc_pid_status)."""
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    if "VmHWM" not in fields:
         return None
-    most, of_files = (1024 * int(told.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
+    most, of_files = (1024 * int(fields.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
     return max(1, most - of_files)
 
 
@@ -104,7 +104,7 @@ def _cpu_model() -> str:
 
 
 class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the operators that do work, as views only relabel memory, and floating-point operations of matrix work."""
+    """Counter of operators that do work, not views, which only relabel memory, and of FLOPs of matrix work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
@@ -118,11 +118,11 @@ class WorkCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         named = kwargs or {}
-        made = func(*args, **named)
+        result = func(*args, **named)
         self.operators += not func.is_view and func.namespace != "profiler"
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.flops += count(*args, **named, out_val=made)
-        return made
+            self.flops += count(*args, **named, out_val=result)
+        return result
 
 
 @contextmanager
@@ -149,7 +149,7 @@ ATTENTION = ("attention", "attn", "transformer")
 
 
 def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
-    """The kind of a model; None where its modules do not tell.
+    """Return the kind of a model; None where its modules do not tell.
 
     A recurrent module makes it recurrent, and attention (by the names of modules) a transformer unless most weights
     beside tables are of convolutions. Without either, convolutions make it convolutional, and tables with most of the
@@ -170,18 +170,18 @@ def model_kind(modules: Iterable[nn.Module]) -> ModelKind | None:
 
 
 def _of(modules: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> int:
-    """Weights of some kinds of module, shared ones once."""
-    own = {
-        id(one): one.numel()
+    """Return the number of weights in some kinds of module, shared ones once."""
+    sizes = {
+        id(parameter): parameter.numel()
         for module in modules
         if isinstance(module, kinds)
-        for one in module.parameters(recurse=False)
+        for parameter in module.parameters(recurse=False)
     }
-    return sum(own.values())
+    return sum(sizes.values())
 
 
 def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """What optimizers remember."""
+    """Return the tensors of optimizers' state."""
     return [
         leaf
         for optimizer in optimizers
@@ -192,7 +192,7 @@ def states_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 class StepCount:
-    """Counts over one step: what is computed, and what optimizers take while they update.
+    """Counter of the memory of one step: what computing takes, and what optimizers take while they update.
 
     What a job keeps from step to step counts as there; on a GPU also what its libraries hold, which is then part of
     computing.
@@ -226,27 +226,27 @@ class StepCount:
         self._computing = self._updating = self._fresh = 0
 
     def begins(self) -> None:
-        """A step begins; what was counted of others is forgotten."""
+        """Begin to count a step, and forget what was counted of others."""
         self._computing = self._updating = 0
         self.tensors.begin_phase()
 
     def gets(self, batch: object) -> None:
-        """The samples are there."""
+        """Count the tensors of the step's batch."""
         self.tensors.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
     def updates(self, fresh: Iterable[Tensor | None] = ()) -> None:
-        """An optimizer begins, with gradients that backward made anew."""
+        """Begin to count an optimizer's update, with gradients that backward made anew."""
         self._computing = max(self._computing, self.tensors.peak_bytes - self._kept_bytes)
         self._fresh = bytes_of(fresh)
         self.tensors.begin_phase()
 
     def updated(self) -> None:
-        """It has ended."""
+        """Count the end of an optimizer's update."""
         self._updating = max(self._updating, self.tensors.peak_bytes - self._kept_bytes - self._fresh)
         self.tensors.begin_phase()
 
     def told(self, samples: int) -> TrainingMemory:
-        """What a step of so many samples took."""
+        """Return the memory of a step of so many samples, bytes by kind of tensor."""
         return TrainingMemory(
             parameter_bytes=bytes_of(self._parameters),
             buffer_bytes=bytes_of(self._buffers),
@@ -260,7 +260,7 @@ class StepCount:
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the storages of tensors that operators make inside the context, until the last tensor on each is gone.
+    """Counter of the storages of tensors made inside the context, until the last tensor on each is gone.
 
     Views share a storage, which counts once. A tensor that was there before counts where it was given to `hold`. What
     an operator takes for itself while it runs, such as the scratch space of a convolution, makes no tensor and is not
@@ -299,10 +299,10 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return func(*args, **(kwargs or {}))
         for storage in self._storages(tree_leaves((args, kwargs))):
             self._see(storage, 0)  # of before, unless it is known
-        made = func(*args, **(kwargs or {}))
-        for storage in self._storages(tree_leaves(made)):
+        result = func(*args, **(kwargs or {}))
+        for storage in self._storages(tree_leaves(result)):
             self._see(storage, storage.nbytes())
-        return made
+        return result
 
     def _storages(self, values: Iterable[object]) -> Iterator[torch.UntypedStorage]:
         for value in values:
@@ -324,7 +324,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 class AllocatedBytes(nullcontext[None]):
-    """What the allocator of a GPU says, scratch space of operators included."""
+    """Bytes of a GPU's allocator, scratch space of operators included."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -333,16 +333,16 @@ class AllocatedBytes(nullcontext[None]):
 
     @property
     def live_bytes(self) -> int:
-        """Held now."""
+        """Bytes that are held now."""
         return int(torch.cuda.memory_allocated(self._device))
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held at a time since the last `begin_phase`."""
+        """The most bytes that were held at a time since the last `begin_phase`."""
         return int(torch.cuda.max_memory_allocated(self._device))
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing: the allocator knows of all."""
+        """Do nothing, as the allocator knows of all tensors."""
 
     def begin_phase(self) -> None:
         """Forget the peak."""
@@ -354,12 +354,12 @@ PeakBytes: TypeAlias = TensorBytes | AllocatedBytes
 
 
 def count_on(device: torch.device) -> PeakBytes:
-    """The count that fits a device."""
+    """Return the counter of peak bytes that fits a device."""
     return AllocatedBytes(device) if device.type == "cuda" else TensorBytes(device)
 
 
 def bytes_of(values: Iterable[object]) -> int:
-    """Of all tensors among values; those on one storage count once."""
+    """Return the bytes of all tensors among values; those on one storage count once."""
     storages = {
         part.untyped_storage()._cdata: part.untyped_storage().nbytes()
         for value in values
@@ -370,7 +370,7 @@ def bytes_of(values: Iterable[object]) -> int:
 
 
 def _strided(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors with a storage that it consists of."""
+    """Return the strided tensors, each with a storage, that a dense or sparse tensor consists of."""
     if tensor.layout == torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else ()

@@ -23,7 +23,7 @@ from hetopt.trainer.policies.ratio.policy import gain_of
 
 
 class ResidualGains:
-    """Follows the residual that error feedback would have at several ratios while training itself sends everything.
+    """The residuals that error feedback would have at several ratios while training itself sends everything.
 
     Top-k then keeps a fraction of gradient *plus residual*, which is less than of the gradient alone: the residual is
     full of what was small. A gain at a given ratio is measured on the residual of the nearest followed ratio. The
@@ -43,7 +43,7 @@ class ResidualGains:
             residual.commit(prepared, TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
-        """Gains over all workers at every ratio, had this gradient been sent; the residuals are left alone."""
+        """Return the gain over all workers at every ratio, had this gradient been sent; residuals stay as they are."""
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
         for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
@@ -60,7 +60,7 @@ class ResidualGains:
 
 
 def retained_energy(flat: Tensor, kept: Sequence[int]) -> tuple[float, ...]:
-    """Energy ``sum of the k largest squares`` of ``flat`` for every ``k`` in ``kept``, in the order of ``kept``.
+    """Return the sum of the k largest squares of ``flat`` for every ``k`` in ``kept``, in the order of ``kept``.
 
     One selection of the largest ``k`` and one cumulative sum in double precision serve every smaller ``k`` as well.
     Divided by the whole energy this is the compression gain of GraVAC (Tyagi and Swany 2023) and, as Top-k is an
@@ -97,7 +97,7 @@ FORGETTING_STEPS = 2
 
 
 class ExchangeTrials:
-    """Each way to exchange once, all at once or one after the other, on a pilot's gradients: what it loses of this job.
+    """Trials of each way to exchange on a pilot's gradients, at once or in turn: what it loses of this job.
 
     A way with a residual is followed until what it holds back has settled, and its gain is that of the last steps: the
     residual is full of what was lost before, so that a gradient alone would promise too much. Of one that forgets, the
@@ -115,7 +115,7 @@ class ExchangeTrials:
         self._open: list[_Trial] = []
 
     def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int) -> tuple[ExchangeTrial, ...]:
-        """Exchange this worker's weighted gradient of one step; what was found by the trials that this ends."""
+        """Exchange this worker's weighted gradient of one step, and return the results of the trials that this ends."""
         if pilot != self._pilot:  # other weights
             self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]
         while len(self._open) < self._together and self._ways:
@@ -124,11 +124,11 @@ class ExchangeTrials:
             trial.take(local)
         ended = [trial for trial in self._open if trial.is_over]
         self._open = [trial for trial in self._open if not trial.is_over]
-        found = [(trial.way, trial.found(crew)) for trial in ended]
+        results = [(trial.way, trial.found(crew)) for trial in ended]
         workers = crew.context.world_size
         return tuple(
             ExchangeTrial(compression=way, workers=workers, **measured)
-            for way, measured in found
+            for way, measured in results
             if all(measured.get(name, 1) > 0 for name in ("gain", "signal")) and measured  # else nothing of it is left
         )
 
@@ -138,7 +138,7 @@ class ExchangeTrials:
 
 
 class _Trial:
-    """One way, from an empty residual on."""
+    """The trial of one exchange on a pilot's gradients, from an empty residual on."""
 
     def __init__(self, way: str, exchange: Exchange, exact: Exchange, settled: int) -> None:
         self.way, self._exchange, self._exact, self._settled = way, exchange, exact, settled
@@ -148,11 +148,11 @@ class _Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether enough is known of it."""
+        """Return whether enough steps were tried."""
         return self._taken >= (self._settled + COUNTED_STEPS if self._holds_back else FORGETTING_STEPS)
 
     def take(self, local: Tensor) -> None:
-        """The gradient of one more step."""
+        """Add the local gradient of one more step to the trial."""
         out = local.clone()
         stats = self._exchange.run(out)
         self._taken += 1
@@ -166,15 +166,17 @@ class _Trial:
         self._add(0.0, energy(local), energy(out - whole), float(out @ whole), energy(whole))
 
     def found(self, crew: ProbeGroup) -> dict[str, float]:
-        """Gain, or variance and signal, over all workers; empty where the gradient was zero."""
-        kept, own, error, along, exact = crew.total(self._sums)
-        if own <= 0:
+        """Return the gain, or the variance and signal, over all workers; empty where the gradient was zero."""
+        kept, local_energy, error, along, exact = crew.total(self._sums)
+        if local_energy <= 0:
             return {}
         if self._holds_back:
-            return {"gain": gain_of(kept, own)}
+            return {"gain": gain_of(kept, local_energy)}
         # All workers hold the same sums.
         return (
-            {"variance": error / crew.context.world_size / own, "signal": min(1.0, along / exact)} if exact > 0 else {}
+            {"variance": error / crew.context.world_size / local_energy, "signal": min(1.0, along / exact)}
+            if exact > 0
+            else {}
         )
 
     def _add(self, *values: float) -> None:

@@ -174,12 +174,12 @@ class PilotRun:
         self._note(step=step, ended=ending, synchronised=synchronised)
 
     def _note(self, **fields: object) -> None:
-        """Write how far the pilot has come."""
+        """Write the pilot's progress to the event log."""
         self._seen = self._seen.model_copy(update=fields)
         self._crew.record(self._seen)
 
     def _plain_step(self, batch: GlobalBatch, step: int, *, tries: bool) -> bool:
-        """One step; False when the loss of any worker is not finite (then nothing is learnt).
+        """Train one step; False when the loss of any worker is not finite (then nothing is learnt).
 
         Args:
             batch: to learn from.
@@ -196,7 +196,7 @@ class PilotRun:
         return goes_on
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
-        """The same step computed in groups, whose gradients also tell signal from noise."""
+        """Train one step in groups, whose gradients also tell signal from noise; False when a loss is not finite."""
         crew, total = self._crew, len(batch)
         loss_sum, weighted_square_norms = 0.0, 0.0
         groups = self._groups(batch)
@@ -258,7 +258,7 @@ class PilotRun:
         ]
 
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
-        """Judge the model; how that ends the pilot, if it does."""
+        """Evaluate the model, and return how that ends the pilot; None: it goes on."""
         context, task = self._crew.context, self._task
         if self._synchroniser is None:
             average_buffers(self._model, 1 / context.world_size, context.world_size)

@@ -116,7 +116,7 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
 
 
 def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader, part: MicroBatch) -> Job:
-    """What is trained, counted on one small batch.
+    """Return the facts of a job, counted on one small batch.
 
     Args:
         task: the task.
@@ -152,7 +152,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
 def _refused(
     crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica, part: MicroBatch
 ) -> frozenset[Precision]:
-    """What the task cannot be computed in, by a gradient of few samples; the same on every rank.
+    """Return the precisions that the task cannot be computed in, by a gradient of few samples; the same on every rank.
 
     Raises:
         BadInput: the run's own precision is among them.
@@ -179,7 +179,7 @@ def _refused(
 
 
 def _objection(replica: Replica, batch: Batch) -> str:
-    """Why a gradient cannot be computed so; empty: it can."""
+    """Return why a replica cannot compute a batch's gradient; empty: it can."""
     try:
         loss = replica.loss(batch)
         loss.backward()

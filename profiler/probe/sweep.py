@@ -41,7 +41,7 @@ FEWEST_SIZES = 2
 
 
 def taken(steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
-    """Return what timed steps come to.
+    """Return the timings, peak memory and contention of timed steps.
 
     Args:
         steps: that are over just now.
@@ -70,7 +70,7 @@ class Replica:
 
     @classmethod
     def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
-        """Build one on every rank at the same time, computing in fp32.
+        """Build the same replica on every rank at the same time, computing in fp32.
 
         The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
         many steps are timed, activations and gradients stay those of a sane model.
@@ -89,11 +89,11 @@ class Replica:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the parameters, in the order of the gradient; a number counts as a vector of one."""
-        return tuple(tuple(one.shape) or (1,) for one in trainable_parameters(self.loss.model))
+        """The shapes of the parameters, in the order of the gradient; a number counts as a vector of one."""
+        return tuple(tuple(parameter.shape) or (1,) for parameter in trainable_parameters(self.loss.model))
 
     def computing_in(self, precision: Precision) -> Replica:
-        """The same model, computing in another precision."""
+        """Return a replica of the same model that computes in another precision."""
         autocast = Autocast(device_type=self.device.type, precision=precision)
         return replace(self, loss=LossModule(self.loss.model, self.task.loss, autocast))
 
@@ -186,7 +186,9 @@ def run_sweep(
         # The others keep still.
         stepper = _Stepper(computing, reader, context.rank) if context.rank < sweep.concurrent_workers else None
         # Tensors are the same in every division of the host.
-        counts = schedule is not None and sweep.precision not in [one.precision for one in schedule.sweeps[:index]]
+        counts = schedule is not None and sweep.precision not in [
+            previous.precision for previous in schedule.sweeps[:index]
+        ]
         limit_bytes = (
             math.inf
             if schedule is None
@@ -199,8 +201,8 @@ def run_sweep(
             if is_too_large(points, size, left_s, limit_bytes):
                 break
             allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
-            own = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
-            rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
+            timed = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else Taken()
+            rows = crew.gather(timed.row(sweep.timed_steps))[: sweep.concurrent_workers]
             workers = tuple(Taken.of(row) for row in rows)
             if not all(worker.samples_s for worker in workers):
                 if schedule is not None:
@@ -257,7 +259,7 @@ def steps_within(sweep: Sweep, allowed_s: float, step_s: float) -> tuple[int, in
 
 
 def yardstick_s(device: torch.device) -> float | None:
-    """How fast the processor is now that this worker computes on: read before and after the steps of a batch size.
+    """Return the seconds of a calibration micro-benchmark on this processor now: before and after a batch size's steps.
 
     A shared machine changes its speed within seconds: what was read once for a whole sweep says little of one size.
     """
@@ -265,7 +267,7 @@ def yardstick_s(device: torch.device) -> float | None:
 
 
 def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: float) -> bool:
-    """Whether the next batch size is left out: it is predicted to take more memory or time than there is."""
+    """Return whether to leave the next batch size out: it is predicted to take more memory or time than there is."""
     peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if peaks:
         line = fit_memory([measured for measured, _ in peaks], [peak for _, peak in peaks])
@@ -283,13 +285,13 @@ def is_too_large(points: Sequence[SweepPoint], size: int, left_s: float, limit_b
 def record_facts(
     crew: ProbeGroup, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float
 ) -> int:
-    """Write what the sweep computes on; the memory that one of its workers may use."""
+    """Record the device of a sweep, and return the bytes that one of its workers may use."""
     device = crew.context.device
-    found = (0.0, 0.0)
+    rates = (0.0, 0.0)
     if active:
         align(group)
-        found = speeds(device)
-    rows = crew.gather([*found, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
+        rates = speeds(device)
+    rows = crew.gather([*rates, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
     # Every GPU worker has a device of its own; CPU workers share the host's memory.
     sharing = sweep.concurrent_workers if device.type == "cpu" else 1
     limit_bytes = memory_limit_bytes(int(min(row[2] for row in rows)), workers=sharing, fraction=memory_fraction)

@@ -48,7 +48,7 @@ STREAM_BATCHES = 10_000
 
 
 class ScriptProbe:
-    """Runs one script and writes down what was measured."""
+    """The measurement of one script: runs it and writes down what was measured."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -100,7 +100,7 @@ class ScriptProbe:
         return RunFailed(f"{self._lines.of(error)}: {reason_of(error)}")
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        """No step within the time that starting may take."""
+        """Raise that the script made no step within the time that starting may take (a signal handler)."""
         raise Finished(
             RunFailed(
                 f"{self._lines.now() or self._order.script}: here the script still was after "
@@ -134,7 +134,7 @@ class ScriptProbe:
         )
 
     def _measures(self) -> Course:
-        """What is measured, from the moment when the script's first step has ended."""
+        """Yield what each next step should be like, from the end of the script's first step on."""
         observer, watch = self._observer, self._order.watch
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         if watch == "steps":
@@ -231,7 +231,7 @@ class ScriptProbe:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure; the exit code is hetopt's."""
+    """Measure a script in this process, and return hetopt's exit code."""
     folder, rank = Path(arguments[0]), int(arguments[1])
     try:
         with FailureReport(folder, rank) as report:

@@ -53,7 +53,7 @@ USUAL = ProbeSchedule(seed=0, sweeps=())
 
 @dataclass(kw_only=True)
 class ScriptCourse:
-    """The whole of it, and what is known so far; complete where the script did not end before.
+    """The course of measuring a script, and what is known so far; complete where the script did not end before.
 
     Attributes:
         order: what to measure.
@@ -76,7 +76,7 @@ class ScriptCourse:
     trying: int = 0
 
     def run(self) -> Course:
-        """Begins where the script's first step has ended."""
+        """Yield the wish for each step from the end of the script's first one on, until all is measured."""
         order = self.order
         if order.watch == "steps":
             yield from self._sweep((self.observer.batch_size,), self.crew.elapsed_s(), order.time_limit_s)
@@ -84,8 +84,8 @@ class ScriptCourse:
         step = yield Wish()
         counted = yield from self._count()
         # Of three steps: what reads batches ahead, as frameworks do, has read more of them in its first one.
-        own = statistics.median_low((step.samples, *counted))
-        self.observer.batch_size = own or self.observer.batch_size
+        batch_size = statistics.median_low((step.samples, *counted))
+        self.observer.batch_size = batch_size or self.observer.batch_size
         begun_s = self.crew.elapsed_s()
         sizes = self._sizes()
         # The script's own size comes first: it is what training takes, and is measured however short the time is.
@@ -103,7 +103,7 @@ class ScriptCourse:
             raise RunFailed(f"no steps of {self.observer.batch_size} samples came, as the script's first ones had")
 
     def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
-        """Operators of a step; the samples of the two steps that it takes."""
+        """Count the operators and FLOPs of a step, and return the samples of the two steps that this takes."""
         whole, apart = WorkCount(), WorkCount()
         first = yield Wish(inside=(whole,))
         self.operators = whole.operators
@@ -116,19 +116,19 @@ class ScriptCourse:
 
     @property
     def changes_size(self) -> bool:
-        """Whether the script is given batches of other sizes than its own."""
+        """Return whether the script is given batches of other sizes than its own."""
         return self.observer.loader is not None and self.order.watch == "every-size"
 
     def _sizes(self) -> tuple[int, ...]:
-        """Batch sizes to time, in increasing order."""
-        own, epoch = self.observer.batch_size, self.order.dataset_size or self.observer.dataset_size
-        return batch_ladder(own, dataset_size=epoch) if self.changes_size else (own,)
+        """Return the batch sizes to time, in increasing order."""
+        batch_size, epoch = self.observer.batch_size, self.order.dataset_size or self.observer.dataset_size
+        return batch_ladder(batch_size, dataset_size=epoch) if self.changes_size else (batch_size,)
 
     def _is_of(self, step: Step, size: int) -> bool:
         return abs(step.samples - size) <= LIKE * size
 
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of some sizes; whether the time was enough."""
+        """Time steps of some batch sizes, and return whether the time was enough."""
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
             if is_too_large(self.points, size, left_s, math.inf):
@@ -141,7 +141,7 @@ class ScriptCourse:
         return True
 
     def _time(self, size: int, allowed_s: float) -> Generator[Wish, Step, bool]:
-        """Time steps of one size; whether the script gives any."""
+        """Time steps of one batch size, and return whether the script gives any."""
         order, device = self.order, self.observer.device
         steps: list[TimedStep] = []
         warmups, count, others = order.warmup_steps, order.timed_steps, 0
@@ -170,7 +170,7 @@ class ScriptCourse:
         self.points.append(SweepPoint(sweep=self.order.sweep, local_batch_size=size, workers=workers))
 
     def _count_memory(self, size: int) -> Course:
-        """Over two steps: what the script still holds of the first one is there in the second."""
+        """Count the memory of a step over two: what the script still holds of the first is there in the second."""
         factor = size / self.observer.batch_size
         count = self.observer.count()
         yield Wish(factor=factor, count=count)
@@ -178,7 +178,7 @@ class ScriptCourse:
         self.crew.record(MemoryCounted(sweep=self.order.sweep, memory=count.told(step.samples or size)))
 
     def _train(self) -> Course:
-        """Steps at the script's own batch size that learn; between them, gradients that tell signal from noise."""
+        """Train at the script's own batch size; between steps, take gradients that tell signal from noise."""
         order, begun_s = self.order, self.crew.elapsed_s()
         gains: ResidualGains | None = None
         count = tried = 0
@@ -202,7 +202,7 @@ class ScriptCourse:
                 yield from self._sample_noise(count)
 
     def _sample_noise(self, step: int) -> Course:
-        """``E|g_b|^2 = |G|^2 + V / b`` at two sizes gives both moments (McCandlish et al. 2018, appendix A.1)."""
+        """Record gradient noise: ``E|g_b|^2 = |G|^2 + V / b`` at two sizes (McCandlish et al. 2018, appendix A.1)."""
         large = self.observer.batch_size
         parts = min(PARTS, large // 2)
         if parts < 2 or not self.changes_size:

@@ -67,7 +67,7 @@ Way: TypeAlias = Literal["", "ddp", "session"]
 
 
 class Told(Record):
-    """What optimizers were told beside gradients, and by what the script trains."""
+    """Learning rates that a script's optimizers step by, and how it trains, to compare runs by beside gradients."""
 
     rates: tuple[tuple[float, ...], ...] = ()
     """[optimizers][steps] learning rate of the first parameter group."""
@@ -83,7 +83,7 @@ class Told(Record):
 
 
 class GradientRecorder:
-    """Keeps what each optimizer finds in ``.grad`` and is told at its first steps, and ends the process after them.
+    """Recorder of each optimizer's gradients and learning rates at its first steps; ends the process after them.
 
     Args:
         path: of the file of gradients.
@@ -103,22 +103,24 @@ class GradientRecorder:
             self.batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        """One more step."""
+        """Record the gradient and learning rate of one more step, and end once all optimizers have enough."""
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return
         self._rates.setdefault(id(optimizer), []).append(float(optimizer.param_groups[0].get("lr", 0.0)))
-        parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+        parameters = (
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
+        )
         steps.append(flat_gradient(parameters, torch.float64).cpu())
-        if all(len(one) == STEPS for one in self._seen.values()):
+        if all(len(gradients) == STEPS for gradients in self._seen.values()):
             self.end(0)
 
     def end(self, code: int) -> None:
-        """Write, wait until the others have, and leave without another word of the script."""
+        """Write the record, wait for the other ranks' and exit the process at once."""
         if code == 0:
             run = self.ddp_run()
             way: Way = "session" if REGISTRY.begun else "" if run is None else "ddp"
-            told = Told(
+            facts = Told(
                 rates=tuple(map(tuple, self._rates.values())),
                 schedules=tuple(sorted(map(_later_rates, alive(LRScheduler)))),
                 way=way,
@@ -126,10 +128,10 @@ class GradientRecorder:
                 batch_size=self.batch_size or 0,
                 keeps_equal=run is not None and not run.shares_batches,
             )
-            torch.save((list(self._seen.values()), told.model_dump()), self._path.with_suffix(".part"))
+            torch.save((list(self._seen.values()), facts.model_dump()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
             begun_s = time.monotonic()
-            while not all(one.exists() for one in self._others) and time.monotonic() - begun_s < _PATIENCE_S:
+            while not all(path.exists() for path in self._others) and time.monotonic() - begun_s < _PATIENCE_S:
                 time.sleep(0.05)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -140,7 +142,7 @@ def main(arguments: list[str]) -> None:
     """Run the script until it has done enough steps."""
     folder, name, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
+    paths = [inside(Path(folder), FILE.format(name=name, rank=worker)) for worker in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
     _draw_nothing()
@@ -159,8 +161,8 @@ def main(arguments: list[str]) -> None:
     around: Any = nullcontext(recorder.ddp_run)
     if spec is not None and workers > 1:
         ShareTable.turns = True
-        told = read_record(RunSpec, Path(spec), hint="run the command again")
-        plan = SessionPlan(spec=told, as_one=AS_ONE_VARIABLE in os.environ)
+        run_spec = read_record(RunSpec, Path(spec), hint="run the command again")
+        plan = SessionPlan(spec=run_spec, as_one=AS_ONE_VARIABLE in os.environ)
         around = unequal(plan, inside(Path(folder), f"{name}-run"))
         if rank == 0:
             inside(Path(folder), f"{name}-run").mkdir()
@@ -187,8 +189,8 @@ def _later_rates(schedule: LRScheduler) -> tuple[float, ...]:
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
     """Return the gradients of each step of each optimizer that `GradientRecorder` wrote, and what else it did."""
-    gradients, told = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
-    return gradients, Told(**told)
+    gradients, facts = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
+    return gradients, Told(**facts)
 
 
 def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
@@ -196,10 +198,10 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
     if len(right) != len(other):
         return [math.inf]
     by_step: list[float] = []
-    for own, its in zip(right, other, strict=True):
-        for step, (one, another) in enumerate(zip(own, its, strict=False)):
-            same = one.shape == another.shape
-            apart = float((one - another).norm() / one.norm().clamp_min(TINY)) if same else math.inf
+    for gradients, other_gradients in zip(right, other, strict=True):
+        for step, (gradient, another) in enumerate(zip(gradients, other_gradients, strict=False)):
+            same = gradient.shape == another.shape
+            apart = float((gradient - another).norm() / gradient.norm().clamp_min(TINY)) if same else math.inf
             if step == len(by_step):
                 by_step.append(0.0)
             by_step[step] = max(by_step[step], apart if math.isfinite(apart) else math.inf)
@@ -223,7 +225,7 @@ def _draw_nothing() -> None:
 
 
 def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
-    """Noise of samples is the same on whichever worker they are; what was drawn before is weights and data.
+    """Make samples' noise one number, the same on every worker; what was drawn before is weights and data.
 
     Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
 
@@ -241,12 +243,12 @@ def _draw_one_number(begins: Callable[[DataLoader[Any]], None]) -> None:
     def of_one_number(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @wraps(draw)
         def drawn(*given: Any, **named: Any) -> Tensor:
-            found = draw(*given, **named)  # the session hears it
-            if begun and found.numel() > 1:
-                bounds = [one for one in (*given, named.get("low"), named.get("high")) if isinstance(one, int)]
-                is_whole = not found.is_floating_point()
-                found.detach().fill_(sum(bounds) // max(2, len(bounds)) if is_whole else 0.5)
-            return found
+            noise = draw(*given, **named)  # the session hears it
+            if begun and noise.numel() > 1:
+                bounds = [bound for bound in (*given, named.get("low"), named.get("high")) if isinstance(bound, int)]
+                is_whole = not noise.is_floating_point()
+                noise.detach().fill_(sum(bounds) // max(2, len(bounds)) if is_whole else 0.5)
+            return noise
 
         return drawn
 

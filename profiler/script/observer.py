@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What the next step of a script should be like.
+    """The request for a script's next step: its batch size, whether it learns, and what is counted.
 
     Attributes:
         factor: on the script's own batch size.
@@ -62,7 +62,7 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step of a script was like.
+    """The samples, times and gradient of one step of a script.
 
     Attributes:
         samples: of its batches; 0: nothing tells.
@@ -81,7 +81,7 @@ Course: TypeAlias = Generator[Wish, Step, None]
 
 
 class Finished(BaseException):
-    """Nothing more is to be measured; no script catches it by accident.
+    """Signal that nothing more is to be measured; no script catches it by accident.
 
     Its argument is why the script cannot be measured; none: all is.
     """
@@ -92,7 +92,7 @@ LOADING, FORWARD, BACKWARD, UPDATE = range(PHASES)
 
 @dataclass
 class _Seen:
-    """Of the step under way; spans of each phase."""
+    """The samples and the spans of each phase of the step under way."""
 
     begun: Mark | None = None
     samples: int = 0
@@ -101,7 +101,7 @@ class _Seen:
 
 
 def normalises(module: nn.Module) -> bool:
-    """Whether a module that is called now normalises by the samples of its batch."""
+    """Return whether a module that is called now normalises by the samples of its batch."""
     return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
@@ -111,9 +111,13 @@ def flat_gradient(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
     Sparse ones are made dense; sharded ones are put together, for which all their workers ask.
     """
     with torch.no_grad():
-        own = (torch.zeros_like(one) if one.grad is None else one.grad for one in parameters)
-        plain = (one.full_tensor() if isinstance(one, DTensor) else one.to_dense() for one in own)
-        return torch.cat([one.to(dtype).reshape(-1) for one in plain])
+        gradients = (
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters
+        )
+        plain = (
+            gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.to_dense() for gradient in gradients
+        )
+        return torch.cat([gradient.to(dtype).reshape(-1) for gradient in plain])
 
 
 def alive(kind: type[T]) -> list[T]:
@@ -122,7 +126,7 @@ def alive(kind: type[T]) -> list[T]:
 
 
 class Observer:
-    """Hears what a script trains (see `listen`). A step ends when the optimizer that stepped first does.
+    """Observer of what a script trains (see `listen`). A step ends when the optimizer that stepped first does.
 
     Args:
         course: what is to be measured.
@@ -163,7 +167,7 @@ class Observer:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.parameters[0].device if self.parameters else torch.device("cpu")
 
     @property
@@ -173,15 +177,15 @@ class Observer:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all parameters."""
+        """Bytes of all parameters' gradients."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
     def count(self) -> StepCount:
         """Return a count over what the script keeps from step to step, as its modules and optimizers hold it."""
-        own = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
+        parameters = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
         return StepCount(
             self.device,
-            parameters=[*own, *self.parameters],
+            parameters=[*parameters, *self.parameters],
             buffers=[buffer for module in self.modules for buffer in module.buffers(recurse=False)],
             optimizers=self.optimizers,
             gradient_bytes=self.gradient_bytes,
@@ -212,7 +216,7 @@ class Observer:
             self._seen.spans[phase].append((begun, self._stopwatch.mark()))
 
     def look(self) -> None:
-        """Find, without having heard any, the loader of the training data as that of the most."""
+        """Take the loader with the most samples as that of the training data, where none was heard."""
         self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
         if self.loader is not None:
             drawn = getattr(self.loader.batch_sampler, "batch_size", None)
@@ -253,7 +257,7 @@ class Observer:
             self._train_on_newest()
 
     def _train_on_newest(self) -> None:
-        """Count the newest batch, as one of training; scripts make a loader anew in each epoch."""
+        """Count the newest batch as one of training, and its loader as the training data's."""
         if self._newest is not None:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader, samples = self._newest
@@ -283,7 +287,7 @@ class Observer:
             self._seen.gradient = flat_gradient(self.parameters, torch.float32)  # before the script clips it
 
     def schedules(self) -> bool:
-        """Whether the learning rate may change now."""
+        """Return whether the learning rate may change now."""
         return self._wish.learns or not self.optimizers  # one that is being made takes its first step at once
 
     def begins_step(self, optimizer: Optimizer) -> None:
@@ -345,7 +349,7 @@ class Observer:
 
 
 class Rebatched:
-    """Stands where a loader's batch sampler was: batches of another size, which never run out.
+    """A batch sampler in place of a loader's own: batches of another size, which never run out.
 
     The dataset, the order of samples, the collate function and the reader processes stay the script's: what changes is
     how many indices of the sampler's stream go into a batch.
@@ -367,7 +371,7 @@ class Rebatched:
         self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Batches of indices."""
+        """Yield batches of sample indices."""
         self.sizes.clear()
         kept: list[Any] = []
         for batch in self._batches():
@@ -390,7 +394,7 @@ class Rebatched:
                 return
 
     def __len__(self) -> int:
-        """As many batches as the script expects."""
+        """Return the number of batches, as many as the script expects."""
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
@@ -398,7 +402,7 @@ class Rebatched:
 
 
 def samples_of(loader: DataLoader[Any]) -> int | None:
-    """Samples of one pass over a loader's data; None: a stream does not say."""
+    """Return the samples of one pass over a loader's data; None: a stream does not say."""
     data: object = loader.dataset
     return len(data) if isinstance(data, Sized) and not isinstance(data, IterableDataset) else None
 
@@ -439,7 +443,7 @@ def listen(observer: Observer) -> None:
 
 
 def be_alone() -> None:
-    """A script that makes a process group, or starts a process for each GPU, is its only worker from here on."""
+    """Make a script the only worker from here on, also if it makes a process group or starts a process for each GPU."""
     keep_modules()
     _replace(
         dist,

@@ -18,7 +18,7 @@ own alone; or nothing but the ends of optimizers' steps, so that it runs as it d
 
 
 class ScriptOrder(Sweep):
-    """Of one start of a script, or of several copies side by side, as a sweep over the script's own batch sizes."""
+    """One start of a script, or of several copies side by side, as a sweep over the script's own batch sizes."""
 
     script: str = Field(description="the file")
     arguments: tuple[str, ...] = ()
