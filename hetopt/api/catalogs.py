@@ -62,10 +62,10 @@ class Found:
 
 @takes(Listed)
 def find(**options: Any) -> Found:
-    """Return the instance types that meet criteria.
+    """Return the instance types that pass filters, in the order asked for, and why there are none.
 
     Args:
-        **options: which, and in what order.
+        **options: fields of `Listed`: filters, region and order.
 
     Raises:
         BadInput: a name that nothing has, or prices where the region has none.

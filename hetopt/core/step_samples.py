@@ -153,7 +153,7 @@ class StepSamples(Artifact):
 
 
 def parse_configuration(line: str) -> Configuration:
-    """Parse one line into a configuration, with or without times.
+    """Parse a JSON line into a configuration; other fields, such as measured times, are ignored.
 
     Raises:
         BadInput: what is wrong with it.

@@ -89,7 +89,7 @@ class Penalty:
         return self.coefficient + Z90 * self.coefficient_sd
 
     def least_gain(self, inflation: float) -> float:
-        """Return the gain that stretches a run by at most this factor, at the upper end of the coefficient."""
+        """Return the least part of gradient energy with which a run takes at most ``inflation`` times the steps."""
         if self.cautious_coefficient == 0:
             return LEAST_GAIN
         return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / self.cautious_coefficient) ** 2))

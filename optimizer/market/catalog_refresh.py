@@ -58,7 +58,6 @@ class Refreshed:
     Attributes:
         files: text by path inside the folder.
         types, on_demand, spot: how many types of the region have a specification and prices.
-        zones: how many zones have prices of their own.
         left_out: types or prices that could not be used, and why, for the person to see.
     """
 
@@ -70,11 +69,10 @@ class Refreshed:
 
 
 def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Path) -> Refreshed:
-    """Return the files of a catalogue that today's public prices make together with the bundled one.
+    """Return a catalogue of today's public prices and the bundled facts, as files that are not written yet.
 
     Args:
         prices: of the public feeds.
-        answers: of the APIs; absent: nobody with an account asked.
         region: that both are of.
         day: when they were read.
         bundled: folder of the bundled catalogue.

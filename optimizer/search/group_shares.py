@@ -39,6 +39,8 @@ class Table:
 class Lines(Table):
     """Step-time lines of a worker of each group: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
 
+    They hold for up to ``together`` samples; see `time_s` for more.
+
     Attributes:
         most: samples that it can hold, infinite where nothing limits them. The least is one.
         together: samples that it computes together at most; more are cut into micro-batches (see `WorkerTime`).

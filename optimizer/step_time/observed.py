@@ -45,7 +45,7 @@ class Observed:
 
 
 def observe(samples: Sequence[StepSample]) -> Observed:
-    """Return step samples as the model reads them; of very many, an even choice.
+    """Return step samples as arrays of log seconds; of very many, some of each number of workers and batch size.
 
     Raises:
         BadInput: an unknown compressor, or samples of different jobs.

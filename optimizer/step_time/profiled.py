@@ -104,7 +104,7 @@ def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | N
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
-    """Return machine types as the profile's step samples predict them; None where it has none."""
+    """Fit a predictor of machine types to the profile's step samples; None where it has none."""
     observed = observe_samples(profile, [name for name, instance in catalog.items() if instance.owned])
     if observed is None:
         return None

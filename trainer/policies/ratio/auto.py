@@ -138,7 +138,7 @@ class StepTimes(Record):
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Add a period's median step time, in seconds, over ``steps`` steps."""
+        """Return the step times with a period's median added, seconds; one that is far off counts once it is repeated."""
         before = self.timings.get(option.key)
         # The first step of a way is slower than those that follow, and tells nothing alone.
         if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):
@@ -387,7 +387,10 @@ class Outlook:
         return chosen.option.ratio if worth else None
 
     def trial(self, best: Judged) -> Judged | None:
-        """Return the option to try next: none twice as slow as the best, nor better by less than a change is worth."""
+        """Return the most promising untried option; None where none is hoped to save what a change costs.
+
+        It takes at most twice the best's seconds per progress.
+        """
         hopeful = [
             candidate
             for candidate in self.usable()
