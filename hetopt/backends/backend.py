@@ -63,7 +63,7 @@ class Launcher(Protocol):
         """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """How the run is now. Cheap: callers ask a few times a second."""
+        """Return the present status of a run. Cheap: callers ask a few times a second."""
 
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
@@ -84,7 +84,7 @@ class Prepared:
     connects_to: tuple[str, ...] = ()
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
-        """The folder of the run, and its record with the moment in which it begins, or goes on.
+        """Return the folder of a run, new or resumed, and its launch record dated with this start.
 
         Args:
             folders: where a new one is made.
@@ -100,7 +100,7 @@ class Prepared:
 
 
 class Backend(Launcher, Protocol):
-    """Where plans run. Whoever adds another writes one file with these methods."""
+    """An execution target that plans run on. Whoever adds another writes one file with these methods."""
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> Prepared:
         """Map a plan onto this backend, and predict it there.
@@ -115,7 +115,7 @@ class Backend(Launcher, Protocol):
         """
 
     def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
-        """A run that has ended, to go on from its last checkpoint.
+        """Prepare a run that has ended to go on from its last checkpoint.
 
         Raises:
             HetoptError: it is not over, ran elsewhere, or has no checkpoint.

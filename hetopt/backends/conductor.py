@@ -26,7 +26,7 @@ Move = Literal["go on", "place", "pause", "wait", "end", "fail"]
 
 @dataclass(kw_only=True)
 class Situation:
-    """What a decision rests on.
+    """The state of a run and its hosts, on which the conductor's next move depends.
 
     Attributes:
         members: hosts of the present generation.
@@ -54,7 +54,7 @@ class Situation:
 
 
 def next_move(now: Situation) -> Move:
-    """What to do next. Pure: the same situation gives the same move.
+    """Decide the conductor's next move. Pure: the same situation gives the same move.
 
     place: say who takes part, with all that are there and may be used. pause: have a checkpoint saved, to place after
     it. wait: nobody is there. end: nothing is left to do. fail: no other machine would mend it.

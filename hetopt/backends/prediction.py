@@ -78,7 +78,7 @@ class Mapped:
 
 
 def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:
-    """The shares that a run begins with where ``shares`` are the best ones: some batch policies begin with others.
+    """Return the local batch sizes that a run begins with if ``shares`` are best: some policies begin with others.
 
     Args:
         run: which is to begin.
@@ -94,7 +94,7 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
 
 
 def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
-    """The measured division of the host nearest to so many workers, and how much longer its steps take with them.
+    """Return the measured division of the host nearest to a number of workers, and how much longer its steps take then.
 
     More workers than were ever measured at a time share the cores: each gets a smaller part of them.
     """
@@ -126,16 +126,18 @@ class SmallWorkers:
 
     @classmethod
     def of(cls, model: FittedModel, cpus: int, workers: int) -> SmallWorkers:
-        """As many workers on a machine, judged by the part of the profiled host that had the fewest threads."""
+        """Return workers of a machine, judged by the part of the profiled host that had the fewest threads."""
         alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
-        fitted = min(alike, key=lambda one: (one.device.threads_per_worker, -one.device.workers_per_host))
+        fitted = min(
+            alike, key=lambda candidate: (candidate.device.threads_per_worker, -candidate.device.workers_per_host)
+        )
         # Workers that do not know of each other all see the first GPU, and take turns on it.
         processors = 1 if fitted.device.kind == "cuda" else cpus
         return cls(model=model, fitted=fitted, cpus=cpus, processors=processors, workers=workers)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether they compute on a GPU."""
+        """True if the workers compute on a GPU."""
         return self.fitted.device.kind == "cuda"
 
     @property
@@ -148,18 +150,18 @@ class SmallWorkers:
         return WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s * self._threads)
 
     def work_s(self, samples: int) -> float:
-        """The same for one share, from the nearest measurements rather than from the line through all of them."""
+        """Return the processor seconds of one local batch, by the nearest measurements, not the line through all."""
         fixed_s = self.fitted.step_time.fixed_s
         return fixed_s + max(0.0, self.fitted.time_s(samples) - fixed_s) * self._threads
 
     @property
     def crowding(self) -> float:
-        """How much longer something takes that all of them do at once."""
+        """The factor by which something takes longer that all workers do at once."""
         return max(1.0, self.workers / self.processors)
 
     @property
     def largest_batch(self) -> int | None:
-        """What one worker's part of the memory holds, samples; absent when memory was not measured or does not grow.
+        """The samples that fit into one worker's part of the memory; None: memory was not measured or does not grow.
 
         Raises:
             BadInput: not even one sample fits.
@@ -195,7 +197,7 @@ def predict_run(
     startup_s: float,
     exchanges_on_processors: bool = False,
 ) -> Prediction:
-    """The plan's goal in steps that compute for a known time, on a machine that costs nothing.
+    """Predict the plan's goal in steps that compute for a known time, on a machine that costs nothing.
 
     The centre is of a machine that nobody else uses, as far as processor time tells. Intervals reach as far as
     contention has been seen to; what was timed on the wall may also have been as much too long.
@@ -298,7 +300,7 @@ class Meeting:
     steered_log_sd: float = ASSUMED_LOG_SD
 
     def operations(self, compression: Compression) -> tuple[Operation, ...]:
-        """Of one exchange.
+        """Return the collective operations of one exchange.
 
         Raises:
             BadInput: so many workers cannot be served like that.
@@ -343,7 +345,7 @@ class Meeting:
         return 1.0 if known is None else known
 
     def is_assumed(self, compression: Compression) -> bool:
-        """Whether what it costs a worker was not timed."""
+        """Return whether the cost of a compression to a worker was assumed, not timed."""
         return compression.name != IDENTITY and timed_as(compression) not in self.compressors
 
 
@@ -374,7 +376,7 @@ class Foreseen:
 
 
 def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
-    """The exchange of a run, or the one that its policies should come to use most.
+    """Predict the exchange of a run, or the one that its policies should come to use most.
 
     Args:
         run: as it will be started.
@@ -417,35 +419,35 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
 
 
 def _now_and_then(run: RunSpec, meeting: Meeting, every_step: Foreseen, *, to_target: bool) -> Foreseen:
-    """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
+    """Return the mean exchange of local SGD workers, over steps that average parameters and steps that do not."""
     gate = meeting.model.convergence.local
-    told = communication(
+    averaging = communication(
         run.sync,
         dataset_size=meeting.model.profile.job.dataset_size,
         global_batch_size=run.global_batch_size,
         measured=gate.measured_share(run.sync),
     )
-    penalty, counts = gate.penalty(run.sync), to_target and told.share > 0
+    penalty, counts = gate.penalty(run.sync), to_target and averaging.share > 0
     stretch, stretch_log_sd = 1.0, 0.0
     if counts:
         stretch, stretch_log_sd = meeting.model.losses.stretch(run.compression, meeting.workers)
-        stretch *= float(penalty.inflation(told.share, meeting.workers))
-        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(told.share, meeting.workers)))
-    words = steps_in_words(penalty, told.share, meeting.workers, counts=counts)
+        stretch *= float(penalty.inflation(averaging.share, meeting.workers))
+        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(averaging.share, meeting.workers)))
+    words = steps_in_words(penalty, averaging.share, meeting.workers, counts=counts)
     return replace(
         every_step,
-        exchange_s=told.share * every_step.exchange_s,
-        compress_s=told.share * every_step.compress_s,
+        exchange_s=averaging.share * every_step.exchange_s,
+        compress_s=averaging.share * every_step.compress_s,
         overlap=NO_OVERLAP,
-        log_sd=exchange_spread(told, every_step.log_sd),
-        notes=(told.note, words, *every_step.notes),
+        log_sd=exchange_spread(averaging, every_step.log_sd),
+        notes=(averaging.note, words, *every_step.notes),
         stretch=stretch,
         stretch_log_sd=stretch_log_sd,
     )
 
 
 def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
-    """What the run may use, as far as its policies choose."""
+    """Return the compressions that the run may use, as far as its policies choose."""
     asked = run.compression
     candidates = Candidates(
         asked=asked,
@@ -477,10 +479,10 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         return
     if run.ratio_policy != "fixed" and not run.is_local:
         is_whole = chosen.name == IDENTITY
-        told = "sending everything" if is_whole else formatting.compression(chosen.name, chosen.ratio)
+        sent = "sending everything" if is_whole else formatting.compression(chosen.name, chosen.ratio)
         yield (
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
-            f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {told} in every step."
+            f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {sent} in every step."
         )
     elif run.collective_policy != "fixed" and not run.is_local:
         by = settled_collective(chosen)
@@ -499,7 +501,7 @@ UNMEASURED_DIVISION_LOG_SD = 0.2
 
 
 def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
-    """The plan's run as workers of the machine that was profiled, and what it should take there.
+    """Map the plan's run onto workers of the machine that was profiled, and predict it there.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
     slowed down by its factor.
@@ -582,7 +584,7 @@ def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: fl
 
 
 def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
-    """When each worker has computed, if all begin together and the processors are shared out equally.
+    """Return when each worker has computed (seconds), if all begin together and share the processors equally.
 
     Processor sharing: of ``n`` workers that still compute, each advances at ``min(1, processors / n)`` of the speed
     that it has alone. Between two ends that speed is constant, and the least work ends first, so
@@ -606,7 +608,7 @@ def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
 
 
 def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors: int, headroom: float) -> float:
-    """The smallest factor of at least 1 by which ``wanted_s`` must be stretched for all work to fit into it.
+    """Return the smallest factor of at least 1 by which ``wanted_s`` must be stretched for all work to fit into it.
 
     Each worker ends ``headroom`` times sooner than its stretched time. As nobody ends before its own work is done, and
     the processors are busy until the last one ends, this also leaves ``1 - 1 / headroom`` of all processors free.
@@ -622,6 +624,6 @@ def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors:
 
 
 def rounded_up(factor: float) -> float:
-    """The next number of two digits, so that what is printed is what is used."""
+    """Return the next number of two digits, so that what is printed is what is used."""
     unit = math.pow(10.0, math.floor(math.log10(factor)) - 1)
     return float(f"{math.ceil(factor / unit - 1e-9) * unit:.2g}")

@@ -50,7 +50,7 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
 
 
 def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
-    """Each host alone, then the first two, three and more together; a host is called by its own name."""
+    """Return probes of each host alone, then of the first two, three and more together; hosts go by their own names."""
     nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
     layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
     sizes = _local_sizes(profile, sum(node.workers for node in nodes))
@@ -58,7 +58,7 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
-    """The step that a finished probe measured: the median over its control periods.
+    """Return the step that a finished probe measured: the median over its control periods.
 
     Raises:
         RunFailed: it logged no step after its warm-up.
@@ -91,7 +91,7 @@ def probe(
     names: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> ProbeRun:
-    """A run of these machines' workers, and the configuration that it is.
+    """Return a probe run of these machines' workers, and the configuration that it measures.
 
     Args:
         profile: of the job.

@@ -52,7 +52,7 @@ RESERVE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedGain:
-    """What the plan says of the run.
+    """The predictions of the plan for the run.
 
     Attributes:
         step_time_s: predicted, with its 90 % interval.
@@ -102,7 +102,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do, why, and what should come of it: compared later with what did.
+    """An action on the run, its reason, and its expected saving: compared later with what came of it.
 
     Attributes:
         action: ``replan`` is for a person to do.
@@ -284,7 +284,7 @@ class Supervision:
 def with_another_for_each_host(
     standing: RunProgress, promise: PredictedGain, *, until_there_s: float
 ) -> list[Alternative]:
-    """An alternative for each host that has become slow; none while the run is as it was predicted.
+    """Return an alternative for each host that has become slow; empty while the run is as it was predicted.
 
     Only for a machine that does less than half of what machines of its type have done in this run: a type that is
     slower than predicted is slow in every copy, and the batch is shared out accordingly already.
@@ -305,7 +305,7 @@ def with_another_for_each_host(
     hosts = [worker.host for worker in standing.workers]
     if now_s is None or now_s <= promise.step_time_s.high or not speeds:
         return []
-    batch, found = sum(standing.shares), []
+    batch, alternatives = sum(standing.shares), []
     for host in dict.fromkeys(hosts):
         mine = [place for place, where in enumerate(hosts) if where == host]
         slow = sum(speeds[place] for place in mine)
@@ -315,14 +315,14 @@ def with_another_for_each_host(
         others = sum(speeds) - slow
         then_s = batch / (others + sound) + standing.sync_s
         without_s = batch / others + standing.sync_s if others > 0 else float("inf")
-        found.append(
+        alternatives.append(
             Alternative(
                 name=host,
                 step_time_s=then_s,
                 changeover_s=until_there_s * max(0.0, 1 - then_s / without_s),
             )
         )
-    return found
+    return alternatives
 
 
 def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_there_s: float) -> Alternative | None:
@@ -350,7 +350,7 @@ _SETTLED = 4
 
 @dataclass(kw_only=True)
 class RunProgress:
-    """How fast a run is, by its log so far.
+    """The speed of a run, by its log so far.
 
     Attributes:
         run: the log, folded.

@@ -136,7 +136,7 @@ class Agent:
         return code
 
     def _await_place(self, last: Placement | None) -> Placement | None:
-        """The machine's place, or its next one after a loss; None where there is nothing left to do for it."""
+        """Wait for the machine's place, or its next one after a loss; return None if nothing is left to do for it."""
         does, within_s = "waiting", PLACE_WITHIN_S
         if last is not None:
             does, within_s = "waiting for machines to be replaced", REPLACED_WITHIN_S
@@ -154,8 +154,8 @@ class Agent:
         return None
 
     def _place(self) -> Placement | None:
-        found = self.objects.get(PLACEMENT_OBJECT)
-        return placement_of(found, self.id, self.terms.spec_sha256) if found is not None else None
+        data = self.objects.get(PLACEMENT_OBJECT)
+        return placement_of(data, self.id, self.terms.spec_sha256) if data is not None else None
 
     def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
@@ -309,7 +309,7 @@ class Agent:
         return self.clock() >= self._armed_s
 
     def _last_uploads(self, uploads: Uploads) -> None:
-        """All that was written, within a time: the others' parts of the last checkpoint may take a little."""
+        """Send all that was written, within a time: the others' parts of the last checkpoint may take a little."""
         # Where all go on from is said already when a new placement is there.
         deadline_s = self.clock() + (0.0 if self._superseded else self.last_uploads_s)
         self._superseded = False
@@ -518,13 +518,13 @@ class Uploads(Checkpoints):
         if not self.leads:
             return []
         folder = self.run_dir / OUTPUT_FOLDER
-        found = written_in(folder)
+        written = written_in(folder)
         lost = [
             name
-            for name in found.sizes
+            for name in written.sizes
             if not self.models.send(f"{OUTPUT_FOLDER}/{name}", inside(folder, name, what="output", any_text=True))
         ]
-        return [*found.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
+        return [*written.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
 
     def model(self) -> None:
         """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""

@@ -36,11 +36,11 @@ def main() -> None:
     asked = json.loads(sys.stdin.buffer.readline().decode())
     address = asked["address"] or _reached_as()
     listener, trouble = _listen(address)
-    found = _facts(asked)
-    found.update(address=address, port=listener.getsockname()[1] if listener else None, listen_trouble=trouble)
+    facts = _facts(asked)
+    facts.update(address=address, port=listener.getsockname()[1] if listener else None, listen_trouble=trouble)
     if listener is not None:
         threading.Thread(target=_serve, args=(listener, asked["token"].encode()), daemon=True).start()
-    _say(found)
+    _say(facts)
     line = sys.stdin.buffer.readline()
     while line:
         wish = json.loads(line.decode())
@@ -54,7 +54,7 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def _reached_as() -> str | None:
-    """The address by which ssh came here."""
+    """Return the address by which ssh came here; None: not known."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 and words[2] != "UNKNOWN" else None
 
@@ -184,7 +184,7 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _left(folder: str) -> list[str]:
     """Folders of runs whose node is gone: a machine that lost power could not remove its own."""
-    found = []
+    folders = []
     for pid_file in glob.glob(glob.escape(folder) + "/runs/*/*/pid"):
         try:
             with open(pid_file) as file:
@@ -194,12 +194,12 @@ def _left(folder: str) -> list[str]:
         except (OSError, ValueError):
             lives = False
         if not lives:
-            found.append(os.path.dirname(pid_file))
-    return sorted(found)
+            folders.append(os.path.dirname(pid_file))
+    return sorted(folders)
 
 
 def identity() -> str:
-    """What two names for one machine have in common: this boot of its kernel, and this view of its network."""
+    """Return the identity that two names for one machine share: this boot of its kernel, this view of its network."""
     parts = []
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -234,17 +234,17 @@ def open_files() -> int | None:
 
 def _packages() -> dict[str, str | None]:
     """Versions of what training needs, without importing any of it; what is not there is null."""
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def _installs() -> str | None:
-    """What keeps packages from being installed here; None: nothing that this Python lacks."""
+    """Return why packages cannot be installed here; None: this Python lacks nothing for it."""
     try:
         import ensurepip  # noqa: F401  # Debian has it in a package of its own
         import venv  # noqa: F401
@@ -278,10 +278,10 @@ def _gpus() -> list[list[str]] | str:
 
 
 def _cuda() -> str | None:
-    """The newest CUDA that the driver runs, as nvidia-smi heads its table."""
+    """Return the newest CUDA version that the driver runs, as nvidia-smi heads its table."""
     _, text = _nvidia()
-    found = re.search(r"CUDA\b[^:|]*Version:\s*([0-9.]+)", text)
-    return found[1] if found else None
+    match = re.search(r"CUDA\b[^:|]*Version:\s*([0-9.]+)", text)
+    return match[1] if match else None
 
 
 if __name__ in ("hetopt_host", "__main__"):

@@ -75,7 +75,7 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
         return lines
     return re.sub(
         rb'(?m)^(\{.*?"time_s": )(-?[0-9]{1,15}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,2})?)(?=[,}])',
-        lambda found: found[1] + b"%.6f" % (float(found[2]) - ahead_s),
+        lambda match: match[1] + b"%.6f" % (float(match[2]) - ahead_s),
         lines,
     )
 
@@ -194,7 +194,7 @@ class HostsConductor(Conductor):
         return reason
 
     def _brings(self) -> bool:
-        """Whether a step was done since the last placement, as far as the log tells."""
+        """Return whether a step was done since the last placement, as far as the log tells."""
         self._has_brought |= any(map(advances, self.reader.read()))
         return self._has_brought
 
@@ -272,7 +272,7 @@ class HostsConductor(Conductor):
         self._objects.put(PLACEMENT_OBJECT, data)
 
     def _id(self, name: str) -> str:
-        """What a host is called in placements, which have ids of instances."""
+        """Return the id of a host in placements, in the form of an instance id."""
         return f"i-{self._names.index(name)}"
 
     def _reach(self, names: Sequence[str]) -> None:
@@ -304,7 +304,7 @@ class HostsConductor(Conductor):
         return part
 
     def _keep(self, host: str, name: str, data: bytes) -> None:
-        """What a host has written: events and logs become those of the run; the lock is held."""
+        """Keep an object that a host has written: events and logs become those of the run; the lock is held."""
         first, _, rest = name.partition("/")
         if first == "events":
             with (self.run_dir / EVENTS_FILE).open("ab") as stream:

@@ -105,7 +105,7 @@ def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> li
 
 
 def python_command(python: str, code: bytes) -> str:
-    """The command that runs Python from its standard input; what follows that is the program's own.
+    """Return the command that runs Python from its standard input; what follows the code there is the program's own.
 
     It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
     starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
@@ -182,7 +182,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How a command is run on a host, with its bytes in both directions and its end: by ssh, or by what is like it.
+    """A way to run a command on a host, with its bytes in both directions and its end: by ssh, or by what is like it.
 
     Attributes:
         argv: the command line here that runs a command there, for the user's shell.
@@ -207,7 +207,7 @@ INSTALL_WITHIN_S = 1800.0
 
 
 class Begun(Record):
-    """What a host says once it has the code: the folder that it runs in, or why it does not."""
+    """A host's answer once it has the code: the folder that it runs in, or why it does not."""
 
     ready: Told | None = None
     refused: Told | None = None
@@ -271,7 +271,7 @@ class Conversation:
 
     @property
     def incoming(self) -> io.BufferedReader:
-        """What the program and its shell write."""
+        """The output of the program and its shell."""
         assert isinstance(self.ssh.stdout, io.BufferedReader)
         return self.ssh.stdout
 
@@ -458,7 +458,7 @@ class Part(Conversation):
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection has ended."""
+        """True if the connection has ended."""
         return self.gone.is_set() or self.ssh.poll() is not None
 
     def _serve(self) -> None:

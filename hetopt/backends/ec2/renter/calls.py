@@ -46,12 +46,12 @@ def prefix_of(run_id: str) -> str:
 
 
 def group_name(run_id: str, life: int) -> str:
-    """Of the schedules of one life of a run."""
+    """Return the name of the schedule group of one life of a run."""
     return f"{prefix_of(run_id)}{life}"
 
 
 def end_role(edge: Edge) -> str | None:
-    """The ARN of the role that ends machines; None where the account has none, or it cannot be looked up."""
+    """Return the ARN of the role that ends machines; None: the account has none, or it cannot be looked up."""
     request = read("iam", "get_role", "whether machines have an end outside", RoleName=END_ROLE)
     try:
         answer = if_there(edge, request, (facts.NO_ROLE,))
@@ -126,12 +126,12 @@ LIVES = 1_000_000
 
 
 def client_token(run_id: str, step: str, attempt: int = 0) -> str:
-    """The token of a call: the same for every process that carries out the same run."""
+    """Return the idempotency token of a call: the same for every process that carries out the same run."""
     return str(uuid.uuid5(_RUN_NAMESPACE, f"{run_id}/{step}/{attempt}"))
 
 
 def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """Every call of a launch in the first of the order's zones, in its order.
+    """Return every call of a launch in the first of the order's zones, in sequence.
 
     Args:
         order: what to rent.
@@ -142,12 +142,12 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     later = machines if order.end_role is not None else ()
     group, is_named = order.network.security_group or f"<GroupId of {GROUP_STEP}>", bool(order.network.security_group)
     templates = template_calls(order, group)
-    made = {kind: f"<LaunchTemplateId of {request.step}>" for kind, request in templates.items()}
+    template_ids = {kind: f"<LaunchTemplateId of {request.step}>" for kind, request in templates.items()}
     return (
         *object_calls(order, contents, bundle),
         *(() if is_named else (security_group_call(order, zone), *rule_calls(order, group))),
         *templates.values(),
-        *(fleet_call(order, role, zone, made[role.image_kind], attempt=0) for role in order.roles),
+        *(fleet_call(order, role, zone, template_ids[role.image_kind], attempt=0) for role in order.roles),
         *end_calls(order, machines, min(order.created_s + UNPLACED_S, order.outside_end_s())),
         addresses_call(order),
         *(end_call(order, id_, order.outside_end_s(), moves=True) for id_ in later),
@@ -245,7 +245,10 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
                 "GroupId": group,
                 "IpPermissions": [
                     itself,
-                    *({"IpProtocol": "tcp", "FromPort": one, "ToPort": one, "IpRanges": [anywhere]} for one in ports),
+                    *(
+                        {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": [anywhere]}
+                        for port in ports
+                    ),
                 ],
             },
             purpose="out: to each other, and HTTPS for packages and S3",
@@ -265,7 +268,7 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
 
 
 def template_calls(order: Order, group: str, *, generation: int = 0, end_s: float | None = None) -> dict[str, Request]:
-    """A launch template for each kind of machine: types of one template share their image.
+    """Return the calls that create launch templates, by kind of image: types of one template share their image.
 
     Args:
         order: what is rented.
@@ -279,7 +282,7 @@ def template_calls(order: Order, group: str, *, generation: int = 0, end_s: floa
 
 
 def _interface(order: Order, group: str) -> dict[str, Any]:
-    """The machines' group; with an interface of its own where they are to have no public address."""
+    """Return the security group as launch parameters; in a network interface where there is no public address."""
     if order.network.public_address:
         return {"SecurityGroupIds": [group]}
     interface = {"DeviceIndex": 0, "AssociatePublicIpAddress": False, "DeleteOnTermination": True, "Groups": [group]}
@@ -287,7 +290,7 @@ def _interface(order: Order, group: str) -> dict[str, Any]:
 
 
 def machine_settings(order: Order, kind: str) -> dict[str, Any]:
-    """What machines of a kind are, whoever starts them: image, role, disk, and what becomes of them."""
+    """Return the launch parameters of machines of a kind: image, role, disk, and what becomes of them."""
     image = order.images[kind]
     return {
         "ImageId": image.ami,
@@ -407,7 +410,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
 
 
 def addresses_call(order: Order) -> Request:
-    """All machines of the run with their addresses, in one call however many there are."""
+    """Return the call that lists all machines of the run with their addresses, however many there are."""
     return Request(
         step="addresses",
         service="ec2",

@@ -70,7 +70,7 @@ class Request:
 
     @property
     def reads_only(self) -> bool:
-        """Whether the request only reads."""
+        """True if the request only reads."""
         return self.operation.startswith(("describe_", "get_", "head_", "list_", "simulate_"))
 
     @property
@@ -79,7 +79,7 @@ class Request:
         return f"{self.service}:{''.join(word.capitalize() for word in self.operation.split('_'))}"
 
     def shown(self) -> dict[str, object]:
-        """Its parameters as JSON for people: contents stand as what they are."""
+        """Return the request's parameters as JSON for people: contents stand as their size and hash."""
 
         def described(body: bytes) -> str:
             return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:12]}>"
@@ -89,7 +89,7 @@ class Request:
 
 
 def read(service: str, operation: str, purpose: str, **parameters: Any) -> Request:
-    """A call that changes nothing, named by its operation."""
+    """Return a request that changes nothing, named by its operation."""
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
 
 
@@ -127,7 +127,7 @@ UNKNOWN = TABLE[-1]
 
 
 def meaning_of(code: str) -> Meaning:
-    """The row for a code. An exact name wins over a pattern, an earlier row over a later."""
+    """Return the row for an error code. An exact name wins over a pattern, an earlier row over a later."""
     exact = (row for row in TABLE if code in row.codes)
     return next(exact, None) or next(row for row in TABLE if any(fnmatchcase(code, pattern) for pattern in row.codes))
 
@@ -157,7 +157,7 @@ class ApiRefused(CloudRefused):
 
 
 def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OBJECT) -> Answer | None:
-    """What the cloud answers about a thing; None where it is not there, by these codes.
+    """Return the cloud's answer about a resource; None: it is not there, by these error codes.
 
     Raises:
         CloudRefused: for any other reason.
@@ -171,8 +171,10 @@ def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OB
 
 
 def instances_in(answer: Answer) -> dict[str, Answer]:
-    """The machines that DescribeInstances tells of, by id."""
-    return {one["InstanceId"]: one for reservation in answer["Reservations"] for one in reservation["Instances"]}
+    """Return the machines in an answer of DescribeInstances, by id."""
+    return {
+        machine["InstanceId"]: machine for reservation in answer["Reservations"] for machine in reservation["Instances"]
+    }
 
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
@@ -202,14 +204,14 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
 
 
 def instance_types_of(request: Request) -> list[str]:
-    """The types that a call asks for."""
+    """Return the instance types that a call asks for."""
     configs = request.parameters.get("LaunchTemplateConfigs", ())
-    found = [override["InstanceType"] for config in configs for override in config["Overrides"]]
-    return list(dict.fromkeys(found))
+    types = [override["InstanceType"] for config in configs for override in config["Overrides"]]
+    return list(dict.fromkeys(types))
 
 
 def market_of(request: Request) -> Literal["spot", "on-demand"]:
-    """The market that a fleet is asked for on."""
+    """Return the market on which a call asks for a fleet."""
     target = request.parameters.get("TargetCapacitySpecification", {})
     return "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
 
@@ -291,16 +293,16 @@ _ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
 
 
 def made_ids(request: Request, answer: Answer) -> list[str]:
-    """The ids in the answer of a call that makes something; of one that removes, the ids that it named."""
+    """Return the ids that a call made, from its answer, or removed, from its parameters."""
     if request.operation in ("create_schedule_group", "delete_schedule_group"):
         return [str(request.parameters["Name"])]
     removes = request.operation.startswith(("delete_", "terminate_"))
-    told = request.parameters if removes else answer if request.makes is not None else {}
-    return list(dict.fromkeys(_ID.findall(json.dumps(told, default=str))))
+    source = request.parameters if removes else answer if request.makes is not None else {}
+    return list(dict.fromkeys(_ID.findall(json.dumps(source, default=str))))
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """The entries so far. A last line that was being written when the process died is passed over."""
+    """Read the entries of a ledger. A last line that was being written when the process died is passed over."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     return [entry for line in text.splitlines() if (entry := _entry(line)) is not None]
 
@@ -318,7 +320,7 @@ def unresolved(entries: Iterable[Entry]) -> list[Entry]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What a run has made and not removed, as far as its ledger knows.
+    """The resources that a run has made and not removed, as far as its ledger knows.
 
     Attributes:
         ids: of machines, templates and groups.
@@ -332,7 +334,7 @@ class Made:
 
 
 def made(entries: Sequence[Entry], now_s: float) -> Made:
-    """What the ledger knows to have been made, and not to have been removed.
+    """Return the resources that were made and not removed, by the entries of a ledger.
 
     Args:
         entries: of the ledger.
@@ -349,7 +351,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
 
 
 def there(entries: Iterable[Entry]) -> dict[str, float]:
-    """What was made and not removed, with when that was."""
+    """Return the ids of resources that were made and not removed, with when each was made (seconds since the epoch)."""
     made_s: dict[str, float] = {}
     for entry in entries:
         if entry.event == "done" and entry.makes not in (None, "object"):
@@ -361,7 +363,7 @@ def there(entries: Iterable[Entry]) -> dict[str, float]:
 
 
 def known_regions(home: Path) -> list[str]:
-    """Every region that anything was ever rented in from here."""
+    """Return every region that anything was ever rented in from this machine."""
     path = home / REGIONS_FILE
     return sorted(set(path.read_text(encoding="utf-8").split())) if path.exists() else []
 
@@ -387,8 +389,8 @@ def append_durably(path: Path, line: str) -> None:
 
 def _entry(line: str) -> Entry | None:
     try:
-        found: Any = parse_json(line, origin="the ledger")
-        return Entry(**{**found, "ids": tuple(found.get("ids", ()))})
+        fields: Any = parse_json(line, origin="the ledger")
+        return Entry(**{**fields, "ids": tuple(fields.get("ids", ()))})
     except (BadInput, ValueError, TypeError, AttributeError):
         return None
 
@@ -430,9 +432,9 @@ class BotoEdge:
             client = self._client(request.service, reads=request.reads_only)
             answer: dict[str, Any] = self._call(client, request)
         except ClientError as error:
-            told = error.response.get("Error", {})
+            refusal = error.response.get("Error", {})
             raise ApiRefused(
-                request, str(told.get("Code", "Unknown")), str(told.get("Message", "")), endpoint=endpoint
+                request, str(refusal.get("Code", "Unknown")), str(refusal.get("Message", "")), endpoint=endpoint
             ) from None
         except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
@@ -442,7 +444,7 @@ class BotoEdge:
         return answer
 
     def _call(self, client: Any, request: Request) -> dict[str, Any]:
-        """All pages of it, where it has several."""
+        """Make the call; return all pages of its answer, where it has several."""
         if request.reads_only and client.can_paginate(request.operation):
             pages = client.get_paginator(request.operation).paginate(**request.parameters)
             joined: dict[str, Any] = pages.build_full_result()
@@ -523,14 +525,14 @@ def wait_before(attempt: int, random: Random) -> float:
 
 
 def connect(region: str) -> Edge:
-    """An edge for calls that belong to no run, or only read."""
+    """Return an edge for calls that belong to no run, or only read."""
     return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
 
 
 def connect_run(
     region: str, run_dir: Path, home: Path, inner: Edge | None = None, clock: Callable[[], float] = time.time
 ) -> Edge:
-    """An edge whose calls are in the ledger of a run.
+    """Return an edge whose calls are recorded in the ledger of a run.
 
     Args:
         region: where it rents.
