@@ -32,7 +32,7 @@ POLL_S = 0.2
 def until(
     reached: Callable[[], bool], *, within_s: float, every_s: float = 0.05, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Wait for something, at least one look long; whether it came about in time.
+    """Wait until a condition holds, at least one look long; return whether it did in time.
 
     Args:
         reached: looks whether it has.
@@ -51,13 +51,13 @@ def until(
 
 @dataclass(frozen=True, kw_only=True)
 class RunHandle:
-    """Names one run. Everything about it is in its folder, so that another terminal can look and stop it."""
+    """The name of one run. Everything about it is in its folder, so that another terminal can look and stop it."""
 
     run_dir: Path
 
 
 class Launcher(Protocol):
-    """Runs a `RunSpec` somewhere."""
+    """A launcher that runs a `RunSpec` somewhere."""
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
@@ -140,7 +140,7 @@ class Backend(Launcher, Protocol):
 
 @runtime_checkable
 class Renting(Launcher, Protocol):
-    """A launcher that can have other machines in the places of those of a run."""
+    """A launcher that can replace machines of a run by others."""
 
     def replace(self, handle: RunHandle, host: str) -> None:
         """Give a host's machine back; what follows is what follows from any loss.
@@ -150,7 +150,7 @@ class Renting(Launcher, Protocol):
         """
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
-        """Have machines in the place of all that can be taken back, which cannot; those are given back after that.
+        """Replace all preemptible machines by others that nobody takes back; the former are given back after that.
 
         Args:
             handle: of the run.

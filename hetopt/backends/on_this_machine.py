@@ -290,7 +290,7 @@ def _compressor(cost: CompressorCost, slower: float) -> CompressorCost:
 
 
 def _link(link: MeasuredLink, slower: float) -> MeasuredLink:
-    """Between workers of one machine bytes are carried by its processors."""
+    """Return the link with times ``slower``: between workers of one machine its processors carry the bytes."""
     return link.model_copy(
         update={
             "time_s": tuple(slower * time_s for time_s in link.time_s),
@@ -318,7 +318,7 @@ class OnHosts(Prepared):
 
 @dataclass(frozen=True, kw_only=True)
 class SshBackend(ProcessLauncher):
-    """Runs on hosts of an inventory. The run's process here is their conductor, and ends with this one's.
+    """The backend of hosts of an inventory. The run's process here is their conductor, and ends with this one's.
 
     Attributes:
         name: of the place.
@@ -473,7 +473,7 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
 def ready(
     inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
 ) -> Inventory:
-    """Ask the hosts of an inventory; it then has the address by which each was reached, and why some are left out.
+    """Ask the hosts of an inventory; return it with the address by which each was reached, and why some are left out.
 
     Args:
         inventory: of those to ask.

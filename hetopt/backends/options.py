@@ -179,7 +179,7 @@ def path(given: Path | str, name: str) -> Path:
 
 @options
 class Machines(Options):
-    """Options of every place."""
+    """Options of every backend."""
 
     PLACE: ClassVar[str] = ""
 
@@ -196,7 +196,7 @@ class Machines(Options):
 
 @options
 class OnThisMachine(Machines):
-    """Options of both places on this machine."""
+    """Options of both backends on this machine."""
 
     restarts: Annotated[
         int | None,

@@ -70,7 +70,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Mapped:
-    """A run as its workers are on a backend, what it should take there, and what to know to read these numbers."""
+    """A run as its workers are on a backend, the prediction of it there, and notes to read these numbers by."""
 
     run: RunSpec
     prediction: Prediction
@@ -108,7 +108,7 @@ def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallWorkers:
-    """Workers with one thread each, any number of them on the processors of one machine: what they really take.
+    """Workers with one thread each, any number of them on the processors of one machine: their real computing time.
 
     Attributes:
         model: of the job.
@@ -142,7 +142,7 @@ class SmallWorkers:
 
     @property
     def alone(self) -> WorkerTime:
-        """Computation of one of them with a processor to itself.
+        """The computing time of one worker with a processor to itself.
 
         What samples take was spread over the threads of the device that was measured; fixed work is one thread's.
         """
@@ -276,7 +276,7 @@ ASSUMED_LOG_SD = FORETOLD_LOG_SD
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The workers that exchange, and what is known of the place.
+    """The workers that exchange gradients, and the facts of the backend on which they do.
 
     Attributes:
         model: of the job.
@@ -309,7 +309,7 @@ class Meeting:
         return operations_of(compression, job.parameters, workers=self.workers, shapes=job.parameter_shapes or None)
 
     def exchange(self, compression: Compression) -> tuple[float, float]:
-        """Seconds of the operations when nobody has to be waited for, and the standard deviation of their log.
+        """Return the seconds of one exchange when nobody has to be waited for, and the standard deviation of their log.
 
         What all operations have in common is wrong for all of them.
         """
@@ -320,7 +320,7 @@ class Meeting:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Seconds of a worker's own work, as plans price it; else as long as Top-k's, or nothing."""
+        """Return the seconds of a worker's own work in compression, as plans price it; else Top-k's, or nothing."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is not None:
@@ -330,7 +330,7 @@ class Meeting:
         return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
-        """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
+        """Return the retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
 
         What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
         The smallest gain that was measured counts for ratios below.
@@ -469,7 +469,7 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
 
 
 def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float:
-    """Steps over those of dense training, as the run itself takes them to be before it has seen anything."""
+    """Return the steps over those of dense training, as the run itself assumes them before it has measured anything."""
     more = step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
     return more * meeting.model.losses.stretch(compression, meeting.workers)[0]
 
@@ -578,8 +578,8 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
 
 
 def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: float) -> float:
-    """``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait
-    for a core, and not the optimizer's update."""
+    """Return the seconds of a slowed step, ``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches
+    what a worker computed, not its wait for a core, and not the optimizer's update."""
     return max(0.0, step_s * (crowding + slowdown - 1) - (slowdown - 1) * fitted.optimizer_s)
 
 

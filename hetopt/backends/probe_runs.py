@@ -22,20 +22,20 @@ PERIOD_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun:
-    """A run, and the configuration that its steps are of."""
+    """A run, and the configuration whose steps it measures."""
 
     configuration: Configuration
     spec: RunSpec
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """Sizes of layouts: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
+    """Return the numbers of workers in probes: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
     sizes = {part * 2**power // 2 for power in range(most.bit_length() + 1) for part in (2, 3)}
     return tuple(sorted({most, *(size for size in sizes if size <= most)}))
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
-    """Processes of this machine, up to so many, each with its part of the threads.
+    """Return probes with processes of this machine, up to a number, each with its part of the threads.
 
     Raises:
         BadInput: no worker.
@@ -77,7 +77,7 @@ def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
 
 
 def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
-    """Samples of a worker: as if the task's batch was divided among all workers, and among two."""
+    """Return the local batch sizes of probes: as if the task's batch was divided among all workers, and among two."""
     batch = profile.job.batch_size
     most = max(1, profile.job.dataset_size // workers)
     return tuple(sorted({min(most, max(2, batch // workers)), min(most, max(4, batch // 2))}))

@@ -93,7 +93,7 @@ class _Process(Record):
 
 @contextmanager
 def lease(run_dir: Path) -> Iterator[int]:
-    """Hold the lease inside; a process that is given the descriptor holds it for the rest of its life.
+    """Hold a run's lease inside; a process that is given the descriptor holds it for the rest of its life.
 
     Raises:
         BadInput: somebody else has it, or the folder cannot be written.
@@ -165,7 +165,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLauncher(ABC):
-    """Starts, watches and stops runs on this machine; each of its forms says what the process is.
+    """A launcher that starts, watches and stops runs on this machine; each of its forms says what the process is.
 
     Attributes:
         grace_s: how long `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
@@ -388,7 +388,7 @@ class LocalLauncher(ProcessLauncher):
 
 
 def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -> int:
-    """Be the process of a run that a `ProcessLauncher` has started; the exit code is hetopt's.
+    """Be the process of a run that a `ProcessLauncher` has started; return hetopt's exit code.
 
     It ends with the launcher that is named. What it cannot do is told where people look: in the run's log.
 

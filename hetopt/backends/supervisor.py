@@ -96,7 +96,7 @@ class Alternative:
     changeover_s: float
 
     def total_s(self, steps_left: float) -> float:
-        """Seconds until the end, the change included."""
+        """Return the seconds until the end, the change included."""
         return self.changeover_s + steps_left * self.step_time_s
 
 
@@ -119,7 +119,7 @@ class Decision:
 
 @dataclass(kw_only=True)
 class Supervision:
-    """One run's supervisor, with the hand to act.
+    """The supervisor of one run, with the power to act.
 
     Attributes:
         run_dir: of the run.
@@ -167,7 +167,7 @@ class Supervision:
         )
 
     def look(self) -> str | None:
-        """Look once, and do what is to be done; what a person is told of it, if anything."""
+        """Look once, and do what is to be done; return the news for a person, if any."""
         others, on_demand = list[Alternative](), None
         if self.renting is not None:
             others = with_another_for_each_host(self.standing, self.promise, until_there_s=self.until_there_s)
@@ -258,7 +258,7 @@ class Supervision:
         return said if said != before else None
 
     def _acted(self, decision: Decision, other: Alternative, *, replaces: bool) -> str:
-        """Write down what was done; what a person is told of it."""
+        """Record what was done; return the news for a person."""
         self._rest()
         self.replaced.add(other.name)
         self.may_move = self.may_move and replaces
@@ -386,7 +386,7 @@ class RunProgress:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """Samples a second of each worker while it computes; empty where not all of them are known."""
+        """The samples a second of each worker while it computes; empty where not all of them are known."""
         known = len(self.run.roster.present) == len(self.shares) == len(self.compute_s)
         if not known or not min(self.compute_s, default=0.0) > 0:
             return ()
@@ -397,7 +397,7 @@ class RunProgress:
         return max(0.0, promise.steps - self.run.step)
 
     def take(self, event: LogEvent) -> None:
-        """Go on with the next event of the log; most kinds change no running mean."""
+        """Take in the next event of the log; most kinds change no running mean."""
         self.run.take(event)
         if isinstance(event, RunStarted | WorkersChanged):
             self.periods = 0

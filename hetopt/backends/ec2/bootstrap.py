@@ -96,7 +96,7 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
-    """The machine's own end, as the boot script has set it.
+    """The timer of a machine's own end, as the boot script has set it.
 
     Attributes:
         run: carries out a command; says whether that went well.

@@ -29,7 +29,7 @@ PART_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class S3Objects(Objects):
-    """The objects of one run. What fails is tried again later by whoever asked: a machine's network comes and goes.
+    """The objects of one run. Whoever makes a request that fails tries it again: a machine's network comes and goes.
 
     Attributes:
         prefix: of the run, without a slash at its end.
@@ -78,7 +78,7 @@ class S3Objects(Objects):
         return self._answer("put_object", name, Body=data, **condition) is not None
 
     def _carry(self, operation: str, *places: str) -> bool:
-        """Carry a file in parts; says whether that went well."""
+        """Carry a file in parts; return whether that went well."""
         owner = {"ExpectedBucketOwner": self.account_id}
         try:
             getattr(self.client, operation)(*places, ExtraArgs=owner, Config=_in_parts())
@@ -96,7 +96,7 @@ class S3Objects(Objects):
         return None if answer is None else int(answer["ContentLength"])
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Read into a file, which has another name until it is whole."""
+        """Fetch an object into a file, which has another name until it is whole."""
         return self._carry("download_file", self.bucket, f"{self.prefix}/{name}", str(path))
 
     def delete(self, name: str) -> None:
@@ -162,7 +162,7 @@ class _Count:
 
 
 def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:
-    """Bring everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
+    """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
 
     Args:
         client: of S3.
@@ -208,7 +208,7 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
 
 
 def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Objects with their sizes; not those by which consoles show folders."""
+    """Yield the names and sizes of objects, without those by which consoles show folders."""
     listing = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).build_full_result()
     for entry in listing.get("Contents", ()):
         if not entry["Key"].endswith("/"):
@@ -251,7 +251,7 @@ _WITHIN_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PriceHistory:
-    """Asks EC2 with the credentials of a machine's role. Whoever may not, or reaches nobody, has no answer."""
+    """EC2's price history, by the credentials of a machine's role; no answer where it may not be read or reached."""
 
     client: Any
 

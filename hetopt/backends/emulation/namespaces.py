@@ -262,7 +262,7 @@ def find_leftovers() -> list[FoundNetwork]:
 
 
 def _locked(network_id: str, how: int) -> int | None:
-    """Lock a network's first namespace; returns the descriptor that holds the lock, None where another process does."""
+    """Lock a network's first namespace; return the descriptor that holds the lock, None where another process does."""
     descriptor = os.open(file_of(_switch(network_id)), os.O_RDONLY | os.O_CLOEXEC)
     if locks(descriptor, how):
         return descriptor
@@ -380,7 +380,7 @@ Tool = Literal["ip", "tc"]
 
 
 class NetworkRefused(RunFailed):
-    """The kernel, or iproute2, would not do it. ``reason`` is its own word for why."""
+    """The error of a command that the kernel, or iproute2, refused. ``reason`` is its own word for why."""
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"`{command}` was refused: {reason}.", hint="run `hetopt gc`, then try again")
@@ -399,7 +399,7 @@ def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = Non
 
 
 def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, lines: Sequence[str] = ()) -> str:
-    """Do one command and return what it printed.
+    """Run one command and return what it printed.
 
     Args:
         tool: that does it.
@@ -423,7 +423,7 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, l
 
 
 def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None) -> None:
-    """Do many commands, one a line without the tool's name, in one process; the first that fails ends it.
+    """Run many commands, one a line without the tool's name, in one process; the first that fails ends it.
 
     Args:
         tool: that does them.
@@ -557,14 +557,14 @@ class BoxLink(LinkModel):
     saved_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
-        """Seconds of a primitive: its messages one after the other, each with its part of the bytes."""
+        """Return the seconds of a primitive: its messages one after the other, each with its part of the bytes."""
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
         return messages * math.pow(waking + sending, 1 / BESIDE_BYTES)
 
     def sd_s(self, messages: float, traffic_bytes: float) -> float:
-        """Standard deviation of that time: of waking, and of sending."""
+        """Return the standard deviation of a primitive's seconds: of waking, and of sending."""
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
@@ -572,7 +572,7 @@ class BoxLink(LinkModel):
         return parts * self.time_s(messages, traffic_bytes)
 
     def _powers(self, messages: float, traffic_bytes: float) -> tuple[float, float]:
-        """Waking and sending of a message, to the power p."""
+        """Return the times of waking and of sending of a message, to the power p."""
         sending_s = max(0.0, traffic_bytes / messages / self.bytes_per_s - self.saved_s)
         return self.latency_s**BESIDE_BYTES, sending_s**BESIDE_BYTES
 

@@ -93,7 +93,7 @@ Limited = TypeVar("Limited", EmulatedHost, Change)
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From the cluster to its miniature.
+    """The scale between the cluster and its miniature.
 
     Attributes:
         time: computation takes so many times as long.
@@ -569,7 +569,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
 
 
 def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
-    """Hosts as they were described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
+    """Return hosts as described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
 
     Args:
         described: the hosts, in order.
@@ -586,7 +586,7 @@ def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tup
 
 
 def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
-    """Samples of each worker with which the slowest ends earliest, host by host.
+    """Return the local batch sizes with which the slowest worker ends earliest, host by host.
 
     Raises:
         BadInput: a host is so slow that its best share is none.

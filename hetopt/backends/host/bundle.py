@@ -46,7 +46,7 @@ Files = tuple[tuple[str, bytes], ...]
 
 
 def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
-    """Everything that a file needs of its folder.
+    """Return every file of its folder that a file needs.
 
     A module is looked for in `code_folder`, as Python does for a script. A package travels whole. A
     ``requirements.txt`` there with a hash for every package is installed on the machines.
@@ -164,7 +164,7 @@ def _requirements(folder: Path) -> frozenset[str]:
 
 
 def _imports(source: bytes, path: Path) -> Iterator[tuple[str, int]]:
-    """Modules that a file cannot do without, with the line; of relative ones the place below the folder."""
+    """Yield the modules that a file cannot do without, with the line; of relative ones the place below the folder."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -241,7 +241,7 @@ _HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An archive, and what a task, or a script with its arguments, is called inside it."""
+    """An archive of code, and what a task, or a script with its arguments, is called inside it."""
 
     data: bytes
     task: str
@@ -249,7 +249,7 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """Its hash, which is also its name."""
+        """The hash of the archive, which is also its name."""
         return hashlib.sha256(self.data).hexdigest()
 
 

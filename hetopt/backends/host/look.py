@@ -32,7 +32,7 @@ RATE = struct.Struct("!Q")
 
 
 def main() -> None:
-    """Say what is here, then answer the round."""
+    """Report on this host, then answer the round."""
     asked = json.loads(sys.stdin.buffer.readline().decode())
     address = asked["address"] or _reached_as()
     listener, trouble = _listen(address)
@@ -79,7 +79,7 @@ def _serve(listener: socket.socket, token: bytes) -> None:
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Let whoever knows the token in; then receive, say how fast, and send as much."""
+    """Accept whoever knows the token; then receive, say how fast, and send as much."""
     try:
         connection.settimeout(MOST_WAITING_S)
         if _exactly(connection, len(token)) != token:
@@ -114,7 +114,7 @@ def _send(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> int:
-    """Bits a second."""
+    """Receive until the sender ends; return its rate, bits per second."""
     chunk = _exactly(connection, CHUNK)
     begun, total = time.monotonic(), 0
     while chunk[:1] == b"1":
@@ -183,7 +183,7 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(folder: str) -> list[str]:
-    """Folders of runs whose node is gone: a machine that lost power could not remove its own."""
+    """Return the folders of runs whose node is gone: a machine that lost power could not remove its own."""
     folders = []
     for pid_file in glob.glob(glob.escape(folder) + "/runs/*/*/pid"):
         try:
@@ -233,7 +233,7 @@ def open_files() -> int | None:
 
 
 def _packages() -> dict[str, str | None]:
-    """Versions of what training needs, without importing any of it; what is not there is null."""
+    """Return the versions of packages that training needs, without importing any; null where one is not there."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -268,7 +268,7 @@ def _nvidia(*arguments: str) -> tuple[int | None, str]:
 
 
 def _gpus() -> list[list[str]] | str:
-    """Name, MiB and driver of each; a sentence where the driver does not answer; nothing without one."""
+    """Return name, MiB and driver of each GPU; a sentence where the driver does not answer; nothing without one."""
     code, text = _nvidia("--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits")
     if code is None:
         return []

@@ -95,7 +95,7 @@ class Terms(Record):
 
 
 class PaidMachine(Record):
-    """A machine on the bill, with what it costs an hour: now, at most, and of that its volume and address."""
+    """A machine on the bill, with its dollars an hour: now, at most, and of that its volume and address."""
 
     zone: str
     instance_type: str
@@ -125,7 +125,7 @@ class Renewal(Record):
 
 
 class Lease(Record):
-    """Until when a run may go on, in seconds since the epoch. 0 for ``stop_training_s`` means: end now."""
+    """The lease of a run: until when it may go on, seconds since the epoch. ``stop_training_s`` of 0 means: end now."""
 
     end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
     stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
@@ -335,32 +335,32 @@ class Objects(Protocol):
         return None if stored is None else stored.data
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write; says whether that went well."""
+        """Write bytes under a name; return whether that went well."""
 
     def send(self, name: str, path: Path) -> bool:
-        """Write a file, in parts where it is large; says whether that went well.
+        """Write a file, in parts where it is large; return whether that went well.
 
         Raises:
             FileNotFoundError: there is none.
         """
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Read into a file; says whether that went well. The file is whole, or not there."""
+        """Fetch data into a file; return whether that went well. The file is whole, or not there."""
 
     def versioned(self, name: str) -> Versioned | None:
         """Return the data under a name, with its version; None: there is none, or nobody can be reached."""
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write where that version still is (None: where nothing is); says whether that went well, and was so."""
+        """Write where that version still is (None: where nothing is); return whether that went well, and was so."""
 
     def names(self, prefix: str) -> Sequence[str]:
         """Return all names with a prefix, sorted."""
 
     def delete(self, name: str) -> None:
-        """Remove, if that goes well."""
+        """Remove the data under a name, if that goes well."""
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Fetch every object below a prefix into a folder; whether all of it is there."""
+        """Fetch every object below a prefix into a folder; return whether all of it is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +384,7 @@ class Stay(Record):
     priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
 
     def usd(self, now_s: float) -> float:
-        """USD that this machine has cost until ``now_s`` (Unix time, seconds)."""
+        """Return the dollars that this machine has cost until ``now_s`` (seconds since the epoch)."""
         end_s = max(now_s if self.until_s is None else self.until_s, self.since_s + self.minimum_s)
         from_s = self.since_s if self.priced_s is None else self.priced_s
         return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
@@ -407,7 +407,7 @@ PRICES_EVERY_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class PriceChange:
-    """From a moment on (seconds since the epoch) a pool costs so much, in USD an hour, without volume and address."""
+    """The price of a pool from a moment on (seconds since the epoch), in USD an hour, without volume and address."""
 
     zone: str
     instance_type: str
@@ -484,7 +484,7 @@ class Allowance:
             self.end_s, self.stop_training_s = renewed_s, renewed_s - lease.renewal.checkpoint_s
 
     def _extend(self, lease: Lease, now_s: float) -> None:
-        """Reckon anew when prices may have moved, or half of the time is over in which that is of use."""
+        """Reckon the end anew when prices may have moved, or half of the time is over in which that is of use."""
         if lease.renewal is None:
             return
         last_s = max(lease.renewal.since_s, self._asked_s)

@@ -83,7 +83,7 @@ class Ways(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Suggested:
-    """A setting that plans need and the inventory does not say, as a host was seen.
+    """A setting that plans need and the inventory does not say, as measured on a host.
 
     Attributes:
         setting: of `Host`.
@@ -98,7 +98,7 @@ class Suggested:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing about a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
+    """A trouble of a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
 
     said: str
     hint: str
@@ -132,7 +132,7 @@ class HostFound:
 def check_hosts(
     hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
 ) -> tuple[HostFound, ...]:
-    """Ask all hosts at once, and let each try the ways to all others.
+    """Ask all hosts at once, and let each try the ways to all others; return the result of each.
 
     Args:
         hosts: to ask.
@@ -204,7 +204,7 @@ def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
 
 
 def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
-    """Whom each host is to try: all others, and the rates to its neighbour in the ring."""
+    """Return the hosts that each host is to try: all others, and its neighbour in the ring for the rates."""
     open_ = {name: report for name, report in seen.items() if report.port is not None}
     names = list(open_)
     wishes = {}
@@ -230,7 +230,7 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
 
 
 def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
-    """Yield what of one host would keep it from training, or is to be known.
+    """Yield the troubles of one host that would keep it from training, or are to be known.
 
     Args:
         host: as its owner describes it.
@@ -311,7 +311,7 @@ def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
 
 
 def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
-    """GPUs that would compute in a precision without units for it, as much slower as that is."""
+    """Yield a trouble for GPUs that would compute in a precision without units for it, as much slower as that is."""
     rows = [] if isinstance(seen.gpus, str) else seen.gpus
     taken = None if CPU in host.devices else places(host.devices, [row[0] for row in rows])
     lacking = [rows[at][0] for at in taken or () if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]

@@ -65,7 +65,7 @@ _NOW = Lease(end_s=1e11, stop_training_s=0.0)
 
 
 def in_our_time(lines: bytes, ahead_s: float) -> bytes:
-    """Events as this machine would have dated them: what reads a run holds them against when it was launched here.
+    """Return events as this machine would have dated them: what reads a run holds them against its launch here.
 
     Args:
         lines: of a log, as a host wrote them.
@@ -82,7 +82,7 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
 
 @dataclass(kw_only=True)
 class HostsConductor(Conductor):
-    """Conducts one run on hosts whose agents are connected to.
+    """The conductor of one run on hosts whose agents are connected to.
 
     Attributes:
         inventory: the hosts. The workers of the run are in the order of their addresses.
@@ -102,7 +102,7 @@ class HostsConductor(Conductor):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Open what the run has."""
+        """Open the files of the run."""
         super().__post_init__()
         self._objects = FolderObjects(folder=self.run_dir / OBJECTS_FOLDER)
         self._objects.folder.mkdir(exist_ok=True)
@@ -199,7 +199,7 @@ class HostsConductor(Conductor):
         return self._has_brought
 
     def _arrived(self, name: str) -> HetoptError | None:
-        """Take a host in, once it was connected to; why it was not, if so."""
+        """Take in a host that was connected to; return why it was not, if so."""
         try:
             self._links[name] = self._coming.pop(name).result()
         except HetoptError as refusal:
@@ -227,7 +227,7 @@ class HostsConductor(Conductor):
             return is_over(self._objects.get(OUTCOME_OBJECT), self._generation)
 
     def _allowed(self) -> list[str]:
-        """Hosts within their hours that can take part and are not given up."""
+        """Return the hosts within their hours that can take part and are not given up."""
         moment = datetime.datetime.now()
         fit = {host.name for host in self.inventory.fit()}
         kept = (name for name in self._names if name in fit and not is_given_up(self._idle.get(name, 0)))

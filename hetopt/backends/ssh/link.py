@@ -265,7 +265,7 @@ class Conversation:
 
     @property
     def ssh(self) -> subprocess.Popen[bytes]:
-        """The ssh that runs the program, once it was begun."""
+        """The ssh process that runs the program, once it was begun."""
         assert self._ssh is not None
         return self._ssh
 
@@ -276,7 +276,7 @@ class Conversation:
         return self.ssh.stdout
 
     def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Start the program, hand it what it asks for first, and hear its first answer.
+        """Start the program, hand it what it asks for first, and return its first answer.
 
         Args:
             question: for the program, as it reads it. The program must not wait for more before it has said something.
@@ -306,7 +306,7 @@ class Conversation:
         return self.ask(question, kind, patience_s)
 
     def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Hand the program a question, and hear what it says to that.
+        """Ask the program a question, and return its answer.
 
         Raises:
             HetoptError: it ended, says nothing in time, or says what cannot be.
@@ -332,7 +332,7 @@ class Conversation:
             self._ssh.kill()
 
     def _let_go(self) -> int:
-        """Say to the program that nothing more comes, cut it off if it has not ended after a while; ssh's exit code."""
+        """Close the program's input, cut it off if it has not ended after a while; return ssh's exit code."""
         assert self.ssh.stdin is not None
         with suppress(OSError):  # it may have gone already
             self.ssh.stdin.close()

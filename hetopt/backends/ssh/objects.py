@@ -43,12 +43,12 @@ _PARTIAL = ".partial"
 
 
 class Cut(SystemExit):
-    """Nobody answers any more: whoever asked has nothing left to do."""
+    """The error of a connection that is cut: whoever asked has nothing left to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects:
-    """Named bytes in a folder; see `hetopt.backends.host.protocol.Objects`."""
+    """The objects of a folder; see `hetopt.backends.host.protocol.Objects`."""
 
     folder: Path
 
@@ -215,7 +215,7 @@ def frame(header: Request | Answer, body: bytes = b"") -> bytes:
 
 @dataclass(kw_only=True)
 class Connection:
-    """A host's end: one request at a time.
+    """The host's end of a connection: one request at a time.
 
     Attributes:
         incoming, outgoing: open files, as their numbers.
@@ -317,7 +317,7 @@ class RemoteObjects(Objects):
         return True
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """There is no bucket.
+        """Refuse: a host has no bucket to download from.
 
         Raises:
             BadInput: always.

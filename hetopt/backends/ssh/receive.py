@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _installed(root: str, *, gpu: bool) -> str:
-    """Make an environment with the packages whose hashes the code names; its interpreter.
+    """Make an environment with the packages whose hashes the code names; return its interpreter.
 
     torch for CPUs has an index of its own. What pip keeps for another time would stay behind, so it keeps nothing.
 

@@ -104,7 +104,7 @@ def _place(name: str, site: Path, prefix: Path) -> tuple[Path, str] | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install into the environment that runs this; 1 where that is left to pip."""
+    """Install into the environment that runs this; return 1 where that is left to pip."""
     folder, *locks = map(Path, arguments)
     texts = [path.read_text(encoding="utf-8") for path in locks]
     try:

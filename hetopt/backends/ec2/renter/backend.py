@@ -50,7 +50,7 @@ from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 @dataclass(frozen=True, kw_only=True)
 class Rental(Prepared):
-    """A launch with what is to be rented for it.
+    """A prepared launch with the order of its machines.
 
     Attributes:
         wanted: the plan as it is to be run.
@@ -84,7 +84,7 @@ class Rental(Prepared):
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Backend(Ec2Launcher):
-    """Rents a plan's machines, all in one zone, within a budget that is a hard stop."""
+    """The backend that rents a plan's machines, all in one zone, within a budget that is a hard stop."""
 
     def prepare(self, made: Plan, wanted: Plan, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. It asks AWS what must be known, and changes nothing there."""
@@ -183,7 +183,7 @@ class Ec2Backend(Ec2Launcher):
 
 
 def _orders(region: str, options: Ec2) -> Orders:
-    """Written with the credentials and the catalogue that are here."""
+    """Return the maker of orders with the credentials and the catalogue that are here."""
     return Orders(
         edge=connect(region),
         catalog=load_catalog(region),
@@ -289,7 +289,7 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober(ordering.Orders):
-    """Rents for probes, by orders of its own.
+    """The renter of machines for probes, by orders of its own.
 
     Attributes:
         launcher: rents, watches and gives back.
@@ -303,7 +303,7 @@ class Prober(ordering.Orders):
     gradient_bytes: int
 
     def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
-        """Rent what a probe needs, run it, and give everything back: its step, and what that has cost.
+        """Rent what a probe needs, run it, and give everything back; return its step, and the cost in dollars.
 
         Args:
             probe: what to measure.
@@ -418,7 +418,7 @@ def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) ->
 
 
 def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
-    """Bring the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
+    """Fetch the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
 
     Returns:
         the file, whose name says whether it was trained to the end, and where the bucket keeps it.
@@ -442,7 +442,7 @@ def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
 
 
 def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
-    """Bring what the script wrote for its user into the run's folder; what is there already, as large, is left.
+    """Fetch what the script wrote for its user into the run's folder; what is there already, as large, is left.
 
     Raises:
         BadInput: there is no room for it.
@@ -459,7 +459,7 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
 
 
 def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
-    """Bring an object into a file, whole or not at all, where it is not there already in its size."""
+    """Fetch an object into a file, whole or not at all, where it is not there already in its size."""
     if path.is_file() and path.stat().st_size == size_bytes:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ def worst(checks: Iterable[Check]) -> Verdict:
 
 
 def examined(name: str, step: Callable[..., str], *arguments: object, unread: Verdict = "bad") -> Check:
-    """Carry out one check.
+    """Return the result of one check.
 
     Args:
         name: of the check.
@@ -253,7 +253,7 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
-    """Make a call that EC2 only checks.
+    """Check a call that EC2 makes no change for (`DryRun`).
 
     Args:
         edge: carries out calls.

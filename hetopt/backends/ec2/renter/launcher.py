@@ -122,12 +122,12 @@ Accept = Callable[[RunSpec], bool]
 
 
 class NoCapacity(CloudRefused):
-    """A pool had not enough to give. What it gave all the same has been given back."""
+    """The error of a pool with insufficient capacity. What it gave all the same has been given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
+    """The loop that rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
 
     Attributes:
         edge: carries out calls, writes the ledger, tries again.
@@ -203,7 +203,7 @@ class Loop:
         on_demand: bool = False,
         duty: Duty = "serves",
     ) -> tuple[MachineState, ...]:
-        """Machines that are on the bill from now on.
+        """Return the records of machines that are on the bill from now on.
 
         Args:
             assigned: what EC2 says of the machines, by the host that each is or is to be.
@@ -237,7 +237,7 @@ class Loop:
         seen.save(self.run_dir / SEEN_FILE)
 
     def look(self) -> ClusterState:
-        """Bring the folder up to date. Where another process is just doing that, what it saw last is answered.
+        """Bring the folder up to date; return the cluster state: the last one while another process is doing that.
 
         Raises:
             CloudRefused: the cloud does not answer.
@@ -295,7 +295,7 @@ class Loop:
         return before.model_copy(update=heard)
 
     def _fetch_events(self) -> None:
-        """Append what is new; each object is named by the place in the log where it begins, and others are none."""
+        """Append new events to the log; each object is named by its offset in the log, and any other is none."""
         path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
         prefix = f"{self.order.prefix}/events/"
         for entry in self._list(prefix, **({"StartAfter": f"{prefix}{have - 1:015d}~"} if have else {})):
@@ -309,7 +309,7 @@ class Loop:
             have += len(body)
 
     def _fetch_logs(self, folder: str) -> None:
-        """Take whatever log has grown. The machines keep only the end of a long one.
+        """Fetch every log that has grown. The machines keep only the end of a long one.
 
         Args:
             folder: in the bucket, and in the run's folder.
@@ -371,7 +371,7 @@ class Loop:
         )
 
     def act(self, action: Action) -> ClusterState:
-        """Carry out one action; answers what was recorded.
+        """Carry out one action; return the cluster state that was recorded.
 
         Raises:
             CloudRefused: it cannot be carried out.
@@ -405,7 +405,7 @@ class Loop:
     def extend(
         self, state: ClusterState, end_s: float, stop_training_s: float, renewal: Renewal | None = None
     ) -> ClusterState:
-        """Let the machines live until then, unless somebody else has said something else meanwhile.
+        """Let the machines live until a moment, unless somebody else has said something else meanwhile.
 
         Args:
             state: as it was seen last.
@@ -461,7 +461,7 @@ class Loop:
         return state
 
     def billed(self, state: ClusterState) -> ClusterState:
-        """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
+        """Bill machines on spot at what their pools have cost since the last time, if prices are due to be asked for.
 
         Where nobody tells, they stay billed at the prices that were told last.
         """
@@ -519,7 +519,7 @@ class Loop:
         return state
 
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
-        """Tell the machines that serve who is who; answers the run as they rank its workers."""
+        """Write the placement of the machines that serve; return the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
         places = places_of(self.machines_of({host: ids[host] for host in host_names(spec)}))
         ranked = ranked_spec(spec, places.values())
@@ -533,7 +533,7 @@ class Loop:
         return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
 
     def _group(self) -> str:
-        """Make the machines' security group, where none is named; its id."""
+        """Make the machines' security group, where none is named; return its id."""
         group = str(self.edge(calls.security_group_call(self.order, self.order.zones[0]))["GroupId"])
         for request in calls.rule_calls(self.order, group):
             self.edge(request)
@@ -556,7 +556,7 @@ class Loop:
         return str(groups[0]["GroupId"])
 
     def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
-        """Make launch templates, for machines that end when the others do; their ids by the kind of machine."""
+        """Make launch templates for machines that end when the others do; return their ids by kind of machine."""
         requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
         made_by = {kind: self.edge(request) for kind, request in requests.items()}
         return {kind: str(answer["LaunchTemplate"]["LaunchTemplateId"]) for kind, answer in made_by.items()}
@@ -629,7 +629,7 @@ class Loop:
     def ask(
         self, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
     ) -> tuple[Mapping[str, Answer], list[str]]:
-        """Rent for a run that goes on: the machines that were granted, by host, and the hosts that could not be had.
+        """Rent for a run that goes on; return the granted machines by host, and the hosts that could not be had.
 
         Args:
             roles: with the hosts that are wanted.
@@ -655,7 +655,7 @@ class Loop:
         return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
     def _fleet(self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]) -> list[str]:
-        """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
+        """Rent the machines of one role; return their ids. Fewer than that are given back at once.
 
         Raises:
             NoCapacity: the zone has not all of them.
@@ -686,7 +686,7 @@ class Loop:
         raise why
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
-        """Have the account end machines that come to no place; whether it may have been told of any."""
+        """Have the account end machines that come to no place; return whether it may have heard of any."""
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
         requests = calls.end_calls(self.order, ids, at_s)
         for request in requests:
@@ -698,7 +698,7 @@ class Loop:
         return len(requests) > 0
 
     def end_later(self, ids: Sequence[str], at_s: float) -> bool:
-        """Have the account end machines at another time; whether it does.
+        """Have the account end machines at another time; return whether it does.
 
         Raises:
             CloudRefused: it may end them sooner, as its answers are not heard.
@@ -869,7 +869,7 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Launcher:
-    """Rents, watches and gives back.
+    """The launcher that rents, watches and gives back.
 
     Attributes:
         home: where the regions that were ever used are kept.

@@ -98,7 +98,7 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Says how long a run may go on.
+    """The guard of a budget: how long a run may go on.
 
     Attributes:
         checkpoint_s: to write and upload the last checkpoint.
@@ -262,7 +262,7 @@ class Order(Artifact):
         return [{"Key": key, "Value": value} for key, value in values.items() if value]
 
     def tagged(self, *kinds: str) -> list[dict[str, object]]:
-        """TagSpecifications of a call that makes things of these kinds."""
+        """Return the TagSpecifications of a call that makes resources of these kinds."""
         return [{"ResourceType": kind, "Tags": self.tags} for kind in kinds]
 
     @property
@@ -361,7 +361,7 @@ Duty = Literal["serves", "waits", "relieved"]
 
 
 class MachineState(Stay):
-    """One machine as EC2 told of it, with its time on the bill."""
+    """One machine by EC2's description, with its time on the bill."""
 
     id: str
     host: HostName
@@ -397,7 +397,7 @@ class MachineState(Stay):
         return self.until_s is None
 
     def usd(self, now_s: float) -> float:
-        """USD until ``now_s``. What EC2 takes back within its first hour is free, but for disk and address."""
+        """Return the dollars spent until ``now_s``. What EC2 takes within an hour is free, but for disk and address."""
         lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
         if is_free(lasted_s, taken_back=self.ending == "interrupted", within_s=facts.FREE_IF_TAKEN_WITHIN_S):
             beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
@@ -504,7 +504,7 @@ def ending_of(code: str) -> Ending:
 
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
-    """Ask what types cost on spot in every zone, from a moment on (seconds since the epoch)."""
+    """Return the request for the spot prices of types in every zone, from a moment on (seconds since the epoch)."""
     purpose = "what the types cost now, zone by zone"
     return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
 
@@ -599,7 +599,7 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
 
 
 def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
-    """Add what a run that is over has seen to what launches keep, for the next plan; once for each life of a run.
+    """Add the pools that a finished run has seen to what launches keep, for the next plan; once for each life of a run.
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.

@@ -106,7 +106,7 @@ def regions(edge: Edge) -> list[str]:
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Refuse what no bucket can be called.
+    """Refuse a name that no bucket can have.
 
     Raises:
         BadInput: it is such a name.
@@ -378,7 +378,7 @@ _PRICE_INCREASE = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """A price that is not what the plan was made with."""
+    """A price that differs from the one the plan was made with."""
 
     instance_type: str
     planned_usd_per_hour: float
@@ -495,7 +495,7 @@ def move_usd(
     spent_usd: float = 0.0,
     may_cost_usd: float | None = None,
 ) -> float:
-    """USD to be kept back, so that a run can move to on-demand machines before its deadline passes.
+    """Return the dollars to keep back so that a run can move to on-demand machines before its deadline passes.
 
     0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
     was planned, or would then not last until the cluster has booted.
@@ -519,7 +519,7 @@ def move_usd(
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Writes orders, of what must be asked for them.
+    """The maker of orders, from all that must be asked for them.
 
     Attributes:
         edge: carries out calls.

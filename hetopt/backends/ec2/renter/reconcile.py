@@ -161,7 +161,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One thing to do.
+    """An action on the machines of a run.
 
     Attributes:
         state: what is to be kept of the run.
@@ -300,7 +300,7 @@ def _with(state: ClusterState, **changes: Any) -> ClusterState:
 
 
 def _ends(state: ClusterState, now_s: float) -> list[End]:
-    """Machines that have no place any more end, once the others were seen after they were told theirs."""
+    """Return the actions that end machines without a place, once the others were seen after they were told theirs."""
     ids = tuple(
         machine.id
         for machine in state.alive
@@ -337,7 +337,7 @@ def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
-    """Hosts that no machine fits, and that may be asked for now.
+    """Return the hosts that no machine fits, and that may be asked for now.
 
     Where all that trained are lost at once, those that wait go on without them first.
     """
@@ -353,7 +353,7 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
 
 
 def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float) -> Rent | None:
-    """Ask for machines for these hosts, as planned."""
+    """Return the action that asks for machines for these hosts, as planned."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
     roles = [
@@ -381,7 +381,7 @@ def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
 
 
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
-    """Tell those that are left to go on; where they cannot hold the batch alone, they wait for what was lost."""
+    """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost."""
     said = f"lost {', '.join(lost)}; the others go on without"
     try:
         return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=said)
@@ -408,7 +408,7 @@ def _wait_for(
 
 
 def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
-    """Machines that live get their places: those that train pause first; where none do, at once."""
+    """Return the action by which new machines join: those that train pause first; where none do, at once."""
     state = observed.state
     new = {machine.host for machine in joining(state, now_s)}
     if not new:
@@ -427,7 +427,7 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
 
 
 def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
-    """Begin the next generation on the hosts that serve, who share the batch in proportion to what each began with.
+    """Return the placement of the hosts that serve, who share the batch in proportion to what each began with.
 
     Raises:
         CloudRefused: they cannot hold the batch.
@@ -440,7 +440,7 @@ def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: 
 
 
 def joining(state: ClusterState, now_s: float) -> list[MachineState]:
-    """Machines that have said that they live, and that are given a place now.
+    """Return the machines that have said that they live, and are given a place now.
 
     What was lost is missed, and comes back as soon as it can. Those that relieve others come together, but for one that
     takes too long: each time costs all of them a pause.

@@ -64,7 +64,7 @@ _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One thing that is there, with what its tags say."""
+    """One resource that is there, by its tags."""
 
     kind: Kind
     id: str
@@ -116,7 +116,7 @@ def _instances(edge: Edge, run_id: str | None) -> list[Found]:
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
-    """Ends outside the machines. Whoever may not list them has made none; they cost nothing, and go by themselves."""
+    """Return the schedule groups. Whoever may not list them has made none; they cost nothing, and go by themselves."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     try:
@@ -166,7 +166,7 @@ _KINDS: Mapping[str, Kind] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Remover:
-    """Finds and removes, in one region.
+    """The remover of resources in one region.
 
     Attributes:
         edge: carries out calls; those that remove are in the ledger of the run.
@@ -179,7 +179,7 @@ class Remover:
     made: Made = field(default=Made())
 
     def look(self, run_id: str | None = None) -> Survey:
-        """Look at every list, each by itself: one that cannot be had hides nothing of the others.
+        """List every kind of resource by itself: a list that cannot be had hides nothing of the others.
 
         Args:
             run_id: of the run whose things are wanted; absent: of any.
@@ -207,7 +207,7 @@ class Remover:
         return Survey(found=tuple(resources), unseen=unseen)
 
     def remove(self, found: Sequence[Found]) -> None:
-        """Remove all of it, machines first. What cannot be removed does not keep the rest from going.
+        """Remove resources, machines first. One that cannot be removed does not keep the rest from going.
 
         Raises:
             CloudRefused: something stayed; the first reason is told.
@@ -262,7 +262,7 @@ class Remover:
             self._until_known(ids[at : at + INSTANCES_A_CALL], self._terminate)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
-        """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
+        """Do a step to resources, again to those that EC2 does not know yet: the ledger has just seen them made."""
         left = list(ids)
 
         def is_done() -> bool:
@@ -299,8 +299,8 @@ class Remover:
         return []
 
     def _wait_for_end(self, ids: Sequence[str]) -> None:
-        """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
-        its group is waited for.
+        """Wait until machines have ended: groups and volumes are in use until then. A machine that is not listed has
+        ended, or is so new that its group is waited for.
         """
         if not until(lambda: not self._alive(ids), within_s=_ENDED_WITHIN_S, every_s=LOOK_S, sleep=self.sleep):
             raise CloudRefused(
@@ -317,7 +317,7 @@ class Remover:
         return alive
 
     def _delete(self, service: str, operation: str, key: str, ids: Sequence[str]) -> list[str]:
-        """Delete one thing; answers its id if EC2 does not know it."""
+        """Delete one resource; return its id if EC2 does not know it."""
         request = Request(
             step=operation.replace("_", "-"),
             service=service,
@@ -330,7 +330,7 @@ class Remover:
 
 
 def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
-    """Do one thing of several; what is refused keeps none of the others from being done."""
+    """Take one step of several; a refusal keeps none of the others from being done."""
     try:
         step()
     except CloudRefused as error:

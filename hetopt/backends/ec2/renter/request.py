@@ -42,7 +42,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call.
+    """One call of the cloud as data.
 
     Attributes:
         step: names the call within its sequence.
@@ -94,7 +94,7 @@ def read(service: str, operation: str, purpose: str, **parameters: Any) -> Reque
 
 
 class Edge(Protocol):
-    """Carries requests out: AWS itself, or what wraps it with retries and a ledger."""
+    """The edge that carries requests out: AWS itself, or what wraps it with retries and a ledger."""
 
     def __call__(self, request: Request) -> Answer:
         """Carry out one request.
@@ -111,7 +111,7 @@ Reaction = Literal["again", "elsewhere", "passing", "stop"]
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """One row of the table. ``cause`` and ``hint`` may name what the call was about, see `_words`."""
+    """One row of the table of error codes. ``cause`` and ``hint`` may name what the call was about, see `_words`."""
 
     codes: tuple[str, ...]
     reaction: Reaction
@@ -133,7 +133,7 @@ def meaning_of(code: str) -> Meaning:
 
 
 class ApiRefused(CloudRefused):
-    """One call that the cloud refused, in words.
+    """A call that the cloud refused, in words.
 
     Attributes:
         code: of the API.
@@ -225,7 +225,7 @@ SETTLES_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line.
+    """One line of the ledger.
 
     Attributes:
         call: number of the call within the run; its lines share it.
@@ -247,7 +247,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEdge:
-    """Carries out what changes something with a line in the ledger before and after; reads pass by.
+    """An edge that writes a line in the ledger before and after each call that changes something; reads pass by.
 
     Attributes:
         path: of the ledger; each line is on the disk before the next thing happens.
@@ -308,7 +308,7 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Calls of which nobody knows how they ended: the process died on the way, or the answer never came."""
+    """Return the calls whose end nobody knows: the process died on the way, or the answer never came."""
     open_: dict[int, Entry] = {}
     for entry in entries:
         if entry.event == "begun":
@@ -400,7 +400,7 @@ _READ_TIMEOUT_S = 60
 
 
 class BotoEdge:
-    """Carries out requests in one region. Clients are made when they are needed first."""
+    """The edge of one region by boto3. Clients are made when they are needed first."""
 
     def __init__(self, region: str, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
         """Prepare, without a call.
@@ -484,7 +484,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying:
-    """Makes calls again where that can help, waiting longer each time, by a random part of the wait (full jitter)."""
+    """An edge that makes calls again where that can help, and waits longer each time, a random part (full jitter)."""
 
     inner: Edge
     sleep: Callable[[float], None]
@@ -519,7 +519,7 @@ class Retrying:
 
 
 def wait_before(attempt: int, random: Random) -> float:
-    """Seconds to wait after so many attempts: up to twice as long each time."""
+    """Return the seconds to wait after a number of attempts: up to twice as long each time."""
     ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
     return random.uniform(ceiling / 2, ceiling)
 
