@@ -1,4 +1,4 @@
-"""What every backend can do: prepare a plan, submit it, say how the run is, stop it. Backends are peers.
+"""The interface of every backend: prepare a plan, submit it, poll the run, stop it. Backends are peers.
 
 When a host or a machine is given up: by the steps that its placements brought, not by whether it answers.
 
@@ -186,7 +186,7 @@ def is_finished(events: Sequence[LogEvent]) -> bool:
 
 
 def advances(event: LogEvent) -> bool:
-    """Return whether an event tells that a run has come further: a machine that brings it is not given up."""
+    """Return whether an event shows progress of a run: a machine that brings it is not given up."""
     return isinstance(event, StepsLogged | CheckpointSaved | ProbeEvent)
 
 
@@ -196,7 +196,7 @@ such as a package index or a line that is down, is over by the third."""
 
 
 def is_given_up(idle: int) -> bool:
-    """Return whether a host is placed no more.
+    """Return whether a host is given up, after too many placements without a completed step.
 
     Args:
         idle: its placements since the last completed step that it took part in, each of which it has ended itself.

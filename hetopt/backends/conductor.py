@@ -118,7 +118,7 @@ class Conductor(ABC):
 
     @abstractmethod
     def awaits(self) -> bool:
-        """Return whether somebody may come, where nobody is there."""
+        """Return whether a host may still come, while none is connected."""
 
     @abstractmethod
     def place(self) -> None:

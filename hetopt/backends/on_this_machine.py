@@ -227,7 +227,7 @@ def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
 
 
 def followed(difference: float, log_sd: float) -> float:
-    """Return what part of a difference of logs is not scatter: none at all below it, almost all far above.
+    """Return the part of a difference of logs that is not scatter: none at all below it, almost all far above.
 
     As far as a James-Stein estimate would follow it, ``1 - s^2 / r^2`` of a difference ``r`` that scatters by ``s``.
     """

@@ -88,7 +88,7 @@ def _pairs(
 
 
 def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
-    """Return by type those that may stand in for it, also out of texts ``TYPE=OTHER[,OTHER]``.
+    """Return the types that may stand in for each type, also out of texts ``TYPE=OTHER[,OTHER]``.
 
     Raises:
         BadInput: a text is none of these.

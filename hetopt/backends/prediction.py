@@ -1,4 +1,4 @@
-"""What a run takes on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
+"""Prediction of a run on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
 
 A profile times Top-k and tells its gain; a run may use any compressor, and may change it on the way. Bytes and
 collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`); the rest is assumed, and said.

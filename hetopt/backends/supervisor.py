@@ -182,7 +182,7 @@ class Supervision:
         return f"{decision.reason}; `hetopt report` shows by what"
 
     def decide(self, others: Sequence[Alternative], on_demand: Alternative | None) -> Decision | None:
-        """Return what is to be done after one look; None: nothing.
+        """Return the decision after one look; None: nothing is to be done.
 
         Args:
             others: machines that could be had in the place of hosts.
@@ -326,7 +326,7 @@ def with_another_for_each_host(
 
 
 def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_there_s: float) -> Alternative | None:
-    """Return the machines that nobody takes back; None without a deadline, or before training has begun.
+    """Return the alternative of on-demand machines for all; None without a deadline, or before training has begun.
 
     A step takes what it took when all workers were last there, or what was promised where that was never measured: with
     some of them away it takes longer, and those come back with the move.

@@ -356,7 +356,7 @@ def _names(network_id: str) -> list[str]:
 
 
 def _purpose(network_id: str) -> str:
-    """Return what its bridge says; empty where there is no bridge yet, or any more."""
+    """Return the purpose that a network's bridge names; empty where there is no bridge yet, or any more."""
     try:
         listing = run("ip", ["-j", "link", "show", "dev", _BRIDGE], namespace=_switch(network_id))
     except NetworkRefused as error:

@@ -1,4 +1,4 @@
-"""What machines and whoever rented them tell each other through the bucket: names of objects, and what is in them.
+"""The protocol of machines and whoever rented them, through the bucket: names of objects, and their contents.
 
 runs/RUN/placement.json      which machine is which host, where all meet, and the spec    written by the renter
 runs/RUN/outcome.json        that the run is over for good                                written by the first host

@@ -1,4 +1,4 @@
-"""Which of a host's GPUs are the ones that its inventory names, in that order: a worker takes each.
+"""The GPUs of a host that its inventory names, in that order: a worker takes each.
 
 CUDA numbers GPUs from the fastest on unless it is told to go by their slots, as `nvidia-smi` does.
 """

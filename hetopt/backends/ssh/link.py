@@ -91,7 +91,7 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
 
 
 def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return ssh and its options for a host that is reached so, as far as the host itself."""
+    """Return ssh and its options for a host, with the way to it: the command line up to the host itself."""
     words = shlex.split(environment.get(SSH_VARIABLE) or "ssh")
     for name, value in _OPTIONS.items():
         words += ["-o", f"{name}={value}"]
@@ -132,7 +132,7 @@ def python_command(python: str, code: bytes) -> str:
 
 
 def why_unreached(host: Host, complaint: str) -> RunFailed:
-    """Return ssh's own words, of its complaint the line that tells most, and what to do.
+    """Return the error of an unreached host: the line of ssh's complaint that tells most, and what to do.
 
     Args:
         host: that was to be reached.
@@ -463,7 +463,7 @@ class Part(Conversation):
 
     def _serve(self) -> None:
         def read(count: int) -> bytes:
-            """Return so many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
+            """Read a number of bytes, fewer at the end; a part that comes over a slow line is heard while it does."""
             data = bytearray()
             while len(data) < count and (piece := self.incoming.read1(count - len(data))):
                 data += piece

@@ -100,7 +100,7 @@ def metadata(path: str, transport: Transport = over_http) -> str | None:
 
 
 def is_taken(transport: Transport = over_http) -> bool:
-    """Return whether it is announced that EC2 takes this machine back."""
+    """Return whether EC2 has announced that it takes this machine back."""
     try:
         announced = json.loads(metadata(_PATHS["interruption"], transport) or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a bucket's own policy denies of a run: its statements evaluated over the calls that a launch makes. Pure.
+"""The calls of a run that a bucket's policy denies: its statements evaluated over the calls that a launch makes. Pure.
 
 Uploads name no encryption, so that keys for headers are absent; a call comes from a machine's network or the internet.
 
@@ -35,7 +35,7 @@ class Denial(NamedTuple):
 
 
 def denial_of(statement: Statement, networks: Collection[str], objects: str = "*") -> Denial | None:
-    """Return what a statement denies of a run's calls; None: nothing.
+    """Return the calls of a run that a policy statement denies; None: it denies none.
 
     Args:
         statement: of the bucket's policy.

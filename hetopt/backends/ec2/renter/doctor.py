@@ -56,7 +56,7 @@ class Check:
 
 
 def worst(checks: Iterable[Check]) -> Verdict:
-    """Return the verdict of all checks together."""
+    """Return the worst verdict of checks."""
     verdicts = {check.verdict for check in checks}
     return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
 

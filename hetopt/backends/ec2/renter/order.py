@@ -1,4 +1,4 @@
-"""What is rented, and what was last seen of it: the two records of a run on EC2, each a file in its folder.
+"""The order of machines, and the cluster state last seen: the two records of a run on EC2, each a file in its folder.
 
 Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
 prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
@@ -323,7 +323,7 @@ class Order(Artifact):
         return self.created_s + max(self.lifetime_s, longest_s)
 
     def of_run(self, spec: RunSpec) -> Self:
-        """Return the order for this run: what its machines take part in, and in nothing else."""
+        """Return the order for a run, which its machines take part in, and in nothing else."""
         return self.model_copy(update={"spec_sha256": spec_digest(spec), "workers": spec.workers})
 
 
@@ -637,7 +637,7 @@ def failed(machines: Iterable[MachineState], life: int | None = None) -> list[Ma
 
 
 def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
-    """Return those of these hosts that no machine is to be rented for again, since theirs fail."""
+    """Return the hosts that no machine is to be rented for again, since their machines fail."""
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     return [host for host in hosts if is_given_up(counts[host])]
 

@@ -392,7 +392,7 @@ class Moved:
 
 
 def network_of(options: Ec2) -> Network:
-    """Return where machines are to be, by what was chosen at launch."""
+    """Return the network of machines that was chosen at launch."""
     return Network(
         subnets=tuple(options.subnets),
         security_group=options.security_group,

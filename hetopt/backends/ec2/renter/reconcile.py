@@ -1,4 +1,4 @@
-"""What to do next about a run's machines: `reconcile` compares what they should be with what they are. Pure.
+"""The next actions on a run's machines: `reconcile` compares what they should be with what they are. Pure.
 
 Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves from the
 newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
