@@ -1,1 +1,1 @@
-"""Where a run happens: this machine, a cluster emulated on it, or rented machines."""
+"""Execution targets of runs: this machine, a cluster emulated on it, hosts of one's own, or rented machines."""

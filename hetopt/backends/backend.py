@@ -1,4 +1,4 @@
-"""What every backend can do: prepare a plan, submit it, say how the run is, stop it. Backends are peers.
+"""The interface of every backend: prepare a plan, submit it, poll the run, stop it. Backends are peers.
 
 When a host or a machine is given up: by the steps that its placements brought, not by whether it answers.
 
@@ -32,7 +32,7 @@ POLL_S = 0.2
 def until(
     reached: Callable[[], bool], *, within_s: float, every_s: float = 0.05, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Wait for something, at least one look long; whether it came about in time.
+    """Wait until a condition holds, at least one look long; return whether it did in time.
 
     Args:
         reached: looks whether it has.
@@ -51,19 +51,19 @@ def until(
 
 @dataclass(frozen=True, kw_only=True)
 class RunHandle:
-    """Names one run. Everything about it is in its folder, so that another terminal can look and stop it."""
+    """The name of one run. Everything about it is in its folder, so that another terminal can look and stop it."""
 
     run_dir: Path
 
 
 class Launcher(Protocol):
-    """Runs a `RunSpec` somewhere."""
+    """A launcher that runs a `RunSpec` somewhere."""
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """How the run is now. Cheap: callers ask a few times a second."""
+        """Return the present status of a run. Cheap: callers ask a few times a second."""
 
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
@@ -84,7 +84,7 @@ class Prepared:
     connects_to: tuple[str, ...] = ()
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
-        """The folder of the run, and its record with the moment in which it begins, or goes on.
+        """Return the folder of a run, new or resumed, and its launch record dated with this start.
 
         Args:
             folders: where a new one is made.
@@ -100,7 +100,7 @@ class Prepared:
 
 
 class Backend(Launcher, Protocol):
-    """Where plans run. Whoever adds another writes one file with these methods."""
+    """An execution target that plans run on. Whoever adds another writes one file with these methods."""
 
     def prepare(self, made: Plan, wanted: Plan, options: Any) -> Prepared:
         """Map a plan onto this backend, and predict it there.
@@ -115,7 +115,7 @@ class Backend(Launcher, Protocol):
         """
 
     def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
-        """A run that has ended, to go on from its last checkpoint.
+        """Prepare a run that has ended to go on from its last checkpoint.
 
         Raises:
             HetoptError: it is not over, ran elsewhere, or has no checkpoint.
@@ -140,7 +140,7 @@ class Backend(Launcher, Protocol):
 
 @runtime_checkable
 class Renting(Launcher, Protocol):
-    """A launcher that can have other machines in the places of those of a run."""
+    """A launcher that can replace machines of a run by others."""
 
     def replace(self, handle: RunHandle, host: str) -> None:
         """Give a host's machine back; what follows is what follows from any loss.
@@ -150,7 +150,7 @@ class Renting(Launcher, Protocol):
         """
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
-        """Have machines in the place of all that can be taken back, which cannot; those are given back after that.
+        """Replace all preemptible machines by others that nobody takes back; the former are given back after that.
 
         Args:
             handle: of the run.
@@ -186,7 +186,7 @@ def is_finished(events: Sequence[LogEvent]) -> bool:
 
 
 def advances(event: LogEvent) -> bool:
-    """Return whether an event tells that a run has come further: a machine that brings it is not given up."""
+    """Return whether an event shows progress of a run: a machine that brings it is not given up."""
     return isinstance(event, StepsLogged | CheckpointSaved | ProbeEvent)
 
 
@@ -196,7 +196,7 @@ such as a package index or a line that is down, is over by the third."""
 
 
 def is_given_up(idle: int) -> bool:
-    """Return whether a host is placed no more.
+    """Return whether a host is given up, after too many placements without a completed step.
 
     Args:
         idle: its placements since the last completed step that it took part in, each of which it has ended itself.

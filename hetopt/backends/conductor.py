@@ -26,7 +26,7 @@ Move = Literal["go on", "place", "pause", "wait", "end", "fail"]
 
 @dataclass(kw_only=True)
 class Situation:
-    """What a decision rests on.
+    """The state of a run and its hosts, on which the conductor's next move depends.
 
     Attributes:
         members: hosts of the present generation.
@@ -54,7 +54,7 @@ class Situation:
 
 
 def next_move(now: Situation) -> Move:
-    """What to do next. Pure: the same situation gives the same move.
+    """Decide the conductor's next move. Pure: the same situation gives the same move.
 
     place: say who takes part, with all that are there and may be used. pause: have a checkpoint saved, to place after
     it. wait: nobody is there. end: nothing is left to do. fail: no other machine would mend it.
@@ -79,7 +79,7 @@ def next_move(now: Situation) -> Move:
 
 @dataclass(kw_only=True)
 class Conductor(ABC):
-    """Conducts one run from beginning to end.
+    """The conductor of one run from beginning to end.
 
     Attributes:
         run_dir: the run's folder.
@@ -110,7 +110,7 @@ class Conductor(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """See who is there, who may be used, whose workers have ended, and what the user wishes, for `now`."""
+        """Update `now`: who is there, who may be used, whose workers have ended, and what the user wishes."""
 
     @abstractmethod
     def is_over(self) -> bool:
@@ -118,7 +118,7 @@ class Conductor(ABC):
 
     @abstractmethod
     def awaits(self) -> bool:
-        """Return whether somebody may come, where nobody is there."""
+        """Return whether a host may still come, while none is connected."""
 
     @abstractmethod
     def place(self) -> None:
@@ -126,18 +126,18 @@ class Conductor(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """Have all save a checkpoint at one step and wait: some join, or some have to leave."""
+        """Have all workers save a checkpoint at one step and wait: some hosts join, or some have to leave."""
 
     @abstractmethod
     def finish(self, *, failed: bool) -> None:
-        """Let the hosts bring what they have; where the run has failed, do not wait for that."""
+        """Let the hosts bring the results that they have; where the run has failed, do not wait for that."""
 
     @abstractmethod
     def let_go(self) -> None:
         """End every host's part, whatever it does."""
 
     def conduct(self) -> int:
-        """Stay until the run is over; the exit code is hetopt's."""
+        """Conduct the run until it is over; return hetopt's exit code."""
         try:
             self.begin()
             while self.stop_signal() is None:
@@ -166,7 +166,7 @@ class Conductor(ABC):
         return next_move(self.now)
 
     def begin_generation(self, members: Sequence[str]) -> None:
-        """Take note that the run goes on with these hosts, of which none has ended yet."""
+        """Note that the run goes on with these hosts, of which none has ended yet."""
         self.now.members, self.now.ended, self.now.fresh, self.now.pauses = members, {}, set(), False
         self.reasons = []
 
@@ -179,7 +179,7 @@ class Conductor(ABC):
         return exit_code(list(self.now.ended.values()), host_died=failed and not self.now.ended)
 
     def _conclude(self, *, failed: bool) -> int:
-        """Say how it ended."""
+        """Log how the run ended."""
         self.finish(failed=failed)
         if failed and failure_reason(read_log(self.run_dir / EVENTS_FILE).events) is None:
             words = last_log_line(self.run_dir) or "the hosts ended without saying why"

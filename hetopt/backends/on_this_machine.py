@@ -50,7 +50,7 @@ from hetopt.optimizer.step_time.profiled import contention_reach
 
 @dataclass(frozen=True, kw_only=True)
 class _OnThisMachine(ProcessLauncher):
-    """What the two have in common: nothing is rented, and the run is a process of this machine."""
+    """A launcher of runs that rent nothing, and are processes of this machine."""
 
     name: Place = "local"
 
@@ -225,7 +225,7 @@ def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
 
 
 def followed(difference: float, log_sd: float) -> float:
-    """Return what part of a difference of logs is not scatter: none at all below it, almost all far above.
+    """Return the part of a difference of logs that is not scatter: none at all below it, almost all far above.
 
     As far as a James-Stein estimate would follow it, ``1 - s^2 / r^2`` of a difference ``r`` that scatters by ``s``.
     """
@@ -246,7 +246,7 @@ def _notes(slower: float, factor: float, reach: float) -> Iterator[str]:
 
 
 def slowed(profile: Profile, slower: float) -> Profile:
-    """The profile with everything that this machine's processors did taking ``slower`` times as long."""
+    """Return the profile with everything that this machine's processors did taking ``slower`` times as long."""
     return profile.model_copy(
         update={
             "devices": tuple(_device(device, slower) for device in profile.devices),
@@ -288,7 +288,7 @@ def _compressor(cost: CompressorCost, slower: float) -> CompressorCost:
 
 
 def _link(link: MeasuredLink, slower: float) -> MeasuredLink:
-    """Between workers of one machine bytes are carried by its processors."""
+    """Return the link with times ``slower``: between workers of one machine its processors carry the bytes."""
     return link.model_copy(
         update={
             "time_s": tuple(slower * time_s for time_s in link.time_s),
@@ -316,7 +316,7 @@ class OnHosts(Prepared):
 
 @dataclass(frozen=True, kw_only=True)
 class SshBackend(ProcessLauncher):
-    """Runs on hosts of an inventory. The run's process here is their conductor, and ends with this one's.
+    """The backend of hosts of an inventory. The run's process here is their conductor, and ends with this one's.
 
     Attributes:
         name: of the place.
@@ -401,7 +401,7 @@ class SshProbes(SshBackend):
 
 
 def _hosts(options: Ssh) -> tuple[Host, ...]:
-    """The inventory of this launch.
+    """Return the hosts in the inventory of a launch.
 
     Raises:
         BadInput: there is none, or two.
@@ -415,7 +415,7 @@ def _hosts(options: Ssh) -> tuple[Host, ...]:
 
 
 def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:
-    """The run on these hosts, and those that take part.
+    """Return the run mapped onto hosts, and the hosts that take part.
 
     A plan that was made for an inventory names its hosts, and is run as it was planned. Any other is shared by all
     hosts alike, until the run has seen how fast each is.
@@ -471,7 +471,7 @@ def checked(hosts: Sequence[Host], plan: Plan | None) -> tuple[HostFound, ...]:
 def ready(
     inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
 ) -> Inventory:
-    """Ask the hosts of an inventory; it then has the address by which each was reached, and why some are left out.
+    """Ask the hosts of an inventory; return it with the address by which each was reached, and why some are left out.
 
     Args:
         inventory: of those to ask.
@@ -482,20 +482,20 @@ def ready(
     Raises:
         RunFailed: none can take part.
     """
-    found = check_hosts(inventory.hosts, spec, reading, link=link)
+    checked = check_hosts(inventory.hosts, spec, reading, link=link)
     troubles = {
         host.name: RunFailed(
             f"{host.name} cannot take part: {host.troubles[0].said}.",
             hint=f"{host.troubles[0].hint.rstrip('.')}; {_CHECK}",
         )
-        for host in found
+        for host in checked
         if host.verdict == "bad"
     }
-    if len(troubles) == len(found):
+    if len(troubles) == len(checked):
         first, *others = troubles.values()
         more = f" {len(others)} more cannot either." if others else ""
         raise RunFailed(f"{first.message}{more}", hint=first.hint)
-    reached = {host.name: host.seen.address for host in found if host.seen is not None and host.seen.address}
+    reached = {host.name: host.seen.address for host in checked if host.seen is not None and host.seen.address}
     left_out = {name: trouble.message for name, trouble in troubles.items()}
     return inventory.model_copy(update={"addresses": reached, "left_out": left_out})
 
@@ -505,7 +505,7 @@ def _told(inventory: Inventory) -> tuple[str, ...]:
 
 
 def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:
-    """The run as the hosts read it."""
+    """Return the run as the hosts read it: their devices, and code and data by the names that these have there."""
     workers = tuple(
         worker.model_copy(update={"device": "cpu" if CPU in inventory.host(worker.host).devices else "cuda"})
         for worker in spec.workers
@@ -515,7 +515,7 @@ def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | Non
 
 
 def _ranked(spec: RunSpec, inventory: Inventory) -> RunSpec:
-    """The run with its workers in the order of their hosts' addresses, those of hosts that are left out behind them."""
+    """Return the run with its workers in the order of their hosts' addresses, those of hosts that are left out last."""
     places = [protocol.Place(host=host.name, address=inventory.address(host.name)) for host in inventory.fit()]
     absent = tuple(worker for worker in spec.workers if worker.host in inventory.left_out)
     there = tuple(worker for worker in spec.workers if worker.host not in inventory.left_out)
@@ -524,7 +524,7 @@ def _ranked(spec: RunSpec, inventory: Inventory) -> RunSpec:
 
 
 def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, tuple[str, ...]]:
-    """The prediction with what the hosts themselves cost, and whose cost nobody knows."""
+    """Return the prediction with the cost of the hosts themselves, and notes on hosts whose cost nobody knows."""
     costs = {host.name: host.cost_usd_per_hour for host in hosts}
     unknown = [name for name, cost in costs.items() if cost is None]
     hourly, took = sum(filter(None, costs.values())), prediction.total_s

@@ -37,7 +37,7 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
             f"`{name}` must be a factor for each worker, got {given}.", hint="for example `slowdowns=[1, 2]`"
         )
     factors = numbers(given, f"`{name}`") if isinstance(given, str) else tuple(given)
-    if not (factors and all(isinstance(one, Real) and 1 <= float(one) <= MOST_SLOWDOWN for one in factors)):
+    if not (factors and all(isinstance(factor, Real) and 1 <= float(factor) <= MOST_SLOWDOWN for factor in factors)):
         raise BadInput(
             f"`{name}` must be numbers from 1 to {MOST_SLOWDOWN:,.0f}, got "
             f"{shortened(', '.join(map(str, factors)) or 'none')}.",
@@ -77,18 +77,18 @@ def _pairs(
 
     if isinstance(given, Mapping):
         return {key: ids(values, name) for key, values in given.items()}
-    found: dict[str, tuple[str, ...]] = {}
+    pairs: dict[str, tuple[str, ...]] = {}
     for text in given:
         written = arguments(text, f"`{name}`")
         if len(written.pairs) != 1:
             raise BadInput(f"`{name}` must be {form}, got {text!r}.", hint=f"for example `{name}={example}`")
         [(key, first)] = written.pairs.items()
-        found[key] = (first, *written.values)
-    return found
+        pairs[key] = (first, *written.values)
+    return pairs
 
 
 def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
-    """Return by type those that may stand in for it, also out of texts ``TYPE=OTHER[,OTHER]``.
+    """Return the types that may stand in for each type, also out of texts ``TYPE=OTHER[,OTHER]``.
 
     Raises:
         BadInput: a text is none of these.
@@ -102,14 +102,14 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
     Raises:
         BadInput: a text is none of these, a kind is none, or an image is none.
     """
-    found = {kind: ",".join(amis) for kind, amis in _pairs(given, name, "KIND=AMI", _IMAGE).items()}
-    for kind, ami in found.items():
+    by_kind = {kind: ",".join(amis) for kind, amis in _pairs(given, name, "KIND=AMI", _IMAGE).items()}
+    for kind, ami in by_kind.items():
         if kind not in IMAGE_KINDS or not re.fullmatch("ami-[0-9a-z]+", ami):
             raise BadInput(
                 f"`{name}` must name an AMI for a kind of {', '.join(IMAGE_KINDS)}, got {kind}={ami}.",
                 hint=f"for example {_IMAGE}",
             )
-    return found
+    return by_kind
 
 
 _IMAGE = "x86_64-gpu=ami-0123456789abcdef0"
@@ -179,7 +179,7 @@ def path(given: Path | str, name: str) -> Path:
 
 @options
 class Machines(Options):
-    """Options of every place."""
+    """Options of every backend."""
 
     PLACE: ClassVar[str] = ""
 
@@ -196,7 +196,7 @@ class Machines(Options):
 
 @options
 class OnThisMachine(Machines):
-    """Options of both places on this machine."""
+    """Options of both backends on this machine."""
 
     restarts: Annotated[
         int | None,

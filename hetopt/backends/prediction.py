@@ -1,4 +1,4 @@
-"""What a run takes on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
+"""Prediction of a run on the profiled machine: how it divides among workers, what they exchange, and what is assumed.
 
 A profile times Top-k and tells its gain; a run may use any compressor, and may change it on the way. Bytes and
 collectives of all of them are known exactly (`hetopt.core.comm.payload_bytes`); the rest is assumed, and said.
@@ -69,7 +69,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Mapped:
-    """A run as its workers are on a backend, what it should take there, and what to know to read these numbers."""
+    """A run as its workers are on a backend, the prediction of it there, and notes to read these numbers by."""
 
     run: RunSpec
     prediction: Prediction
@@ -77,7 +77,7 @@ class Mapped:
 
 
 def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:
-    """The shares that a run begins with where ``shares`` are the best ones: some batch policies begin with others.
+    """Return the local batch sizes that a run begins with if ``shares`` are best: some policies begin with others.
 
     Args:
         run: which is to begin.
@@ -93,7 +93,7 @@ def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tupl
 
 
 def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
-    """The measured division of the host nearest to so many workers, and how much longer its steps take with them.
+    """Return the measured division of the host nearest to a number of workers, and how much longer its steps take then.
 
     More workers than were ever measured at a time share the cores: each gets a smaller part of them.
     """
@@ -107,7 +107,7 @@ def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallWorkers:
-    """Workers with one thread each, any number of them on the processors of one machine: what they really take.
+    """Workers with one thread each, any number of them on the processors of one machine: their real computing time.
 
     Attributes:
         model: of the job.
@@ -125,21 +125,23 @@ class SmallWorkers:
 
     @classmethod
     def of(cls, model: FittedModel, cpus: int, workers: int) -> SmallWorkers:
-        """As many workers on a machine, judged by the part of the profiled host that had the fewest threads."""
+        """Return workers of a machine, judged by the part of the profiled host that had the fewest threads."""
         alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
-        fitted = min(alike, key=lambda one: (one.device.threads_per_worker, -one.device.workers_per_host))
+        fitted = min(
+            alike, key=lambda candidate: (candidate.device.threads_per_worker, -candidate.device.workers_per_host)
+        )
         # Workers that do not know of each other all see the first GPU, and take turns on it.
         processors = 1 if fitted.device.kind == "cuda" else cpus
         return cls(model=model, fitted=fitted, cpus=cpus, processors=processors, workers=workers)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether they compute on a GPU."""
+        """True if the workers compute on a GPU."""
         return self.fitted.device.kind == "cuda"
 
     @property
     def alone(self) -> WorkerTime:
-        """Computation of one of them with a processor to itself.
+        """The computing time of one worker with a processor to itself.
 
         What samples take was spread over the threads of the device that was measured; fixed work is one thread's.
         """
@@ -147,18 +149,18 @@ class SmallWorkers:
         return WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s * self._threads)
 
     def work_s(self, samples: int) -> float:
-        """The same for one share, from the nearest measurements rather than from the line through all of them."""
+        """Return the processor seconds of one local batch, by the nearest measurements, not the line through all."""
         fixed_s = self.fitted.step_time.fixed_s
         return fixed_s + max(0.0, self.fitted.time_s(samples) - fixed_s) * self._threads
 
     @property
     def crowding(self) -> float:
-        """How much longer something takes that all of them do at once."""
+        """The factor by which something takes longer that all workers do at once."""
         return max(1.0, self.workers / self.processors)
 
     @property
     def largest_batch(self) -> int | None:
-        """What one worker's part of the memory holds, samples; absent when memory was not measured or does not grow.
+        """The samples that fit into one worker's part of the memory; None: memory was not measured or does not grow.
 
         Raises:
             BadInput: not even one sample fits.
@@ -194,7 +196,7 @@ def predict_run(
     startup_s: float,
     exchanges_on_processors: bool = False,
 ) -> Prediction:
-    """The plan's goal in steps that compute for a known time, on a machine that costs nothing.
+    """Predict the plan's goal in steps that compute for a known time, on a machine that costs nothing.
 
     The centre is of a machine that nobody else uses, as far as processor time tells. Intervals reach as far as
     contention has been seen to; what was timed on the wall may also have been as much too long.
@@ -273,7 +275,7 @@ ASSUMED_LOG_SD = FORETOLD_LOG_SD
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The workers that exchange, and what is known of the place.
+    """The workers that exchange gradients, and the facts of the backend on which they do.
 
     Attributes:
         model: of the job.
@@ -297,7 +299,7 @@ class Meeting:
     steered_log_sd: float = ASSUMED_LOG_SD
 
     def operations(self, compression: Compression) -> tuple[Operation, ...]:
-        """Of one exchange.
+        """Return the collective operations of one exchange.
 
         Raises:
             BadInput: so many workers cannot be served like that.
@@ -306,7 +308,7 @@ class Meeting:
         return operations_of(compression, job.parameters, workers=self.workers, shapes=job.parameter_shapes or None)
 
     def exchange(self, compression: Compression) -> tuple[float, float]:
-        """Seconds of the operations when nobody has to be waited for, and the standard deviation of their log.
+        """Return the seconds of one exchange when nobody has to be waited for, and the standard deviation of their log.
 
         What all operations have in common is wrong for all of them.
         """
@@ -317,7 +319,7 @@ class Meeting:
         return total_s, sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in hops) / total_s
 
     def compress_s(self, compression: Compression) -> float:
-        """Seconds of a worker's own work, as plans price it; else as long as Top-k's, or nothing."""
+        """Return the seconds of a worker's own work in compression, as plans price it; else Top-k's, or nothing."""
         device, numel = self.model.reference.device, self.model.profile.job.parameters
         work = own_work(compression, self.compressors, numel=numel, copy_bytes_per_s=device.copy_bytes_per_s)
         if work is not None:
@@ -327,7 +329,7 @@ class Meeting:
         return 0.0 if line is None else self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
-        """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
+        """Return the retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
 
         What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
         The smallest gain that was measured counts for ratios below.
@@ -342,7 +344,7 @@ class Meeting:
         return 1.0 if known is None else known
 
     def is_assumed(self, compression: Compression) -> bool:
-        """Whether what it costs a worker was not timed."""
+        """Return whether the cost of a compression to a worker was assumed, not timed."""
         return compression.name != IDENTITY and timed_as(compression) not in self.compressors
 
 
@@ -373,7 +375,7 @@ class Foreseen:
 
 
 def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
-    """The exchange of a run, or the one that its policies should come to use most.
+    """Predict the exchange of a run, or the one that its policies should come to use most.
 
     Args:
         run: as it will be started.
@@ -416,35 +418,35 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
 
 
 def _now_and_then(run: RunSpec, meeting: Meeting, every_step: Foreseen, *, to_target: bool) -> Foreseen:
-    """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
+    """Return the mean exchange of local SGD workers, over steps that average parameters and steps that do not."""
     gate = meeting.model.convergence.local
-    told = communication(
+    averaging = communication(
         run.sync,
         dataset_size=meeting.model.profile.job.dataset_size,
         global_batch_size=run.global_batch_size,
         measured=gate.measured_share(run.sync),
     )
-    penalty, counts = gate.penalty(run.sync), to_target and told.share > 0
+    penalty, counts = gate.penalty(run.sync), to_target and averaging.share > 0
     stretch, stretch_log_sd = 1.0, 0.0
     if counts:
         stretch, stretch_log_sd = meeting.model.losses.stretch(run.compression, meeting.workers)
-        stretch *= float(penalty.inflation(told.share, meeting.workers))
-        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(told.share, meeting.workers)))
-    words = steps_in_words(penalty, told.share, meeting.workers, counts=counts)
+        stretch *= float(penalty.inflation(averaging.share, meeting.workers))
+        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(averaging.share, meeting.workers)))
+    words = steps_in_words(penalty, averaging.share, meeting.workers, counts=counts)
     return replace(
         every_step,
-        exchange_s=told.share * every_step.exchange_s,
-        compress_s=told.share * every_step.compress_s,
+        exchange_s=averaging.share * every_step.exchange_s,
+        compress_s=averaging.share * every_step.compress_s,
         overlap=NO_OVERLAP,
-        log_sd=math.hypot(told.log_sd, every_step.log_sd),
-        notes=(told.note, words, *every_step.notes),
+        log_sd=math.hypot(averaging.log_sd, every_step.log_sd),
+        notes=(averaging.note, words, *every_step.notes),
         stretch=stretch,
         stretch_log_sd=stretch_log_sd,
     )
 
 
 def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
-    """What the run may use, as far as its policies choose."""
+    """Return the compressions that the run may use, as far as its policies choose."""
     asked = run.compression
     candidates = Candidates(
         asked=asked,
@@ -466,7 +468,7 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
 
 
 def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float:
-    """Steps over those of dense training, as the run itself takes them to be before it has seen anything."""
+    """Return the steps over those of dense training, as the run itself assumes them before it has measured anything."""
     more = step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
     return more * meeting.model.losses.stretch(compression, meeting.workers)[0]
 
@@ -476,10 +478,10 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         return
     if run.ratio_policy != "fixed" and not run.is_local:
         is_whole = chosen.name == IDENTITY
-        told = "sending everything" if is_whole else formatting.compression(chosen.name, chosen.ratio)
+        sent = "sending everything" if is_whole else formatting.compression(chosen.name, chosen.ratio)
         yield (
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
-            f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {told} in every step."
+            f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {sent} in every step."
         )
     elif run.collective_policy != "fixed" and not run.is_local:
         by = settled_collective(chosen)
@@ -498,7 +500,7 @@ UNMEASURED_DIVISION_LOG_SD = 0.2
 
 
 def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
-    """The plan's run as workers of the machine that was profiled, and what it should take there.
+    """Map the plan's run onto workers of the machine that was profiled, and predict it there.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
     slowed down by its factor.
@@ -575,13 +577,13 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
 
 
 def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: float) -> float:
-    """``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait
-    for a core, and not the optimizer's update."""
+    """Return the seconds of a slowed step, ``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches
+    what a worker computed, not its wait for a core, and not the optimizer's update."""
     return max(0.0, step_s * (crowding + slowdown - 1) - (slowdown - 1) * fitted.optimizer_s)
 
 
 def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
-    """When each worker has computed, if all begin together and the processors are shared out equally.
+    """Return when each worker has computed (seconds), if all begin together and share the processors equally.
 
     Processor sharing: of ``n`` workers that still compute, each advances at ``min(1, processors / n)`` of the speed
     that it has alone. Between two ends that speed is constant, and the least work ends first, so
@@ -605,7 +607,7 @@ def finish_times_s(work_s: Sequence[float], processors: int) -> list[float]:
 
 
 def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors: int, headroom: float) -> float:
-    """The smallest factor of at least 1 by which ``wanted_s`` must be stretched for all work to fit into it.
+    """Return the smallest factor of at least 1 by which ``wanted_s`` must be stretched for all work to fit into it.
 
     Each worker ends ``headroom`` times sooner than its stretched time. As nobody ends before its own work is done, and
     the processors are busy until the last one ends, this also leaves ``1 - 1 / headroom`` of all processors free.
@@ -621,6 +623,6 @@ def least_factor(wanted_s: Sequence[float], work_s: Sequence[float], processors:
 
 
 def rounded_up(factor: float) -> float:
-    """The next number of two digits, so that what is printed is what is used."""
+    """Return the next number of two digits, so that what is printed is what is used."""
     unit = math.pow(10.0, math.floor(math.log10(factor)) - 1)
     return float(f"{math.ceil(factor / unit - 1e-9) * unit:.2g}")

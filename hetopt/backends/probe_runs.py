@@ -22,20 +22,20 @@ PERIOD_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun:
-    """A run, and the configuration that its steps are of."""
+    """A run, and the configuration whose steps it measures."""
 
     configuration: Configuration
     spec: RunSpec
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """Sizes of layouts: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
+    """Return the numbers of workers in probes: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
     sizes = {part * 2**power // 2 for power in range(most.bit_length() + 1) for part in (2, 3)}
     return tuple(sorted({most, *(size for size in sizes if size <= most)}))
 
 
 def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
-    """Processes of this machine, up to so many, each with its part of the threads.
+    """Return probes with processes of this machine, up to a number, each with its part of the threads.
 
     Raises:
         BadInput: no worker.
@@ -50,7 +50,7 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
 
 
 def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
-    """Each host alone, then the first two, three and more together; a host is called by its own name."""
+    """Return probes of each host alone, then of the first two, three and more together; hosts go by their own names."""
     nodes = [Node(type=host.name, workers=len(host.devices)) for host in hosts]
     layouts = [(node,) for node in nodes] + [tuple(nodes[:count]) for count in counts(len(nodes)) if count > 1]
     sizes = _local_sizes(profile, sum(node.workers for node in nodes))
@@ -58,7 +58,7 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
 
 
 def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
-    """The step that a finished probe measured: the median over its control periods.
+    """Return the step that a finished probe measured: the median over its control periods.
 
     Raises:
         RunFailed: it logged no step after its warm-up.
@@ -77,7 +77,7 @@ def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
 
 
 def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
-    """Samples of a worker: as if the task's batch was divided among all workers, and among two."""
+    """Return the local batch sizes of probes: as if the task's batch was divided among all workers, and among two."""
     batch = profile.job.batch_size
     most = max(1, profile.job.dataset_size // workers)
     return tuple(sorted({min(most, max(2, batch // workers)), min(most, max(4, batch // 2))}))
@@ -91,7 +91,7 @@ def probe(
     names: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> ProbeRun:
-    """A run of these machines' workers, and the configuration that it is.
+    """Return a probe run of these machines' workers, and the configuration that it measures.
 
     Args:
         profile: of the job.

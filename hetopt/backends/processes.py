@@ -62,7 +62,7 @@ LONGEST_STOP_S = 600.0
 
 
 class _Process(Record):
-    """What a launch writes down of the process that it started.
+    """The record of the process that a launch started.
 
     Attributes:
         pid: its number, within what Linux gives; whether it is that process, the lease tells.
@@ -93,7 +93,7 @@ class _Process(Record):
 
 @contextmanager
 def lease(run_dir: Path) -> Iterator[int]:
-    """Hold the lease inside; a process that is given the descriptor holds it for the rest of its life.
+    """Hold a run's lease inside; a process that is given the descriptor holds it for the rest of its life.
 
     Raises:
         BadInput: somebody else has it, or the folder cannot be written.
@@ -165,7 +165,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLauncher(ABC):
-    """Starts, watches and stops runs on this machine; each of its forms says what the process is.
+    """A launcher that starts, watches and stops runs on this machine; each of its forms says what the process is.
 
     Attributes:
         grace_s: how long `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
@@ -180,7 +180,7 @@ class ProcessLauncher(ABC):
 
     @abstractmethod
     def program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """The process for this run, after whatever it needs is made ready in the folder."""
+        """Make the folder ready for a run, and return the program to start for it."""
 
     def _check(self, spec: RunSpec) -> None:  # noqa: B027  # most runs can be done
         """Refuse a run before anything of it is in its folder.
@@ -227,7 +227,7 @@ class ProcessLauncher(ABC):
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """How the run is now; reads the end of its event log and asks for one process."""
+        """Return the present status of a run; reads the end of its event log and asks for one process."""
         run_dir = handle.run_dir.resolve()
         self._reap(run_dir)
         return run_status(run_dir)
@@ -318,7 +318,7 @@ class ProcessLauncher(ABC):
 
 
 def _step_s(events: Sequence[LogEvent]) -> float:
-    """How long nothing may be heard of a run that is well: of its steps since workers started, and of a checkpoint."""
+    """Return the longest silence of a healthy run, seconds: its longest step since workers started, and checkpoint."""
     clock, times_s = RunClock(), list[float]()
     for event in events:
         clock.take(event)
@@ -342,7 +342,7 @@ def saved_bytes(run_dir: Path) -> dict[Path, int]:
 
 
 def run_status(run_dir: Path) -> RunStatus:
-    """How the run in a folder is now, whoever started it.
+    """Return the present status of the run in a folder, whoever started it.
 
     Raises:
         BadInput: its lease or its log cannot be read.
@@ -359,7 +359,7 @@ def run_status(run_dir: Path) -> RunStatus:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether it runs; one that has ended counts as gone even while its parent has not collected its exit code."""
+    """Return whether a process runs; one that has ended counts as gone before its parent collects its exit code."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -388,7 +388,7 @@ class LocalLauncher(ProcessLauncher):
 
 
 def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -> int:
-    """Be the process of a run that a `ProcessLauncher` has started; the exit code is hetopt's.
+    """Be the process of a run that a `ProcessLauncher` has started; return hetopt's exit code.
 
     It ends with the launcher that is named. What it cannot do is told where people look: in the run's log.
 

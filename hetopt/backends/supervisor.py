@@ -52,7 +52,7 @@ RESERVE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedGain:
-    """What the plan says of the run.
+    """The predictions of the plan for the run.
 
     Attributes:
         step_time_s: predicted, with its 90 % interval.
@@ -96,13 +96,13 @@ class Alternative:
     changeover_s: float
 
     def total_s(self, steps_left: float) -> float:
-        """Seconds until the end, the change included."""
+        """Return the seconds until the end, the change included."""
         return self.changeover_s + steps_left * self.step_time_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do, why, and what should come of it: compared later with what did.
+    """An action on the run, its reason, and its expected saving: compared later with what came of it.
 
     Attributes:
         action: ``replan`` is for a person to do.
@@ -119,7 +119,7 @@ class Decision:
 
 @dataclass(kw_only=True)
 class Supervision:
-    """One run's supervisor, with the hand to act.
+    """The supervisor of one run, with the power to act.
 
     Attributes:
         run_dir: of the run.
@@ -167,7 +167,7 @@ class Supervision:
         )
 
     def look(self) -> str | None:
-        """Look once, and do what is to be done; what a person is told of it, if anything."""
+        """Look once, and do what is to be done; return the news for a person, if any."""
         others, on_demand = list[Alternative](), None
         if self.renting is not None:
             others = with_another_for_each_host(self.standing, self.promise, until_there_s=self.until_there_s)
@@ -182,7 +182,7 @@ class Supervision:
         return f"{decision.reason}; `hetopt report` shows by what"
 
     def decide(self, others: Sequence[Alternative], on_demand: Alternative | None) -> Decision | None:
-        """Return what is to be done after one look; None: nothing.
+        """Return the decision after one look; None: nothing is to be done.
 
         Args:
             others: machines that could be had in the place of hosts.
@@ -258,7 +258,7 @@ class Supervision:
         return said if said != before else None
 
     def _acted(self, decision: Decision, other: Alternative, *, replaces: bool) -> str:
-        """Write down what was done; what a person is told of it."""
+        """Record what was done; return the news for a person."""
         self._rest()
         self.replaced.add(other.name)
         self.may_move = self.may_move and replaces
@@ -284,7 +284,7 @@ class Supervision:
 def with_another_for_each_host(
     standing: RunProgress, promise: PredictedGain, *, until_there_s: float
 ) -> list[Alternative]:
-    """An alternative for each host that has become slow; none while the run is as it was predicted.
+    """Return an alternative for each host that has become slow; empty while the run is as it was predicted.
 
     Only for a machine that does less than half of what machines of its type have done in this run: a type that is
     slower than predicted is slow in every copy, and the batch is shared out accordingly already.
@@ -305,7 +305,7 @@ def with_another_for_each_host(
     hosts = [worker.host for worker in standing.workers]
     if now_s is None or now_s <= promise.step_time_s.high or not speeds:
         return []
-    batch, found = sum(standing.shares), []
+    batch, alternatives = sum(standing.shares), []
     for host in dict.fromkeys(hosts):
         mine = [place for place, where in enumerate(hosts) if where == host]
         slow = sum(speeds[place] for place in mine)
@@ -315,18 +315,18 @@ def with_another_for_each_host(
         others = sum(speeds) - slow
         then_s = batch / (others + sound) + standing.sync_s
         without_s = batch / others + standing.sync_s if others > 0 else float("inf")
-        found.append(
+        alternatives.append(
             Alternative(
                 name=host,
                 step_time_s=then_s,
                 changeover_s=until_there_s * max(0.0, 1 - then_s / without_s),
             )
         )
-    return found
+    return alternatives
 
 
 def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_there_s: float) -> Alternative | None:
-    """Return the machines that nobody takes back; None without a deadline, or before training has begun.
+    """Return the alternative of on-demand machines for all; None without a deadline, or before training has begun.
 
     A step takes what it took when all workers were last there, or what was promised where that was never measured: with
     some of them away it takes longer, and those come back with the move.
@@ -350,7 +350,7 @@ _SETTLED = 4
 
 @dataclass(kw_only=True)
 class RunProgress:
-    """How fast a run is, by its log so far.
+    """The speed of a run, by its log so far.
 
     Attributes:
         run: the log, folded.
@@ -386,7 +386,7 @@ class RunProgress:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """Samples a second of each worker while it computes; empty where not all of them are known."""
+        """The samples a second of each worker while it computes; empty where not all of them are known."""
         known = len(self.run.roster.present) == len(self.shares) == len(self.compute_s)
         if not known or not min(self.compute_s, default=0.0) > 0:
             return ()
@@ -397,7 +397,7 @@ class RunProgress:
         return max(0.0, promise.steps - self.run.step)
 
     def take(self, event: LogEvent) -> None:
-        """Go on with the next event of the log; most kinds change no running mean."""
+        """Take in the next event of the log; most kinds change no running mean."""
         self.run.take(event)
         if isinstance(event, RunStarted | WorkersChanged):
             self.periods = 0

@@ -1,1 +1,1 @@
-"""EC2: what the renter does, what a rented machine does, and what they write to each other."""
+"""EC2: the renter of machines, the agent of a rented machine, and the objects that they write to each other."""

@@ -56,7 +56,7 @@ ExecStart=/bin/sh -c 'exec shutdown -h now'
 
 
 def end_timer(moment: str) -> str:
-    """The unit that ends the machine at a time.
+    """Return the systemd timer unit that shuts the machine down at a moment.
 
     Args:
         moment: in whole seconds since the epoch, or what a shell puts these in place of.
@@ -76,7 +76,7 @@ WantedBy=timers.target
 
 
 def again_service(boot_id: str) -> str:
-    """The unit that ends the machine where it boots again.
+    """Return the systemd service unit that shuts the machine down if it boots a second time.
 
     Args:
         boot_id: of the first boot, or what a shell puts it in place of.
@@ -96,7 +96,7 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
-    """The machine's own end, as the boot script has set it.
+    """The timer of a machine's own end, as the boot script has set it.
 
     Attributes:
         run: carries out a command; says whether that went well.
@@ -126,7 +126,7 @@ WHEELS_FOLDER = "wheels"
 
 
 class NodeConfig(Terms):
-    """What a machine is told when it boots: nothing in it that a shell could read as more than a word.
+    """A rented machine's boot configuration: no value in it is more than one word to a shell.
 
     Attributes:
         has_gpu: whether it needs torch with CUDA.
@@ -150,12 +150,12 @@ class NodeConfig(Terms):
 
     @property
     def prefix(self) -> str:
-        """Where the run's objects are in the bucket."""
+        """The prefix of the run's objects in the bucket."""
         return f"runs/{self.run_id}"
 
 
 def _proxied(proxy: str) -> str:
-    """What has every program go by a proxy, but for what means the machine itself."""
+    """Return shell lines that send all programs through a proxy, but for addresses of the machine itself."""
     if not proxy:
         return ""
     itself = f"{facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1"
@@ -165,7 +165,7 @@ export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
 
 
 def user_data(config: NodeConfig) -> str:
-    """What the machine runs as root when it boots.
+    """Return the script that a rented machine runs as root when it boots (EC2 user data).
 
     Raises:
         ValueError: longer than EC2 takes.

@@ -1,4 +1,4 @@
-"""What hetopt believes of AWS, read from ``facts.toml``: each constant with its meaning, its source and the day.
+"""Facts of AWS that hetopt relies on, read from ``facts.toml``: each constant with its meaning, its source and the day.
 
 ``facts.NAME`` is the value of the table of that name. Codes of refusals stand in ``renter/errors.toml``, codes of
 quotas in `hetopt.optimizer.market.quota`, and prices in ``catalogs/aws/billing.json``.

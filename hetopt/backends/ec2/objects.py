@@ -29,7 +29,7 @@ PART_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class S3Objects(Objects):
-    """The objects of one run. What fails is tried again later by whoever asked: a machine's network comes and goes.
+    """The objects of one run. Whoever makes a request that fails tries it again: a machine's network comes and goes.
 
     Attributes:
         prefix: of the run, without a slash at its end.
@@ -42,7 +42,7 @@ class S3Objects(Objects):
 
     @classmethod
     def connect(cls, *, region: str, bucket: str, prefix: str, account_id: str) -> S3Objects:
-        """With the credentials of the machine's role."""
+        """Connect to a bucket with the credentials of the machine's role."""
         retries = {"mode": "standard", "total_max_attempts": 4}
         client = _client("s3", region, retries=retries, connect_timeout=5, read_timeout=30)
         return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
@@ -51,7 +51,7 @@ class S3Objects(Objects):
         return {"Bucket": self.bucket, "Key": f"{self.prefix}/{name}", "ExpectedBucketOwner": self.account_id}
 
     def _answer(self, operation: str, name: str, **parameters: Any) -> Mapping[str, Any] | None:
-        """What S3 answers about one object; None where it refuses, or nobody can be reached."""
+        """Return S3's answer about one object; None: it refuses, or cannot be reached."""
         try:
             answer: Mapping[str, Any] = getattr(self.client, operation)(**self._at(name), **parameters)
         except failures():
@@ -78,7 +78,7 @@ class S3Objects(Objects):
         return self._answer("put_object", name, Body=data, **condition) is not None
 
     def _carry(self, operation: str, *places: str) -> bool:
-        """Carry a file in parts; says whether that went well."""
+        """Carry a file in parts; return whether that went well."""
         owner = {"ExpectedBucketOwner": self.account_id}
         try:
             getattr(self.client, operation)(*places, ExtraArgs=owner, Config=_in_parts())
@@ -91,12 +91,12 @@ class S3Objects(Objects):
         return self._carry("upload_file", str(path), self.bucket, f"{self.prefix}/{name}")
 
     def size_bytes(self, name: str) -> int | None:
-        """How large an object is; None where there is none, or where nobody can be reached."""
+        """Return the size of an object in bytes; None: there is none, or S3 cannot be reached."""
         answer = self._answer("head_object", name)
         return None if answer is None else int(answer["ContentLength"])
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Read into a file, which has another name until it is whole."""
+        """Fetch an object into a file, which has another name until it is whole."""
         return self._carry("download_file", self.bucket, f"{self.prefix}/{name}", str(path))
 
     def delete(self, name: str) -> None:
@@ -116,13 +116,13 @@ class S3Objects(Objects):
             raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=READABLE) from None
 
     def names(self, prefix: str) -> Sequence[str]:
-        """All names that begin so."""
+        """Return the sorted names of all objects with a prefix; empty where S3 does not answer."""
         place = {"Bucket": self.bucket, "Prefix": f"{self.prefix}/{prefix}", "ExpectedBucketOwner": self.account_id}
         try:
-            found = self.client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
+            listing = self.client.get_paginator("list_objects_v2").paginate(**place).build_full_result()
         except failures():
             return []
-        return sorted(one["Key"].removeprefix(f"{self.prefix}/") for one in found.get("Contents", ()))
+        return sorted(entry["Key"].removeprefix(f"{self.prefix}/") for entry in listing.get("Contents", ()))
 
 
 def _client(service: str, region: str, **config: Any) -> Any:
@@ -133,7 +133,7 @@ def _client(service: str, region: str, **config: Any) -> Any:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What boto3 raises where a call does not succeed; looked up when one does not, as boto3 is imported late."""
+    """Return the exception types of failed boto3 calls; looked up after a failure, as boto3 is imported late."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -162,7 +162,7 @@ class _Count:
 
 
 def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:
-    """Bring everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
+    """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
 
     Args:
         client: of S3.
@@ -180,20 +180,20 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
     """
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix else ""
-    found = list(_listed(client, bucket, prefix))
-    if not found:
+    objects = list(_listed(client, bucket, prefix))
+    if not objects:
         raise BadInput(f"there is nothing in {url}.", hint=READABLE)
-    places = [(inside(folder, key.removeprefix(prefix), what="object", any_text=True), key, n) for key, n in found]
+    places = [(inside(folder, key.removeprefix(prefix), what="object", any_text=True), key, n) for key, n in objects]
     new = [(path, key, size) for path, key, size in places if not (path.is_file() and path.stat().st_size == size)]
-    total, count = sum(size for _, size in found), _Count()
+    total, count = sum(size for _, size in objects), _Count()
     count.bytes = total - sum(size for _, _, size in new)
 
-    def one(path: Path, key: str) -> None:
+    def download(path: Path, key: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         client.download_file(bucket, key, str(path), Callback=count.add)
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        left: set[Future[None]] = {pool.submit(one, path, key) for path, key, _ in new}
+        left: set[Future[None]] = {pool.submit(download, path, key) for path, key, _ in new}
         try:
             while left:
                 done, left = wait(left, timeout=look_every_s, return_when=FIRST_COMPLETED)
@@ -208,15 +208,15 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
 
 
 def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Objects with their sizes; not those by which consoles show folders."""
-    found = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).build_full_result()
-    for one in found.get("Contents", ()):
-        if not one["Key"].endswith("/"):
-            yield one["Key"], int(one["Size"])
+    """Yield the names and sizes of objects, without those by which consoles show folders."""
+    listing = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).build_full_result()
+    for entry in listing.get("Contents", ()):
+        if not entry["Key"].endswith("/"):
+            yield entry["Key"], int(entry["Size"])
 
 
 def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
-    """Of DescribeSpotPriceHistory, for types in every zone.
+    """Return the parameters of DescribeSpotPriceHistory for instance types in every zone.
 
     Args:
         names: of the types.
@@ -232,15 +232,15 @@ def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
 
 
 def changes_of(answer: Mapping[str, Any]) -> list[PriceChange]:
-    """What an answer tells, in the order in which it came about."""
+    """Return the price changes in an answer of DescribeSpotPriceHistory, oldest first."""
     changes = (
         PriceChange(
-            zone=one["AvailabilityZone"],
-            instance_type=one["InstanceType"],
-            at_s=one["Timestamp"].timestamp(),
-            usd_per_hour=float(one["SpotPrice"]),
+            zone=row["AvailabilityZone"],
+            instance_type=row["InstanceType"],
+            at_s=row["Timestamp"].timestamp(),
+            usd_per_hour=float(row["SpotPrice"]),
         )
-        for one in answer.get("SpotPriceHistory", ())
+        for row in answer.get("SpotPriceHistory", ())
     )
     return sorted(changes, key=lambda change: change.at_s)
 
@@ -251,13 +251,13 @@ _WITHIN_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PriceHistory:
-    """Asks EC2 with the credentials of a machine's role. Whoever may not, or reaches nobody, has no answer."""
+    """EC2's price history, by the credentials of a machine's role; no answer where it may not be read or reached."""
 
     client: Any
 
     @classmethod
     def connect(cls, *, region: str) -> PriceHistory:
-        """With the credentials of the machine's role."""
+        """Connect to EC2's price history with the credentials of the machine's role."""
         once = {"total_max_attempts": 1}
         return cls(client=_client("ec2", region, retries=once, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S))
 

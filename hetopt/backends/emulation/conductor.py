@@ -80,7 +80,7 @@ _TERMINATE_S = 13.0  # an agent gives its workers 10 s
 
 @dataclass(kw_only=True)
 class RehearsalConductor(Conductor):
-    """Conducts one rehearsal: hosts are namespaces of this machine, which change, die and return as told.
+    """The conductor of one rehearsal: hosts are namespaces of this machine, which change, die and return as told.
 
     Attributes:
         miniature: of the spec.
@@ -192,7 +192,7 @@ class RehearsalConductor(Conductor):
         return [name for name, host in self._hosts.items() if host.alive]
 
     def _have_ended(self) -> bool:
-        """Collect the exit codes of hosts that have ended; whether all have."""
+        """Collect the exit codes of hosts that have ended; return whether all have."""
         for name, agent in list(self._agents.items()):
             code = agent.poll()
             if code is not None:
@@ -213,7 +213,7 @@ class RehearsalConductor(Conductor):
         self._pending += parse_requests(text.splitlines())
 
     def _apply(self, change: Change) -> None:
-        """Do a change to every host that it is for, and tell."""
+        """Apply a change to every host that it is for, and log it."""
         before = self._hosts
         self._hosts = {name: host.after(change) for name, host in before.items()}
         changed = [name for name, host in self._hosts.items() if host != before[name]]
@@ -379,14 +379,14 @@ CONDITION_CHANGED = "condition_changed"
 
 
 class HostNow(EmulatedHost):
-    """What a host is like at the moment, in the units of its description."""
+    """The present condition of an emulated host, in the units of its description."""
 
     alive: bool = True
     leaving: bool = False
     cut: bool = False
 
     def after(self, change: Change) -> HostNow:
-        """The host after a change that names it, or all; to the dead nothing happens but that they return."""
+        """Return the host after a change that names it, or all; to the dead nothing happens but that they return."""
         if change.host not in (self.name, EVERY_HOST):
             return self
         if not self.alive:
@@ -403,7 +403,7 @@ class HostNow(EmulatedHost):
 
 
 def is_due(change: Change, training_s: float | None, step: int) -> bool:
-    """Whether a change is due.
+    """Return whether a change is due.
 
     Args:
         change: that was scheduled, or asked for.
@@ -416,14 +416,14 @@ def is_due(change: Change, training_s: float | None, step: int) -> bool:
 
 
 def split(pending: Sequence[Change], training_s: float | None, step: int) -> tuple[list[Change], list[Change]]:
-    """The changes that are due, in the order of their moments, and those that are not yet."""
+    """Return the changes that are due, in the order of their moments, and those that are not yet."""
     due = [change for change in pending if is_due(change, training_s, step)]
     due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
     return due, [change for change in pending if not is_due(change, training_s, step)]
 
 
 def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
-    """The schedule of a resumed run: whoever died before has been replaced, and does not die of the same again."""
+    """Return the changes left for a resumed run: who died before was replaced, and does not die of the same again."""
     dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
     return [
         change
@@ -439,7 +439,7 @@ _ROOM = 1.15
 
 @dataclass(kw_only=True)
 class FitWatch:
-    """How much slower a miniature must run so that the real computation fits into the declared time.
+    """The slowdown of a miniature at which the real computation fits into the declared time.
 
     Follows ``pace_use`` of the run's ``step`` events: real computation over declared time, of each worker.
 
@@ -453,7 +453,7 @@ class FitWatch:
     _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
 
     def look(self, event: LogEvent, now_s: float) -> int | None:
-        """Take in one event, now; the rank whose computation does not fit is returned, after `slowdown` was raised."""
+        """Take in one event, now; return the rank whose computation does not fit, after `slowdown` was raised."""
         if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
         use = event.pace_use
@@ -476,7 +476,7 @@ class FitWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalLauncher(ProcessLauncher):
-    """Starts, watches and stops rehearsals. The run's process is their conductor."""
+    """The launcher of rehearsals. The run's process is their conductor."""
 
     def _check(self, spec: RunSpec) -> None:
         if spec.miniature is None:
@@ -564,18 +564,18 @@ def check_change(spec: RunSpec, change: Change) -> None:
 
 
 def comes_and_goes(spec: RunSpec) -> bool:
-    """Whether the workers that are left go on from memory when one of the run's hosts dies."""
+    """Return whether the workers that are left go on from memory when one of the run's hosts dies."""
     return spec.is_elastic and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def starts_again(spec: RunSpec) -> bool:
-    """Whether the hosts that are left start a script's workers again when one dies, who go on from a checkpoint."""
+    """Return whether a script's workers restart from a checkpoint on the hosts that are left when one dies."""
     survives = bool(spec.script) and spec.max_restarts > 0
     return survives and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def parse_requests(lines: Iterable[str]) -> Iterator[Change]:
-    """The changes that were asked for; a line that is none is passed over."""
+    """Yield the changes that were asked for, one a line; a line that is none is passed over."""
     for line in lines:
         try:
             yield Change.model_validate_json(line)

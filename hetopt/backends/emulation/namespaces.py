@@ -63,7 +63,7 @@ takes the burst of an idle link for its rate."""
 
 
 def host_address(place: int) -> str:
-    """The address of the host at this place, counted from 0; the same in every network."""
+    """Return the address of the host at a place, counted from 0; the same in every network."""
     return f"10.77.0.{_FIRST_OCTET + place}"
 
 
@@ -110,7 +110,7 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
     address = staticmethod(host_address)
 
     def namespace(self, place: int) -> str:
-        """The name of a host's namespace, for `ip netns exec`."""
+        """Return the name of a host's network namespace, for `ip netns exec`."""
         return f"{_switch(self.id)}-{self._hosts[place].name}"
 
     def set_rates(self, rates_bits_per_s: Mapping[int, float | None]) -> None:
@@ -130,8 +130,8 @@ class EmulatedNetwork(contextlib.AbstractContextManager["EmulatedNetwork"]):
                 commands.append("qdisc replace dev {device} root " + limit(rate))
             self._rates[place] = rate
             if commands:
-                own = [command.format(device=LINK) for command in commands]
-                run_batch("tc", own, namespace=self.namespace(place))
+                link_commands = [command.format(device=LINK) for command in commands]
+                run_batch("tc", link_commands, namespace=self.namespace(place))
                 ports += [command.format(device=_port(place)) for command in commands]
         if ports:
             run_batch("tc", ports, namespace=_switch(self.id))
@@ -242,18 +242,18 @@ class FoundNetwork:
 
 
 def find_networks() -> list[FoundNetwork]:
-    """Every network of a rehearsal on this machine.
+    """Return every network of a rehearsal on this machine.
 
     Raises:
         BadInput: there are some, and this process may not look into them.
     """
     names = (name.removeprefix(PREFIX) for name in namespaces() if name.startswith(PREFIX))
-    ids = sorted({found[0] for name in names if (found := _ID.match(name))})
+    ids = sorted({match[0] for name in names if (match := _ID.match(name))})
     return [FoundNetwork(id=id_, purpose=_purpose(id_), in_use=_is_locked(id_)) for id_ in ids]
 
 
 def find_leftovers() -> list[FoundNetwork]:
-    """The networks whose makers are gone. One that is being made this moment is none of them."""
+    """Return the networks whose makers are gone, without any that is being made this moment."""
     left = [network for network in find_networks() if not network.in_use]
     if left:
         time.sleep(_YOUNG_S)  # its maker may be between its first step and locking it
@@ -262,7 +262,7 @@ def find_leftovers() -> list[FoundNetwork]:
 
 
 def _locked(network_id: str, how: int) -> int | None:
-    """Lock a network's first namespace; returns the descriptor that holds the lock, None where another process does."""
+    """Lock a network's first namespace; return the descriptor that holds the lock, None where another process does."""
     descriptor = os.open(file_of(_switch(network_id)), os.O_RDONLY | os.O_CLOEXEC)
     if locks(descriptor, how):
         return descriptor
@@ -311,7 +311,7 @@ def check_size(hosts: int) -> None:
 
 
 def why_not() -> str | None:
-    """One sentence on why no network can be made here; None when one was made, and removed, just now."""
+    """Return one sentence on why no network can be made here; None: one was made, and removed, just now."""
     if sys.platform != "linux":
         return "a rehearsal needs Linux network namespaces, and this is not Linux"
     for tool in ("ip", "tc"):
@@ -330,7 +330,7 @@ def why_not() -> str | None:
 
 
 def _claim_id() -> str:
-    """A number that no other network has; its first namespace is made, which makes it ours."""
+    """Claim a network id that no other network has, by making the network's first namespace."""
     while True:
         network_id = secrets.token_hex(2)
         try:
@@ -356,14 +356,14 @@ def _names(network_id: str) -> list[str]:
 
 
 def _purpose(network_id: str) -> str:
-    """Return what its bridge says; empty where there is no bridge yet, or any more."""
+    """Return the purpose that a network's bridge names; empty where there is no bridge yet, or any more."""
     try:
-        told = run("ip", ["-j", "link", "show", "dev", _BRIDGE], namespace=_switch(network_id))
+        listing = run("ip", ["-j", "link", "show", "dev", _BRIDGE], namespace=_switch(network_id))
     except NetworkRefused as error:
         if _lacks_rights(error):
             raise BadInput(f"looking into network namespaces {_RIGHTS}.", hint="run the command as root") from None
         return ""
-    return str(json.loads(told)[0].get("ifalias", ""))
+    return str(json.loads(listing)[0].get("ifalias", ""))
 
 
 def alias_of(purpose: str) -> str:
@@ -380,7 +380,7 @@ Tool = Literal["ip", "tc"]
 
 
 class NetworkRefused(RunFailed):
-    """The kernel, or iproute2, would not do it. ``reason`` is its own word for why."""
+    """The error of a command that the kernel, or iproute2, refused. ``reason`` is its own word for why."""
 
     def __init__(self, command: str, reason: str) -> None:
         super().__init__(f"`{command}` was refused: {reason}.", hint="run `hetopt gc`, then try again")
@@ -388,18 +388,18 @@ class NetworkRefused(RunFailed):
 
 
 def find_tool(tool: Tool) -> str | None:
-    """Where the program is. People's PATH often leaves out the folders of system tools."""
+    """Return the path of a system tool; None: not installed. People's PATH often leaves out folders of such tools."""
     return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
 
 
 def command(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None) -> list[str]:
-    """The argument vector of one command, inside a namespace where one is named."""
+    """Return the argument vector of one command, inside a namespace where one is named."""
     inside = [] if namespace is None else ["-n", namespace]
     return [find_tool(tool) or tool, *inside, *arguments]
 
 
 def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, lines: Sequence[str] = ()) -> str:
-    """Do one command and return what it printed.
+    """Run one command and return what it printed.
 
     Args:
         tool: that does it.
@@ -423,7 +423,7 @@ def run(tool: Tool, arguments: Sequence[str], *, namespace: str | None = None, l
 
 
 def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None) -> None:
-    """Do many commands, one a line without the tool's name, in one process; the first that fails ends it.
+    """Run many commands, one a line without the tool's name, in one process; the first that fails ends it.
 
     Args:
         tool: that does them.
@@ -438,7 +438,7 @@ def run_batch(tool: Tool, lines: Sequence[str], *, namespace: str | None = None)
 
 
 def _reason(stderr: str) -> str:
-    """The first line that says why, without the prefixes of netlink."""
+    """Return the first line that says why a command failed, without the prefixes of netlink."""
     for line in stderr.splitlines():
         reason = line.removeprefix("RTNETLINK answers: ").removeprefix("Error: ").strip().rstrip(".")
         if reason and not reason.startswith("Command failed"):
@@ -460,7 +460,7 @@ _LEAST_RATE = 8  # the kernel counts bytes
 
 
 def limit(rate_bits_per_s: float) -> str:
-    """The token bucket of one direction of a link, as `tc` reads it."""
+    """Return the token bucket of one direction of a link, as `tc` reads it."""
     rate = max(_LEAST_RATE, round(rate_bits_per_s))
     burst = max(_LEAST_BURST_BYTES, round(rate / 8 * BURST_S))
     queue = max(_LEAST_QUEUE_BYTES, round(rate / 8 * QUEUE_S))
@@ -472,17 +472,17 @@ _KILL_PATIENCE_S = 10.0
 
 
 def file_of(name: str) -> Path:
-    """The file that stands for a namespace."""
+    """Return the file that stands for a network namespace."""
     return _FOLDER / name
 
 
 def namespaces() -> list[str]:
-    """The names of all of them."""
+    """Return the sorted names of all network namespaces."""
     return sorted(path.name for path in _FOLDER.glob("*"))
 
 
 def pids_in(names: Iterable[str]) -> list[int]:
-    """The processes in these namespaces."""
+    """Return the ids of the processes in network namespaces."""
     pids: list[int] = []
     for name in names:
         try:
@@ -557,14 +557,14 @@ class BoxLink(LinkModel):
     saved_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
-        """Seconds of a primitive: its messages one after the other, each with its part of the bytes."""
+        """Return the seconds of a primitive: its messages one after the other, each with its part of the bytes."""
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
         return messages * math.pow(waking + sending, 1 / BESIDE_BYTES)
 
     def sd_s(self, messages: float, traffic_bytes: float) -> float:
-        """Standard deviation of that time: of waking, and of sending."""
+        """Return the standard deviation of a primitive's seconds: of waking, and of sending."""
         if messages <= 0:
             return 0.0
         waking, sending = self._powers(messages, traffic_bytes)
@@ -572,13 +572,13 @@ class BoxLink(LinkModel):
         return parts * self.time_s(messages, traffic_bytes)
 
     def _powers(self, messages: float, traffic_bytes: float) -> tuple[float, float]:
-        """Waking and sending of a message, to the power p."""
+        """Return the times of waking and of sending of a message, to the power p."""
         sending_s = max(0.0, traffic_bytes / messages / self.bytes_per_s - self.saved_s)
         return self.latency_s**BESIDE_BYTES, sending_s**BESIDE_BYTES
 
 
 def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
-    """What a primitive finds one of them to be.
+    """Return the emulated link as a primitive finds it: latency and bytes per second.
 
     Args:
         primitive: ``all_reduce`` has two messages on their way at any time.

@@ -93,7 +93,7 @@ Limited = TypeVar("Limited", EmulatedHost, Change)
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From the cluster to its miniature.
+    """The scale between the cluster and its miniature.
 
     Attributes:
         time: computation takes so many times as long.
@@ -106,16 +106,16 @@ class Scale:
     fastest_bits_per_s: float = math.inf
 
     def rate(self, bits_per_s: float) -> float:
-        """A link of the cluster in the miniature."""
+        """Return the rate of a cluster's link in the miniature, bits per second."""
         return min(bits_per_s / self.links, self.fastest_bits_per_s)
 
     def of(self, limited: Limited) -> Limited:
-        """A host, or a change of one, with its link as it is in the miniature."""
+        """Return a host, or a change of one, with the rate that its link has in the miniature."""
         rate = limited.rate_bits_per_s
         return limited.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
 
     def declare(self, host: WantedHost, samples: int) -> DeclaredTime:
-        """What a worker of the host declares.
+        """Return the declared step time of a worker of a host.
 
         Declared times know no floor and no micro-batches. The fixed part is raised so that ``samples`` take as long as
         they should.
@@ -142,7 +142,7 @@ def rehearse(
     *,
     stands_in: bool = False,
 ) -> Rehearsal:
-    """The plan's run on a miniature of its cluster, or on the hosts that are described instead.
+    """Return the plan's run on a miniature of its cluster, or on the hosts that are described instead.
 
     Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
@@ -201,14 +201,14 @@ def rehearse(
 
 
 def _workers(hosts: Sequence[WantedHost]) -> list[WantedHost]:
-    """The host of each worker, in order."""
+    """Return the host of each worker, in order."""
     return [host for host in hosts for _ in range(host.host.workers)]
 
 
 def fitting_factor(
     hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
 ) -> float:
-    """The least factor at which all computation fits, also while a scheduled change makes a host faster."""
+    """Return the least slowdown at which all computation fits, also while a scheduled change makes a host faster."""
     wanted_s = []
     for host, samples in zip(_workers(hosts), shares, strict=True):
         speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
@@ -218,7 +218,7 @@ def fitting_factor(
 
 
 def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tuple[Scale, list[str]]:
-    """One factor for computation and links, and in words what it means; links are ``slower`` by another one."""
+    """Return the scale of computation and links, and notes on what it means; links are ``slower`` by another factor."""
     rates = sorted({host.host.rate_bits_per_s for host in hosts if host.host.rate_bits_per_s is not None})
     fastest = max(rates, default=0.0) / slower
     if factor < fastest / BOX_BITS_PER_S <= MOST_FOR_LINKS * factor:
@@ -241,7 +241,7 @@ def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tu
 
 
 def _describe(scale: Scale, here: SmallWorkers) -> list[str]:
-    """What the numbers of a description mean here."""
+    """Return notes on what the numbers of a description of hosts mean on this machine."""
     sample = formatting.duration(scale.time * here.alone.per_sample_s)
     return [
         f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
@@ -257,7 +257,7 @@ def miniature_run(
     here: SmallWorkers,
     scale: Scale,
 ) -> RunSpec:
-    """What the workers and their conductor are told to do."""
+    """Return the run of the miniature, for its workers and their conductor."""
     most = here.largest_batch
     return run.model_copy(
         update={
@@ -283,7 +283,7 @@ def miniature_run(
 
 
 def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
-    """The workers of the miniature: links as limited, or this machine's own between the workers of one host."""
+    """Return the miniature's workers and links: as limited, or this machine's own between the workers of one host."""
     assert run.miniature is not None
     hosts, model = run.miniature.hosts, here.model
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
@@ -310,7 +310,7 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
 def _predict(
     plan: Plan, run: RunSpec, here: SmallWorkers, compute_s: Sequence[float], exchange: Foreseen
 ) -> Prediction:
-    """The time of the miniature: computation as declared, links as limited, everything else as this machine does it."""
+    """Predict the miniature: computation as declared, links as limited, everything else as this machine does it."""
     model, profile = here.model, plan.profile
     assert run.miniature is not None
     hosts = run.miniature.hosts
@@ -340,12 +340,12 @@ nothing but how fast a cluster can be rehearsed: one whose steps take less is sl
 
 
 def links_slower(plan: Plan) -> float:
-    """How many times as slow links must be for the stand-in to exchange as long as the plan's job."""
+    """Return how many times as slow links must be for the stand-in to exchange as long as the plan's job."""
     return plan.profile.job.gradient_bytes / GRADIENT_BYTES
 
 
 def in_its_place(plan: Plan, processors: int) -> Plan:
-    """The plan with the stand-in as its job, as profiled on this machine, for as many steps on the same machines.
+    """Return the plan with the stand-in as its job, profiled on this machine, for as many steps on the same machines.
 
     Raises:
         BadInput: what the plan's workers exchange depends on the shapes of the job's parameters.
@@ -372,7 +372,7 @@ def in_its_place(plan: Plan, processors: int) -> Plan:
 
 
 def remark(plan: Plan) -> str:
-    """What a person must know to read the numbers."""
+    """Return the remark that a person needs to read the numbers of a stand-in."""
     job, slower = plan.profile.job, f"{links_slower(plan):,.3g}"
     return (
         f"The job ({job.task}) is not trained here: a gradient of {formatting.bytes_(GRADIENT_BYTES)} stands in for "
@@ -382,7 +382,7 @@ def remark(plan: Plan) -> str:
 
 
 def _profile(described: Profile, processors: int) -> Profile:
-    """The job's, with what this machine computes of the stand-in as the only device."""
+    """Return the job's profile with the stand-in's step times on this machine as its only device."""
     job = described.job.model_copy(
         update={
             "task": STAND_IN,
@@ -442,17 +442,17 @@ _UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "at_s": _MOMENT}
 
 
 def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
-    """The hosts of a description, called h0, h1 and so on.
+    """Parse the hosts of a description, called h0, h1 and so on.
 
     Raises:
         BadInput: it cannot be read, a value is impossible, or there are more hosts than addresses.
     """
     hosts: list[EmulatedHost] = []
-    for one, copies in map(repeated, filter(None, split(text, ";", "a description of hosts"))):
+    for described, copies in map(repeated, filter(None, split(text, ";", "a description of hosts"))):
         if copies == 0:
-            raise BadInput(f"{one + ' x0'!r} asks for no host at all.", hint=_HOSTS_EXAMPLE)
+            raise BadInput(f"{described + ' x0'!r} asks for no host at all.", hint=_HOSTS_EXAMPLE)
         check_size(len(hosts) + copies)
-        item = arguments(one, f"host {one!r}", separators=_WORDS)
+        item = arguments(described, f"host {described!r}", separators=_WORDS)
         host = record(EmulatedHost, item, _HOST, units=_UNITS, defaults={"name": "h0"})
         hosts += [host.model_copy(update={"name": f"h{len(hosts) + n}"}) for n in range(copies)]
     if not hosts:
@@ -461,7 +461,7 @@ def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
 
 
 def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
-    """The changes of a schedule, one a line; ``#`` begins a comment.
+    """Parse the changes of a schedule, one a line; ``#`` begins a comment.
 
     Args:
         text: the schedule.
@@ -484,7 +484,7 @@ def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
 
 
 def parse_change(text: str, hosts: Collection[str]) -> Change:
-    """One change, such as ``h2 speed=0.25``; without a moment it happens at once.
+    """Parse one change, such as ``h2 speed=0.25``; without a moment it happens at once.
 
     Raises:
         BadInput: as for `parse_changes`.
@@ -533,7 +533,7 @@ class WantedHost:
 
 
 def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
-    """The machines of a plan, group by group: as fast, and as well connected, as the planner took them to be.
+    """Return the machines of a plan, group by group: as fast, and as well connected, as the planner took them to be.
 
     Speeds are relative to the fastest host, for steps of as many samples as each would have if all had as many.
 
@@ -569,7 +569,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
 
 
 def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tuple[WantedHost, ...]:
-    """Hosts as they were described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
+    """Return hosts as described. At speed 1 a worker is as fast as one of this machine, alone on a processor.
 
     Args:
         described: the hosts, in order.
@@ -586,7 +586,7 @@ def described_hosts(described: Sequence[EmulatedHost], alone: WorkerTime) -> tup
 
 
 def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
-    """Samples of each worker with which the slowest ends earliest, host by host.
+    """Return the local batch sizes with which the slowest worker ends earliest, host by host.
 
     Raises:
         BadInput: a host is so slow that its best share is none.

@@ -121,13 +121,13 @@ class Agent:
     _superseded: bool = False
 
     def __post_init__(self) -> None:
-        """Before it has heard of any lease."""
+        """Set what is allowed before any lease was read."""
         self._allowance = Allowance(
             end_s=self.terms.end_s, latest_end_s=self.terms.latest_end_s, ask_prices=self.prices
         )
 
     def live(self) -> int:
-        """Take part in the run; the exit code is that of the host process."""
+        """Take part in the run; return the exit code of the host process."""
         self._armed_s = self.terms.end_s
         placement, code = None, RunFailed.exit_code
         # Others may be lost: those that are left go on with the next that come.
@@ -136,7 +136,7 @@ class Agent:
         return code
 
     def _await_place(self, last: Placement | None) -> Placement | None:
-        """The machine's place, or its next one after a loss; None where there is nothing left to do for it."""
+        """Wait for the machine's place, or its next one after a loss; return None if nothing is left to do for it."""
         does, within_s = "waiting", PLACE_WITHIN_S
         if last is not None:
             does, within_s = "waiting for machines to be replaced", REPLACED_WITHIN_S
@@ -154,8 +154,8 @@ class Agent:
         return None
 
     def _place(self) -> Placement | None:
-        found = self.objects.get(PLACEMENT_OBJECT)
-        return placement_of(found, self.id, self.terms.spec_sha256) if found is not None else None
+        data = self.objects.get(PLACEMENT_OBJECT)
+        return placement_of(data, self.id, self.terms.spec_sha256) if data is not None else None
 
     def _take_part(self, placement: Placement) -> int:
         run_dir = self.root / "run"
@@ -204,7 +204,7 @@ class Agent:
         return code
 
     def _fetch_data(self, url: str, uploads: Uploads, host: str) -> bool:
-        """Bring the data set here; not where the machine is to end meanwhile. Its host log tells how far it is."""
+        """Fetch the data set; not where the machine is to end meanwhile. Its host log tells how far it is."""
         log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
         log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -218,7 +218,7 @@ class Agent:
         return self.objects.download(url, self.root / "data", goes_on)
 
     def _start_host(self, run_dir: Path, placement: Placement, folder: Path | None) -> subprocess.Popen[bytes]:
-        """Start it, in the folder of a script, which may name files beside it."""
+        """Start the host process, in the folder of a script, which may name files beside it."""
         node = placement.node
         log = host_log_folder(run_dir, node.host)
         log.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ class Agent:
             )
 
     def _look_after(self, host: subprocess.Popen[bytes], uploads: Uploads) -> int:
-        """Stay until the host process has ended, or must."""
+        """Wait until the host process has ended, or must."""
         run_dir = uploads.run_dir
         due: dict[str, float] = {}
         grew_s = self.clock()
@@ -268,7 +268,7 @@ class Agent:
         return host.returncode if host.returncode >= 0 else RunFailed.exit_code
 
     def _turn(self, run_dir: Path, due: dict[str, float], does: str) -> list[str]:
-        """Heed a notice, read the lease and say that the machine lives, each as it is due; which of them were.
+        """Heed a notice, read the lease and say that the machine lives, each as it is due; return which of them were.
 
         Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all.
 
@@ -309,7 +309,7 @@ class Agent:
         return self.clock() >= self._armed_s
 
     def _last_uploads(self, uploads: Uploads) -> None:
-        """All that was written, within a time: the others' parts of the last checkpoint may take a little."""
+        """Send all that was written, within a time: the others' parts of the last checkpoint may take a little."""
         # Where all go on from is said already when a new placement is there.
         deadline_s = self.clock() + (0.0 if self._superseded else self.last_uploads_s)
         self._superseded = False
@@ -320,7 +320,7 @@ class Agent:
         uploads.events()
 
     def _say(self, what: str, **more: Any) -> None:
-        """Write what this machine does, when that is news or the last word is old."""
+        """Report what this machine does, when that is news or the last report is old."""
         if what == self._said:
             return
         state = State(time_s=self.clock(), does=what, **more)
@@ -335,7 +335,7 @@ _PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """One machine's side of it.
+    """The checkpoints of a run on one machine's side.
 
     Attributes:
         run_dir: the run's folder on this machine.
@@ -354,7 +354,7 @@ class Checkpoints:
     _named: str | None = None
 
     def send(self, *, ended: bool) -> bool:
-        """Do what is to be done for the next checkpoint; says whether nothing is left to do.
+        """Do what is to be done for the next checkpoint; return whether nothing is left to do.
 
         Args:
             ended: no worker writes any more, so that the newest one is the last.
@@ -362,7 +362,7 @@ class Checkpoints:
         return self._lead(ended=ended) if self.leads else self._follow(ended=ended)
 
     def restore(self, checkpoint: str | None) -> None:
-        """Bring back the checkpoint that all machines go on from.
+        """Fetch the checkpoint that all machines go on from.
 
         What this machine has of its own is forgotten: it may be newer than what the others have.
 
@@ -387,7 +387,7 @@ class Checkpoints:
             self._named = checkpoint
 
     def _lead(self, *, ended: bool) -> bool:
-        """Pick the newest checkpoint, once the one before is complete; name it when it is."""
+        """Send the newest checkpoint, once the one before is complete, and name it; return whether it is named."""
         path = self.run_dir / CHECKPOINT_FOLDER / LATEST_FILE
         newest = checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
         free = self._pending is None or (ended and self._pending != newest)
@@ -408,7 +408,7 @@ class Checkpoints:
         return newest is None or newest == self._named
 
     def _name(self, latest: Latest) -> bool:
-        """Name it in the bucket, unless a later generation has named one; says whether it is named."""
+        """Name the checkpoint in the bucket, unless a later generation has named one; return whether it is named."""
         there = self.objects.versioned(LATEST_OBJECT)
         if there is not None:
             if there.data == latest.data:
@@ -419,7 +419,7 @@ class Checkpoints:
         return self.objects.put_over(LATEST_OBJECT, latest.data, None if there is None else there.version)
 
     def _follow(self, *, ended: bool) -> bool:
-        """Send this machine's parts of what is wanted, and of the last; keep no older ones on its disk."""
+        """Send this machine's parts of the wanted checkpoint, and of the last; keep no older ones on its disk."""
         folders = self._partial_folders()
         if not folders:
             return True
@@ -435,12 +435,12 @@ class Checkpoints:
         return done
 
     def _partial_folders(self) -> dict[str, Path]:
-        """Folders of checkpoints by their names: without rank 0, nobody here makes them final."""
+        """Return the folders of checkpoints by their names: without rank 0, nobody here makes them final."""
         paths = [path for path in (self.run_dir / CHECKPOINT_FOLDER).glob("*") if path.is_dir()]
         return {match[1]: path for path in paths if (match := _FOLDER.fullmatch(path.name)) is not None}
 
     def _send_parts(self, checkpoint: str, parts: Iterable[Path]) -> bool:
-        """Send the files of one checkpoint; says whether all went well."""
+        """Send the files of one checkpoint; return whether all went well."""
         well = True
         for path in sorted(path for path in parts if _PARTS.fullmatch(path.name)):
             name = f"ckpt/{checkpoint}/{path.name}"
@@ -460,7 +460,7 @@ class Checkpoints:
         return {"state", "manifest", *(f"rank-{rank}" for rank in range(self.workers))} <= parts
 
     def _forget_older(self, named: str, before: str | None) -> None:
-        """Keep two in the bucket: whoever is just reading the one before must still find it."""
+        """Keep two checkpoints in the bucket: whoever is just reading the one before must still find it."""
         for name in self.objects.names("ckpt/step-"):
             step = checkpoint_name(name.split("/")[1])
             if step is not None and step not in (named, before) and _step(step) < _step(named):
@@ -480,14 +480,14 @@ class Uploads(Checkpoints):
     _logs_sent: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def restore_events(self) -> None:
-        """Bring back the events that earlier machines wrote, where they are to be continued."""
+        """Fetch the events that earlier machines wrote, where they are to be continued."""
         if self.leads:
             text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/"))
             (self.run_dir / EVENTS_FILE).write_bytes(text)
             self._events_sent = len(text)
 
     def events(self) -> bool:
-        """Send what the event log has gained, as an object that is named by where it begins; says whether it grew."""
+        """Send the new events of the log, as an object named by where it begins; return whether it grew."""
         path = self.run_dir / EVENTS_FILE
         if not self.leads or not path.exists():
             return False
@@ -514,17 +514,17 @@ class Uploads(Checkpoints):
                     self._logs_sent[name] = state
 
     def outputs(self) -> list[str]:
-        """Send what the script wrote into its folder for that, where worker 0 is; sentences on what is left out."""
+        """Send what the script wrote into its output folder, where worker 0 is; return remarks on what is left out."""
         if not self.leads:
             return []
         folder = self.run_dir / OUTPUT_FOLDER
-        found = written_in(folder)
+        written = written_in(folder)
         lost = [
             name
-            for name in found.sizes
+            for name in written.sizes
             if not self.models.send(f"{OUTPUT_FOLDER}/{name}", inside(folder, name, what="output", any_text=True))
         ]
-        return [*found.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
+        return [*written.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
 
     def model(self) -> None:
         """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""

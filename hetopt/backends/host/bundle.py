@@ -46,7 +46,7 @@ Files = tuple[tuple[str, bytes], ...]
 
 
 def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
-    """Everything that a file needs of its folder.
+    """Return every file of its folder that a file needs.
 
     A module is looked for in `code_folder`, as Python does for a script. A package travels whole. A
     ``requirements.txt`` there with a hash for every package is installed on the machines.
@@ -61,32 +61,32 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> Files:
     """
     folder = code_folder(file)
     listed = _requirements(folder)
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     path = file.resolve()
     package = [] if folder == path.parent else _beside(folder, path.relative_to(folder).parts[0])
     waiting = [path, *package]
     while waiting:
         path = waiting.pop()
         name = path.relative_to(folder).as_posix()
-        if name in found:
+        if name in files:
             continue
-        if len(found) >= MOST_FILES:
+        if len(files) >= MOST_FILES:
             raise BadInput(
                 f"{file} needs more than {MOST_FILES} files of its folder.", hint="put what it imports into a package"
             )
-        found[name] = read_bytes(path, hint="launch from the folder that the profile was made in")
-        for module, line in _imports(found[name], path):
-            own = _beside(folder, module)
-            waiting += own
-            if not own and provided is not None:
+        files[name] = read_bytes(path, hint="launch from the folder that the profile was made in")
+        for module, line in _imports(files[name], path):
+            beside = _beside(folder, module)
+            waiting += beside
+            if not beside and provided is not None:
                 _check_provided(module, path, line, provided | listed)
     if provided is not None and listed - provided:
-        found[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
-    return tuple(sorted(found.items()))
+        files[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
+    return tuple(sorted(files.items()))
 
 
 def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> tuple[tuple[str, ...], Files]:
-    """What becomes of the paths that a script is given: small files travel, and have the same name beside the script.
+    """Rewrite a script's arguments for machines: small files travel, and have the same name beside the script.
 
     Args:
         script: that they are given to.
@@ -100,12 +100,12 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
         BadInput: one is a folder, or a large file, which no machine has.
     """
     folder = code_folder(script)
-    told: list[str] = []
+    rewritten: list[str] = []
     files: dict[str, bytes] = {}
     for place, argument in enumerate(arguments):
         option, _, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
         if not value or not _names_a_path(value, option or (arguments[place - 1] if place else "")):
-            told.append(argument)
+            rewritten.append(argument)
             continue
         path = Path(value).expanduser().resolve()
         size = None if path.is_dir() else path.stat().st_size
@@ -127,12 +127,12 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> t
         inside = path.is_relative_to(folder)
         name = path.relative_to(folder).as_posix() if inside else f"given-{place}/{path.name}"
         files[name] = read_bytes(path, hint="see that it can be read")
-        told.append(f"{option}={name}" if option else name)
-    return tuple(told), tuple(sorted(files.items()))
+        rewritten.append(f"{option}={name}" if option else name)
+    return tuple(rewritten), tuple(sorted(files.items()))
 
 
 def _names_a_path(value: str, option: str) -> bool:
-    """Whether an argument names something on this disk; a plain word that a folder is called by may be meant otherwise
+    """Return whether an argument names something on this disk; a folder's plain name may be meant otherwise
     (the ``train`` of a mode), unless its option says that it is a place."""
     try:
         path = Path(value).expanduser()
@@ -144,7 +144,7 @@ def _names_a_path(value: str, option: str) -> bool:
 
 
 def distributions(lock: str) -> frozenset[str]:
-    """The distributions that a lock file pins, in normal form."""
+    """Return the distributions that a lock file pins, in normal form."""
     matches = (_DISTRIBUTION.match(line) for line in lock.splitlines())
     return frozenset(_normal(match[1]) for match in matches if match)
 
@@ -154,7 +154,7 @@ def _normal(name: str) -> str:
 
 
 def _requirements(folder: Path) -> frozenset[str]:
-    """What the folder's own requirements pin by hash; nothing where a package has none."""
+    """Return the distributions that a folder's own requirements pin by hash; empty where any has no hash."""
     path = folder / REQUIREMENTS
     if not path.is_file():
         return frozenset()
@@ -164,7 +164,7 @@ def _requirements(folder: Path) -> frozenset[str]:
 
 
 def _imports(source: bytes, path: Path) -> Iterator[tuple[str, int]]:
-    """Modules that a file cannot do without, with the line; of relative ones the place below the folder."""
+    """Yield the modules that a file cannot do without, with the line; of relative ones the place below the folder."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -180,13 +180,13 @@ def _imports(source: bytes, path: Path) -> Iterator[tuple[str, int]]:
         if id(node) in optional:
             continue
         if isinstance(node, ast.Import):
-            yield from ((one.name, node.lineno) for one in node.names)
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield node.module or "", node.lineno
 
 
 def _beside(folder: Path, module: str) -> list[Path]:
-    """The files of a module in the folder: itself, or all of the package that it is in."""
+    """Return the files of a module in the folder: itself, or all of the package that it is in."""
     first = module.partition(".")[0]
     package, single = folder / first, folder / f"{first}.py"
     if single.is_file():
@@ -200,7 +200,7 @@ def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]
     first = module.partition(".")[0]
     if first in sys.stdlib_module_names or first == "hetopt":
         return
-    names = {_normal(one) for one in _distributions_here().get(first, [first])}
+    names = {_normal(distribution) for distribution in _distributions_here().get(first, [first])}
     if not names & provided:
         raise BadInput(
             f"{path.name}, line {line}, imports {first}, which rented machines do not install.",
@@ -241,7 +241,7 @@ _HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An archive, and what a task, or a script with its arguments, is called inside it."""
+    """An archive of code, and what a task, or a script with its arguments, is called inside it."""
 
     data: bytes
     task: str
@@ -249,7 +249,7 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """Its hash, which is also its name."""
+        """The hash of the archive, which is also its name."""
         return hashlib.sha256(self.data).hexdigest()
 
 
@@ -288,7 +288,7 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
 
 
 def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> Iterable[tuple[str, bytes]]:
-    """A person's file and what it needs, in the folder of such code. All kinds of machines install alike."""
+    """Return a person's file and all that it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
     return _in_folder(user_code(file, provided=provided | {"torch"} if rented else None))
 
@@ -309,13 +309,13 @@ def _sources(name: str) -> Iterable[tuple[str, bytes]]:
 
 
 def _locks() -> Iterable[tuple[str, bytes]]:
-    """What machines install, with the hash of every package: a file for each kind of them."""
+    """Yield the lock files of machines, with the hash of every package: a file for each kind of machine."""
     for path in sorted((_HERE / "backends" / "ec2" / "node" / "locks").glob("*.txt")):
         yield f"locks/{path.name}", path.read_bytes()
 
 
 def _archive(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """A tar.gz without dates, owners or order of its own."""
+    """Return files as a tar.gz without dates, owners or an order of its own."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, mtime=0) as zipped,

@@ -32,15 +32,15 @@ RATE = struct.Struct("!Q")
 
 
 def main() -> None:
-    """Say what is here, then answer the round."""
+    """Report on this host, then answer the round."""
     asked = json.loads(sys.stdin.buffer.readline().decode())
     address = asked["address"] or _reached_as()
     listener, trouble = _listen(address)
-    found = _facts(asked)
-    found.update(address=address, port=listener.getsockname()[1] if listener else None, listen_trouble=trouble)
+    facts = _facts(asked)
+    facts.update(address=address, port=listener.getsockname()[1] if listener else None, listen_trouble=trouble)
     if listener is not None:
         threading.Thread(target=_serve, args=(listener, asked["token"].encode()), daemon=True).start()
-    _say(found)
+    _say(facts)
     line = sys.stdin.buffer.readline()
     while line:
         wish = json.loads(line.decode())
@@ -54,7 +54,7 @@ def _say(what: dict[str, Any]) -> None:
 
 
 def _reached_as() -> str | None:
-    """The address by which ssh came here."""
+    """Return the address by which ssh came here; None: not known."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 and words[2] != "UNKNOWN" else None
 
@@ -79,7 +79,7 @@ def _serve(listener: socket.socket, token: bytes) -> None:
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Let whoever knows the token in; then receive, say how fast, and send as much."""
+    """Accept whoever knows the token; then receive, say how fast, and send as much."""
     try:
         connection.settimeout(MOST_WAITING_S)
         if _exactly(connection, len(token)) != token:
@@ -114,7 +114,7 @@ def _send(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> int:
-    """Bits a second."""
+    """Receive until the sender ends; return its rate, bits per second."""
     chunk = _exactly(connection, CHUNK)
     begun, total = time.monotonic(), 0
     while chunk[:1] == b"1":
@@ -183,8 +183,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(folder: str) -> list[str]:
-    """Folders of runs whose node is gone: a machine that lost power could not remove its own."""
-    found = []
+    """Return the folders of runs whose node is gone: a machine that lost power could not remove its own."""
+    folders = []
     for pid_file in glob.glob(glob.escape(folder) + "/runs/*/*/pid"):
         try:
             with open(pid_file) as file:
@@ -194,12 +194,12 @@ def _left(folder: str) -> list[str]:
         except (OSError, ValueError):
             lives = False
         if not lives:
-            found.append(os.path.dirname(pid_file))
-    return sorted(found)
+            folders.append(os.path.dirname(pid_file))
+    return sorted(folders)
 
 
 def identity() -> str:
-    """What two names for one machine have in common: this boot of its kernel, and this view of its network."""
+    """Return the identity that two names for one machine share: this boot of its kernel, this view of its network."""
     parts = []
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -233,18 +233,18 @@ def open_files() -> int | None:
 
 
 def _packages() -> dict[str, str | None]:
-    """Versions of what training needs, without importing any of it; what is not there is null."""
-    found: dict[str, str | None] = {}
+    """Return the versions of packages that training needs, without importing any; null where one is not there."""
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def _installs() -> str | None:
-    """What keeps packages from being installed here; None: nothing that this Python lacks."""
+    """Return why packages cannot be installed here; None: this Python lacks nothing for it."""
     try:
         import ensurepip  # noqa: F401  # Debian has it in a package of its own
         import venv  # noqa: F401
@@ -268,7 +268,7 @@ def _nvidia(*arguments: str) -> tuple[int | None, str]:
 
 
 def _gpus() -> list[list[str]] | str:
-    """Name, MiB and driver of each; a sentence where the driver does not answer; nothing without one."""
+    """Return name, MiB and driver of each GPU; a sentence where the driver does not answer; nothing without one."""
     code, text = _nvidia("--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits")
     if code is None:
         return []
@@ -278,10 +278,10 @@ def _gpus() -> list[list[str]] | str:
 
 
 def _cuda() -> str | None:
-    """The newest CUDA that the driver runs, as nvidia-smi heads its table."""
+    """Return the newest CUDA version that the driver runs, as nvidia-smi heads its table."""
     _, text = _nvidia()
-    found = re.search(r"CUDA\b[^:|]*Version:\s*([0-9.]+)", text)
-    return found[1] if found else None
+    match = re.search(r"CUDA\b[^:|]*Version:\s*([0-9.]+)", text)
+    return match[1] if match else None
 
 
 if __name__ in ("hetopt_host", "__main__"):

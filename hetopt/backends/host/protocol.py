@@ -1,4 +1,4 @@
-"""What machines and whoever rented them tell each other through the bucket: names of objects, and what is in them.
+"""The protocol of machines and whoever rented them, through the bucket: names of objects, and their contents.
 
 runs/RUN/placement.json      which machine is which host, where all meet, and the spec    written by the renter
 runs/RUN/outcome.json        that the run is over for good                                written by the first host
@@ -77,7 +77,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Terms(Record):
-    """What a machine is told when it begins; what it hears later is believed within that."""
+    """The terms of a machine when it begins; later messages are believed within them."""
 
     spec_sha256: Digest = Field(description="of the run that was ordered, see `spec_digest`")
     group_secret: str = Field(
@@ -95,7 +95,7 @@ class Terms(Record):
 
 
 class PaidMachine(Record):
-    """A machine on the bill, with what it costs an hour: now, at most, and of that its volume and address."""
+    """A machine on the bill, with its dollars an hour: now, at most, and of that its volume and address."""
 
     zone: str
     instance_type: str
@@ -106,7 +106,7 @@ class PaidMachine(Record):
 
 
 class Renewal(Record):
-    """What a run's budget leaves at a moment, and what it is spent on from then on: by it machines extend their lease.
+    """The budget that a run has left at a moment, and all machines on its bill: by it they extend their lease.
 
     It tells of every machine on the bill. Where others are to come, a lease without one is written first.
     """
@@ -125,7 +125,7 @@ class Renewal(Record):
 
 
 class Lease(Record):
-    """Until when a run may go on, in seconds since the epoch. 0 for ``stop_training_s`` means: end now."""
+    """The lease of a run: until when it may go on, seconds since the epoch. ``stop_training_s`` of 0 means: end now."""
 
     end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
     stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
@@ -133,12 +133,12 @@ class Lease(Record):
 
     @property
     def wishes_end(self) -> bool:
-        """Whether somebody wants the run to end, whatever its budget."""
+        """True if somebody wants the run to end, whatever its budget."""
         return self.stop_training_s == 0.0
 
     @classmethod
     def of_json(cls, data: bytes) -> Lease | None:
-        """The lease that was written; None where it is something else, so that the one before holds."""
+        """Parse the lease that was written; None: it is something else, so that the one before holds."""
         try:
             return cls.model_validate_json(data, strict=True)
         except ValidationError:
@@ -154,12 +154,12 @@ class Placement:
 
     @property
     def leads(self) -> bool:
-        """Whether the worker of rank 0 is here."""
+        """True if the worker of rank 0 is on this machine."""
         return self.told.spec.workers[0].host == self.node.host
 
 
 class Place(Record):
-    """Which host of the run a machine is, and its address among the others."""
+    """A machine's place in the run: its host, and its address among the others."""
 
     host: HostName
     address: str
@@ -185,7 +185,7 @@ class Placements(RecordLeavingOut):
 
     @classmethod
     def of_json(cls, data: bytes) -> Placements | None:
-        """What was written; None where a field is not what it must be."""
+        """Parse the placements of a run; None: a field is not what it must be."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:
@@ -193,28 +193,28 @@ class Placements(RecordLeavingOut):
 
 
 def placement_of(data: bytes, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
-    """The place of a machine; None where it has none, the text is no placement, or places it in another run.
+    """Return the place of a machine; None: it has none, the text is no placement, or places it in another run.
 
     Args:
         data: of the placement.
         instance_id: of the machine.
         spec_sha256: of the run that was ordered, see `spec_digest`; None: any run will do.
     """
-    found = Placements.of_json(data)
-    mine = None if found is None else found.hosts.get(instance_id)
-    if found is None or mine is None or spec_sha256 not in (None, spec_digest(found.spec)):
+    placements = Placements.of_json(data)
+    mine = None if placements is None else placements.hosts.get(instance_id)
+    if placements is None or mine is None or spec_sha256 not in (None, spec_digest(placements.spec)):
         return None
     try:
-        node = Node(host=mine.host, address=mine.address, meeting=found.meeting)
+        node = Node(host=mine.host, address=mine.address, meeting=placements.meeting)
     except BadInput:
         return None
-    if node.host not in {worker.host for worker in found.spec.workers}:
+    if node.host not in {worker.host for worker in placements.spec.workers}:
         return None
-    return Placement(node=node, told=found)
+    return Placement(node=node, told=placements)
 
 
 def spec_digest(spec: RunSpec) -> str:
-    """The hash of what was ordered: all of a run but its workers, who change as machines come and go.
+    """Return the hash of what was ordered: all of a run but its workers, who change as machines come and go.
 
     Machines are told it when they boot, so whatever is written into the bucket later can name no other task and no
     other data.
@@ -224,7 +224,7 @@ def spec_digest(spec: RunSpec) -> str:
 
 
 class State(Record):
-    """What a machine does, by its own clock; once its workers have ended, in which generation, and why if it knows."""
+    """The state that a machine reports, by its own clock; once its workers have ended, their generation and reason."""
 
     time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
     does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
@@ -233,13 +233,13 @@ class State(Record):
 
 
 def checkpoint_name(found: object) -> str | None:
-    """The name of a checkpoint, where it is one."""
+    """Return the name of a checkpoint; None: the value is none."""
     return found if isinstance(found, str) and re.fullmatch(CHECKPOINT_PATTERN, found) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """What a run goes on from: the newest complete checkpoint, and which generation of machines has named it."""
+    """The newest complete checkpoint, which a run goes on from, and the generation of machines that has named it."""
 
     checkpoint: str
     generation: int = 0
@@ -251,18 +251,18 @@ class Latest:
 
     @classmethod
     def of(cls, data: bytes) -> Latest | None:
-        """What `data` gave; None where it is something else."""
-        found = re.fullmatch(rf"({CHECKPOINT_PATTERN})(?: ([0-9]{{1,9}}))?\s*", data.decode("ascii", errors="replace"))
-        return None if found is None else cls(checkpoint=found[1], generation=int(found[2] or 0))
+        """Parse the bytes of `data`; None: they are something else."""
+        match = re.fullmatch(rf"({CHECKPOINT_PATTERN})(?: ([0-9]{{1,9}}))?\s*", data.decode("ascii", errors="replace"))
+        return None if match is None else cls(checkpoint=match[1], generation=int(match[2] or 0))
 
 
 def outcome_json(generation: int) -> bytes:
-    """That a generation needs no successor."""
+    """Return the JSON object that says that a generation needs no successor."""
     return json.dumps({"generation": generation}).encode()
 
 
 def is_over(data: bytes | None, generation: int) -> bool:
-    """Whether an outcome says that a generation is over for good."""
+    """Return whether an outcome says that a generation is over for good."""
     try:
         return data is not None and _Outcome.model_validate_json(data, strict=True).generation >= generation
     except ValidationError:
@@ -274,14 +274,14 @@ class _Outcome(Record):
 
 
 def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
-    """The run with its workers in the order of their machines' addresses, as torchrun will rank them."""
+    """Return the run with its workers in the order of their machines' addresses, as torchrun will rank them."""
     address = {place.host: place.address for place in places}
     workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
     return spec.model_copy(update={"workers": tuple(workers)})
 
 
 def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
-    """The run on the hosts that are left, with the same global batch: each local batch size grows in proportion.
+    """Return the run on the hosts that are left, with the same global batch: local batch sizes grow in proportion.
 
     Raises:
         CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
@@ -309,7 +309,7 @@ def placement_json(
     *,
     pauses: bool = False,
 ) -> bytes:
-    """What the machines read to find themselves and each other, and whether to save a checkpoint and wait."""
+    """Return the JSON placement by which machines find each other, and whether to save a checkpoint and wait."""
     placements = Placements(
         generation=generation,
         resume_from=resume_from,
@@ -330,42 +330,42 @@ class Objects(Protocol):
     """Named bytes that all machines of a run see."""
 
     def get(self, name: str) -> bytes | None:
-        """What is under a name; None where there is nothing, or where nobody can be reached."""
-        found = self.versioned(name)
-        return None if found is None else found.data
+        """Return the data under a name; None: there is none, or nobody can be reached."""
+        stored = self.versioned(name)
+        return None if stored is None else stored.data
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write; says whether that went well."""
+        """Write bytes under a name; return whether that went well."""
 
     def send(self, name: str, path: Path) -> bool:
-        """Write a file, in parts where it is large; says whether that went well.
+        """Write a file, in parts where it is large; return whether that went well.
 
         Raises:
             FileNotFoundError: there is none.
         """
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Read into a file; says whether that went well. The file is whole, or not there."""
+        """Fetch data into a file; return whether that went well. The file is whole, or not there."""
 
     def versioned(self, name: str) -> Versioned | None:
-        """What is under a name, with its version; None where there is nothing, or where nobody can be reached."""
+        """Return the data under a name, with its version; None: there is none, or nobody can be reached."""
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write where that version still is (None: where nothing is); says whether that went well, and was so."""
+        """Write where that version still is (None: where nothing is); return whether that went well, and was so."""
 
     def names(self, prefix: str) -> Sequence[str]:
-        """All names that begin so, sorted."""
+        """Return all names with a prefix, sorted."""
 
     def delete(self, name: str) -> None:
-        """Remove, if that goes well."""
+        """Remove the data under a name, if that goes well."""
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Fetch every object below a prefix into a folder; whether all of it is there."""
+        """Fetch every object below a prefix into a folder; return whether all of it is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versioned:
-    """What was under a name, and which version that was."""
+    """The data under a name, and its version."""
 
     data: bytes
     version: str
@@ -384,20 +384,20 @@ class Stay(Record):
     priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
 
     def usd(self, now_s: float) -> float:
-        """USD that this machine has cost until ``now_s`` (Unix time, seconds)."""
+        """Return the dollars that this machine has cost until ``now_s`` (seconds since the epoch)."""
         end_s = max(now_s if self.until_s is None else self.until_s, self.since_s + self.minimum_s)
         from_s = self.since_s if self.priced_s is None else self.priced_s
         return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
-        """From then on at another price: what it had cost stays what it was, and so does the least that is paid."""
+        """Return the stay at another price from a moment on; its cost until then, and its least cost, stay the same."""
         from_s = max(now_s, self.since_s + self.minimum_s, self.priced_s or 0.0)
         paid_usd = self.model_copy(update={"until_s": None}).usd(now_s)
         return self.model_copy(update={"usd_per_hour": usd_per_hour, "paid_usd": paid_usd, "priced_s": from_s})
 
 
 def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
-    """What the machines of a run have cost so far."""
+    """Return the dollars that the machines of a run have cost so far."""
     return math.fsum(stay.usd(now_s) for stay in stays)
 
 
@@ -407,7 +407,7 @@ PRICES_EVERY_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class PriceChange:
-    """From a moment on (seconds since the epoch) a pool costs so much, in USD an hour, without volume and address."""
+    """The price of a pool from a moment on (seconds since the epoch), in USD an hour, without volume and address."""
 
     zone: str
     instance_type: str
@@ -420,7 +420,7 @@ AskPrices = Callable[[Sequence[str], float], Sequence[PriceChange] | None]
 
 
 def renewed_end_s(renewal: Renewal, changes: Sequence[PriceChange], now_s: float) -> float:
-    """When machines are shut down that nobody has looked after since a lease was written (seconds since the epoch).
+    """Return when machines that nobody has looked after since a lease are shut down (seconds since the epoch).
 
     Args:
         renewal: what the lease says of the budget.
@@ -433,13 +433,13 @@ def renewed_end_s(renewal: Renewal, changes: Sequence[PriceChange], now_s: float
 
 
 def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange], now_s: float) -> Stay:
-    """A machine since the lease was written, as if it were still there."""
+    """Return the stay of a machine since the lease was written, as if it were still there."""
     if machine.on_demand:
         return Stay(since_s=renewal.since_s, usd_per_hour=machine.usd_per_hour)
     mine = [
-        (one.at_s, min(one.usd_per_hour + machine.extras_usd_per_hour, machine.worst_usd_per_hour))
-        for one in changes
-        if (one.zone, one.instance_type) == (machine.zone, machine.instance_type)
+        (change.at_s, min(change.usd_per_hour + machine.extras_usd_per_hour, machine.worst_usd_per_hour))
+        for change in changes
+        if (change.zone, change.instance_type) == (machine.zone, machine.instance_type)
     ]
     before = [usd for at_s, usd in mine if at_s <= renewal.since_s]
     # A pool of which nobody tells what it cost at first cost the most that it can.
@@ -453,7 +453,7 @@ def _stay(renewal: Renewal, machine: PaidMachine, changes: Sequence[PriceChange]
 
 @dataclass(kw_only=True)
 class Allowance:
-    """What one machine may do, by what it last heard.
+    """The moments until which one machine may live and train, by the last lease that it read.
 
     Attributes:
         latest_end_s: what nothing extends its life beyond, whoever wrote the lease.
@@ -471,7 +471,7 @@ class Allowance:
     _asked_s: float = -math.inf
 
     def hear(self, lease: Lease, now_s: float) -> None:
-        """A lease as it is now. One that nobody has written anew for a while is extended, if it says by what."""
+        """Take in the present lease. One that nobody has written anew for a while is extended, if it has a renewal."""
         if lease.renewal != self._renewal:
             self._renewal, self._renewed_s = lease.renewal, 0.0
         self._extend(lease, now_s)
@@ -484,7 +484,7 @@ class Allowance:
             self.end_s, self.stop_training_s = renewed_s, renewed_s - lease.renewal.checkpoint_s
 
     def _extend(self, lease: Lease, now_s: float) -> None:
-        """Reckon anew when prices may have moved, or half of the time is over in which that is of use."""
+        """Reckon the end anew when prices may have moved, or half of the time is over in which that is of use."""
         if lease.renewal is None:
             return
         last_s = max(lease.renewal.since_s, self._asked_s)
@@ -494,7 +494,7 @@ class Allowance:
             self._renewed_s = max(self._renewed_s, self._reckoned_s(lease.renewal, now_s))
 
     def _reckoned_s(self, renewal: Renewal, now_s: float) -> float:
-        """By the prices of now; 0 where nobody tells them."""
-        types = list(dict.fromkeys(one.instance_type for one in renewal.machines if not one.on_demand))
+        """Return the end of the lease by present prices (seconds since the epoch); 0 where nobody tells them."""
+        types = list(dict.fromkeys(machine.instance_type for machine in renewal.machines if not machine.on_demand))
         changes = self.ask_prices(types, renewal.since_s) if types else []
         return 0.0 if changes is None else renewed_end_s(renewal, changes, now_s)

@@ -51,7 +51,7 @@ Rate = Annotated[float, Field(ge=0, le=2**64)]
 
 
 class Seen(Record):
-    """What a host says of itself (`look`)."""
+    """A host's report on itself (`look`)."""
 
     python: tuple[Count, Count]
     executable: Told
@@ -75,7 +75,7 @@ class Seen(Record):
 
 
 class Ways(Record):
-    """How a host reaches the others: `yes` or why not, and bits a second to and from those that were measured."""
+    """A host's ways to the others: `yes` or why not, and bits a second to and from those that were measured."""
 
     reached: dict[Told, Told]
     rates: dict[Told, tuple[Rate, Rate]]
@@ -83,7 +83,7 @@ class Ways(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Suggested:
-    """A setting that plans need and the inventory does not say, as a host was seen.
+    """A setting that plans need and the inventory does not say, as measured on a host.
 
     Attributes:
         setting: of `Host`.
@@ -98,7 +98,7 @@ class Suggested:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing about a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
+    """A trouble of a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
 
     said: str
     hint: str
@@ -107,7 +107,7 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFound:
-    """What was found about a host.
+    """The result of the check of a host.
 
     Attributes:
         name: of the host.
@@ -125,14 +125,14 @@ class HostFound:
 
     @property
     def verdict(self) -> Literal["good", "bad", "unknown"]:
-        """Of all together."""
+        """The worst verdict on the host."""
         return self.troubles[0].verdict if self.troubles else "good"
 
 
 def check_hosts(
     hosts: Sequence[Host], spec: RunSpec | None = None, reading: Reading | None = None, *, link: Link = SSH
 ) -> tuple[HostFound, ...]:
-    """Ask all hosts at once, and let each try the ways to all others.
+    """Ask all hosts at once, and let each try the ways to all others; return the result of each.
 
     Args:
         hosts: to ask.
@@ -148,22 +148,22 @@ def check_hosts(
             answers = list(pool.map(lambda talk: _facts(talk, token), talks))
             seen = {host.name: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Seen)}
             wishes = _wishes(seen)
-            told = list(pool.map(lambda talk: _ways(talk, wishes.get(talk.host.name)), talks))
+            answered_ways = list(pool.map(lambda talk: _ways(talk, wishes.get(talk.host.name)), talks))
         finally:
             list(pool.map(Conversation.end, talks))
-    ways = {host.name: way for host, way in zip(hosts, told, strict=True) if way is not None}
+    ways = {host.name: way for host, way in zip(hosts, answered_ways, strict=True) if way is not None}
     between = together(hosts, seen, ways)
-    found = []
+    results = []
     for host, talk, answer in zip(hosts, talks, answers, strict=True):
         if isinstance(answer, HetoptError):
             said = answer.message.rstrip(".").removeprefix(f"{host.name} ")
-            found.append(HostFound(name=host.name, troubles=(Trouble(said, answer.hint or ""),), rates={}))
+            results.append(HostFound(name=host.name, troubles=(Trouble(said, answer.hint or ""),), rates={}))
             continue
         rates = ways[host.name].rates if host.name in ways else {}
         troubles = [*alone(host, answer, asked_s=talk.asked_s), *between[host.name]]
         if spec is not None:
             troubles += [*_units(host, answer, spec.precision), *_readers(answer, host, spec, reading)]
-        found.append(
+        results.append(
             HostFound(
                 name=host.name,
                 seen=answer,
@@ -172,7 +172,7 @@ def check_hosts(
                 for_plans=tuple(suggested(host, answer, rates)),
             )
         )
-    return tuple(found)
+    return tuple(results)
 
 
 def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) -> Iterator[Suggested]:
@@ -204,12 +204,12 @@ def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
 
 
 def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
-    """Whom each host is to try: all others, and the rates to its neighbour in the ring."""
-    open_ = {name: one for name, one in seen.items() if one.port is not None}
+    """Return the hosts that each host is to try: all others, and its neighbour in the ring for the rates."""
+    open_ = {name: report for name, report in seen.items() if report.port is not None}
     names = list(open_)
     wishes = {}
     for name in seen:
-        others = [(other, one.address, one.port) for other, one in open_.items() if other != name]
+        others = [(other, report.address, report.port) for other, report in open_.items() if other != name]
         after = names[(names.index(name) + 1) % len(names)] if name in open_ and len(names) > 1 else None
         wishes[name] = {"others": others, "measure": [after] if after else []}
     return wishes
@@ -219,18 +219,18 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     if wish is None or not wish["others"]:
         return None
     try:
-        told = talk.ask(json.dumps(wish).encode() + b"\n", Ways, WAYS_WITHIN_S)
+        answer = talk.ask(json.dumps(wish).encode() + b"\n", Ways, WAYS_WITHIN_S)
     except HetoptError:
         return None
     asked = {name for name, _, _ in wish["others"]}
     return Ways(
-        reached={name: how for name, how in told.reached.items() if name in asked},
-        rates={name: rate for name, rate in told.rates.items() if name in asked},
+        reached={name: how for name, how in answer.reached.items() if name in asked},
+        rates={name: rate for name, rate in answer.rates.items() if name in asked},
     )
 
 
 def alone(host: Host, seen: Seen, *, asked_s: float) -> Iterator[Trouble]:
-    """Yield what of one host would keep it from training, or is to be known.
+    """Yield the troubles of one host that would keep it from training, or are to be known.
 
     Args:
         host: as its owner describes it.
@@ -311,7 +311,7 @@ def _devices(host: Host, seen: Seen) -> Iterator[Trouble]:
 
 
 def _units(host: Host, seen: Seen, precision: Precision) -> Iterator[Trouble]:
-    """GPUs that would compute in a precision without units for it, as much slower as that is."""
+    """Yield a trouble for GPUs that would compute in a precision without units for it, as much slower as that is."""
     rows = [] if isinstance(seen.gpus, str) else seen.gpus
     taken = None if CPU in host.devices else places(host.devices, [row[0] for row in rows])
     lacking = [rows[at][0] for at in taken or () if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]
@@ -375,13 +375,13 @@ def check_readers(
 
 
 def cuda_of(torch: str) -> tuple[int, int] | None:
-    """The CUDA that a torch was built for, by its version: 12.6 of ``2.7.0+cu126``.
+    """Return the CUDA version that a torch was built for, by the version of torch: 12.6 of ``2.7.0+cu126``.
 
     None: it says that it was built for none. A version from PyPI says nothing: CUDA 12 before torch 2.11, and 13 then.
     """
     plain, _, local = torch.partition("+")
-    if found := re.fullmatch(r"cu([0-9]{1,4})([0-9])", local):
-        return int(found[1]), int(found[2])
+    if match := re.fullmatch(r"cu([0-9]{1,4})([0-9])", local):
+        return int(match[1]), int(match[2])
     if local:
         return None
     version = _version(plain)
@@ -389,33 +389,37 @@ def cuda_of(torch: str) -> tuple[int, int] | None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    found = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", text)
-    return () if found is None else (int(found[1]), int(found[2]))
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", text)
+    return () if match is None else (int(match[1]), int(match[2]))
 
 
 def together(hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways]) -> dict[str, list[Trouble]]:
-    """What of several hosts would keep them from training together, by host.
+    """Return the troubles between hosts that would keep them from training together, by host.
 
     Args:
         hosts: in order.
         seen: what they say of themselves.
         ways: how they reach each other.
     """
-    found: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
+    troubles: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
     first: dict[str, str] = {}
-    own = {host.name for host in hosts if not host.install}
-    torches = {name: told for name, one in seen.items() if name in own and (told := one.packages.get("torch"))}
+    unmanaged = {host.name for host in hosts if not host.install}
+    torches = {
+        name: torch for name, report in seen.items() if name in unmanaged and (torch := report.packages.get("torch"))
+    }
     newest = max(torches, key=lambda name: _version(torches[name]), default="")
-    for name, one in seen.items():
-        if one.identity in first:
-            found[name].append(Trouble(f"it is the same machine as {first[one.identity]}", "leave one of them out"))
-        first.setdefault(one.identity, name)
+    for name, report in seen.items():
+        if report.identity in first:
+            troubles[name].append(
+                Trouble(f"it is the same machine as {first[report.identity]}", "leave one of them out")
+            )
+        first.setdefault(report.identity, name)
         if name in torches and _version(torches[name]) != _version(torches[newest]):
             said = f"it has torch {torches[name]}, and {newest} {torches[newest]}"
             hint = "install the same there: results of two versions differ in their last digits"
-            found[name].append(Trouble(said, hint, "unknown"))
-        found[name] += _unreached(name, seen, ways.get(name)) if len(hosts) > 1 else ()
-    return found
+            troubles[name].append(Trouble(said, hint, "unknown"))
+        troubles[name] += _unreached(name, seen, ways.get(name)) if len(hosts) > 1 else ()
+    return troubles
 
 
 def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterator[Trouble]:
@@ -436,7 +440,7 @@ def _unreached(name: str, seen: Mapping[str, Seen], way: Ways | None) -> Iterato
 
 
 def in_words(found: HostFound) -> str:
-    """What a host is, on one line: '16 CPUs, 62 GiB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2 and 930 back'."""
+    """Describe a host on one line: '16 CPUs, 62 GiB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2 and 930 back'."""
     seen = found.seen
     if seen is None:
         return ""
@@ -454,7 +458,7 @@ INVENTORY_FILE = "inventory.json"
 
 
 class Inventory(Artifact):
-    """Which machines take part, by which address each that says none was reached (`Host.private`), and who cannot."""
+    """The hosts of a run, the address by which each without `Host.private` was reached, and the hosts left out."""
 
     KIND: ClassVar[str] = "inventory"
     VERSION: ClassVar[int] = 1
@@ -466,7 +470,7 @@ class Inventory(Artifact):
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:
-        """The host of that name.
+        """Return the host of a name.
 
         Raises:
             BadInput: there is none.
@@ -479,12 +483,12 @@ class Inventory(Artifact):
         return tuple(host for host in self.hosts if host.name not in self.left_out)
 
     def address(self, name: str) -> str:
-        """By which the others reach it.
+        """Return the address by which the others reach a host.
 
         Raises:
             BadInput: nobody knows.
         """
-        found = self.host(name).private or self.addresses.get(name)
-        if found is None:
+        address = self.host(name).private or self.addresses.get(name)
+        if address is None:
             raise BadInput(f"{name} has no address among the others.", hint="say it: private = 192.168.1.20")
-        return found
+        return address

@@ -65,7 +65,7 @@ _NOW = Lease(end_s=1e11, stop_training_s=0.0)
 
 
 def in_our_time(lines: bytes, ahead_s: float) -> bytes:
-    """Events as this machine would have dated them: what reads a run holds them against when it was launched here.
+    """Return events as this machine would have dated them: what reads a run holds them against its launch here.
 
     Args:
         lines: of a log, as a host wrote them.
@@ -75,14 +75,14 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
         return lines
     return re.sub(
         rb'(?m)^(\{.*?"time_s": )(-?[0-9]{1,15}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,2})?)(?=[,}])',
-        lambda found: found[1] + b"%.6f" % (float(found[2]) - ahead_s),
+        lambda match: match[1] + b"%.6f" % (float(match[2]) - ahead_s),
         lines,
     )
 
 
 @dataclass(kw_only=True)
 class HostsConductor(Conductor):
-    """Conducts one run on hosts whose agents are connected to.
+    """The conductor of one run on hosts whose agents are connected to.
 
     Attributes:
         inventory: the hosts. The workers of the run are in the order of their addresses.
@@ -102,7 +102,7 @@ class HostsConductor(Conductor):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Open what the run has."""
+        """Open the files of the run."""
         super().__post_init__()
         self._objects = FolderObjects(folder=self.run_dir / OBJECTS_FOLDER)
         self._objects.folder.mkdir(exist_ok=True)
@@ -194,12 +194,12 @@ class HostsConductor(Conductor):
         return reason
 
     def _brings(self) -> bool:
-        """Whether a step was done since the last placement, as far as the log tells."""
+        """Return whether a step was done since the last placement, as far as the log tells."""
         self._has_brought |= any(map(advances, self.reader.read()))
         return self._has_brought
 
     def _arrived(self, name: str) -> HetoptError | None:
-        """Take a host in, once it was connected to; why it was not, if so."""
+        """Take in a host that was connected to; return why it was not, if so."""
         try:
             self._links[name] = self._coming.pop(name).result()
         except HetoptError as refusal:
@@ -227,7 +227,7 @@ class HostsConductor(Conductor):
             return is_over(self._objects.get(OUTCOME_OBJECT), self._generation)
 
     def _allowed(self) -> list[str]:
-        """Hosts within their hours that can take part and are not given up."""
+        """Return the hosts within their hours that can take part and are not given up."""
         moment = datetime.datetime.now()
         fit = {host.name for host in self.inventory.fit()}
         kept = (name for name in self._names if name in fit and not is_given_up(self._idle.get(name, 0)))
@@ -272,7 +272,7 @@ class HostsConductor(Conductor):
         self._objects.put(PLACEMENT_OBJECT, data)
 
     def _id(self, name: str) -> str:
-        """What a host is called in placements, which have ids of instances."""
+        """Return the id of a host in placements, in the form of an instance id."""
         return f"i-{self._names.index(name)}"
 
     def _reach(self, names: Sequence[str]) -> None:
@@ -304,7 +304,7 @@ class HostsConductor(Conductor):
         return part
 
     def _keep(self, host: str, name: str, data: bytes) -> None:
-        """What a host has written: events and logs become those of the run; the lock is held."""
+        """Keep an object that a host has written: events and logs become those of the run; the lock is held."""
         first, _, rest = name.partition("/")
         if first == "events":
             with (self.run_dir / EVENTS_FILE).open("ab") as stream:

@@ -1,4 +1,4 @@
-"""Which of a host's GPUs are the ones that its inventory names, in that order: a worker takes each.
+"""The GPUs of a host that its inventory names, in that order: a worker takes each.
 
 CUDA numbers GPUs from the fastest on unless it is told to go by their slots, as `nvidia-smi` does.
 """
@@ -16,25 +16,25 @@ _WITHIN_S = 20
 
 
 def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """The place of each wanted GPU among those that are there; None where one is not.
+    """Return the slot of each wanted GPU among those that are there; None: one is not there.
 
     Args:
         wanted: as an inventory names them: ``RTX 3090`` is a ``NVIDIA GeForce RTX 3090`` sooner than one with ``Ti``.
         names: as the driver does, in the order of their slots.
     """
-    found: dict[int, int] = {}
+    slots: dict[int, int] = {}
     for place in sorted(range(len(wanted)), key=lambda place: -len(_words(wanted[place]))):
         # The wanted words stand in the name, one after the other.
         words = f" {' '.join(_words(wanted[place]))} "
         fits = [
             (len(_words(name)), other)
             for other, name in enumerate(names)
-            if other not in found.values() and words in f" {' '.join(_words(name))} "
+            if other not in slots.values() and words in f" {' '.join(_words(name))} "
         ]
         if not fits:
             return None
-        found[place] = min(fits)[1]
-    return [found[place] for place in range(len(wanted))]
+        slots[place] = min(fits)[1]
+    return [slots[place] for place in range(len(wanted))]
 
 
 def _words(name: str) -> list[str]:
@@ -42,7 +42,7 @@ def _words(name: str) -> list[str]:
 
 
 def environment(devices: Sequence[str]) -> dict[str, str]:
-    """What workers are told so that the first of them has the first device; nothing where they train on the CPU."""
+    """Return the environment in which workers' first device is the first of these; empty for training on the CPU."""
     if CPU in devices:
         return {}
     try:
@@ -51,6 +51,6 @@ def environment(devices: Sequence[str]) -> dict[str, str]:
         )
     except (OSError, subprocess.SubprocessError):
         return {}  # without the driver's word, CUDA's own order is all there is
-    found = places(devices, done.stdout.strip().splitlines())
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, found or ()))}
-    return order if found is not None else {}
+    slots = places(devices, done.stdout.strip().splitlines())
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, slots or ()))}
+    return order if slots is not None else {}

@@ -91,7 +91,7 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
 
 
 def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return ssh and its options for a host that is reached so, as far as the host itself."""
+    """Return ssh and its options for a host, with the way to it: the command line up to the host itself."""
     words = shlex.split(environment.get(SSH_VARIABLE) or "ssh")
     for name, value in _OPTIONS.items():
         words += ["-o", f"{name}={value}"]
@@ -105,7 +105,7 @@ def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> li
 
 
 def python_command(python: str, code: bytes) -> str:
-    """The command that runs Python from its standard input; what follows that is the program's own.
+    """Return the command that runs Python from its standard input; what follows the code there is the program's own.
 
     It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
     starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
@@ -132,7 +132,7 @@ def python_command(python: str, code: bytes) -> str:
 
 
 def why_unreached(host: Host, complaint: str) -> RunFailed:
-    """Return ssh's own words, of its complaint the line that tells most, and what to do.
+    """Return the error of an unreached host: the line of ssh's complaint that tells most, and what to do.
 
     Args:
         host: that was to be reached.
@@ -182,7 +182,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How a command is run on a host, with its bytes in both directions and its end: by ssh, or by what is like it.
+    """A way to run a command on a host, with its bytes in both directions and its end: by ssh, or by what is like it.
 
     Attributes:
         argv: the command line here that runs a command there, for the user's shell.
@@ -207,7 +207,7 @@ INSTALL_WITHIN_S = 1800.0
 
 
 class Begun(Record):
-    """What a host says once it has the code: the folder that it runs in, or why it does not."""
+    """A host's answer once it has the code: the folder that it runs in, or why it does not."""
 
     ready: Told | None = None
     refused: Told | None = None
@@ -265,18 +265,18 @@ class Conversation:
 
     @property
     def ssh(self) -> subprocess.Popen[bytes]:
-        """The ssh that runs the program, once it was begun."""
+        """The ssh process that runs the program, once it was begun."""
         assert self._ssh is not None
         return self._ssh
 
     @property
     def incoming(self) -> io.BufferedReader:
-        """What the program and its shell write."""
+        """The output of the program and its shell."""
         assert isinstance(self.ssh.stdout, io.BufferedReader)
         return self.ssh.stdout
 
     def begin(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Start the program, hand it what it asks for first, and hear its first answer.
+        """Start the program, hand it what it asks for first, and return its first answer.
 
         Args:
             question: for the program, as it reads it. The program must not wait for more before it has said something.
@@ -306,7 +306,7 @@ class Conversation:
         return self.ask(question, kind, patience_s)
 
     def ask(self, question: bytes, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
-        """Hand the program a question, and hear what it says to that.
+        """Ask the program a question, and return its answer.
 
         Raises:
             HetoptError: it ended, says nothing in time, or says what cannot be.
@@ -314,7 +314,7 @@ class Conversation:
         return read_words(kind, self._next(question, patience_s), self.host.name)
 
     def say(self, data: bytes) -> None:
-        """Hand the program its next bytes; where it has ended, its exit code and its complaints say why."""
+        """Write bytes to the program's input; where that fails, the next `ask` says why."""
         assert self.ssh.stdin is not None
         with suppress(OSError):
             self.ssh.stdin.write(data)
@@ -332,7 +332,7 @@ class Conversation:
             self._ssh.kill()
 
     def _let_go(self) -> int:
-        """Say to the program that nothing more comes, cut it off if it has not ended after a while; ssh's exit code."""
+        """Close the program's input, cut it off if it has not ended after a while; return ssh's exit code."""
         assert self.ssh.stdin is not None
         with suppress(OSError):  # it may have gone already
             self.ssh.stdin.close()
@@ -458,12 +458,12 @@ class Part(Conversation):
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection has ended."""
+        """True if the connection has ended."""
         return self.gone.is_set() or self.ssh.poll() is not None
 
     def _serve(self) -> None:
         def read(count: int) -> bytes:
-            """Return so many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
+            """Read a number of bytes, fewer at the end; a part that comes over a slow line is heard while it does."""
             data = bytearray()
             while len(data) < count and (piece := self.incoming.read1(count - len(data))):
                 data += piece

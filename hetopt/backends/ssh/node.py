@@ -38,11 +38,11 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    made = False
+    made_folder = False
     try:
         given = json.loads((root / CONFIG).read_text(encoding="utf-8"))
         (root / CONFIG).unlink()  # the secret stays in memory
-        made = bool(given.pop("made"))
+        made_folder = bool(given.pop("made"))
         connection = Connection(incoming=0, outgoing=outgoing)
         os.environ |= gpus.environment(given.pop("devices", [CPU]))
         return Agent(
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
     finally:
         shutil.rmtree(root, ignore_errors=True)
         with suppress(OSError):  # others may have something there
-            for folder in root.parents[: 3 if made else 2]:
+            for folder in root.parents[: 3 if made_folder else 2]:
                 folder.rmdir()
 
 

@@ -43,17 +43,17 @@ _PARTIAL = ".partial"
 
 
 class Cut(SystemExit):
-    """Nobody answers any more: whoever asked has nothing left to do."""
+    """The error of a connection that is cut: whoever asked has nothing left to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderObjects:
-    """Named bytes in a folder; see `hetopt.backends.host.protocol.Objects`."""
+    """The objects of a folder; see `hetopt.backends.host.protocol.Objects`."""
 
     folder: Path
 
     def path(self, name: str) -> Path:
-        """Where a name is.
+        """Return the path of an object's file.
 
         Raises:
             BadInput: it is no name of a file in the folder.
@@ -66,8 +66,8 @@ class FolderObjects:
 
     def get(self, name: str) -> bytes | None:
         """See `Objects`."""
-        found = self.versioned(name)
-        return None if found is None else found.data
+        stored = self.versioned(name)
+        return None if stored is None else stored.data
 
     def versioned(self, name: str) -> Versioned | None:
         """See `Objects`."""
@@ -105,7 +105,7 @@ class FolderObjects:
         return True
 
     def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
-        """One part of a file, and how large it is; None where there is none."""
+        """Return one part of a file, and the size of the whole in bytes; None: there is no such file."""
         try:
             with self.path(name).open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)
@@ -116,7 +116,7 @@ class FolderObjects:
 
 
 def _partial(path: Path) -> Path:
-    """What a file is called until it is whole."""
+    """Return the path of a file until it is whole."""
     return Path(f"{path}{_PARTIAL}")
 
 
@@ -129,7 +129,7 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
 
 
 class Request(Record):
-    """What a host asks for; each field is of the requests that have it (`answer`)."""
+    """A host's request about an object; each field is of the requests that have it (`answer`)."""
 
     what: What
     place: Place = OBJECTS
@@ -140,7 +140,7 @@ class Request(Record):
 
 
 class Answer(Record):
-    """What the launching machine says to that; nothing where it was refused."""
+    """The launching machine's answer to a request; empty where it was refused."""
 
     done: bool = False
     version: Name | None = None
@@ -164,7 +164,7 @@ def check_allowed(request: Request) -> None:
 
 
 def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answer, bytes]:
-    """What a request is answered with.
+    """Carry out a request on a folder of objects; return the answer and its body.
 
     Raises:
         BadInput: a name is none.
@@ -172,8 +172,8 @@ def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answe
     name = request.name
     match request.what:
         case "get":
-            found = objects.versioned(name)
-            return (Answer(), b"") if found is None else (Answer(version=found.version), found.data)
+            stored = objects.versioned(name)
+            return (Answer(), b"") if stored is None else (Answer(version=stored.version), stored.data)
         case "put_over":
             return Answer(done=objects.put_over(name, body, request.version)), b""
         case "names":
@@ -200,22 +200,22 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
     header, body = _LENGTHS.unpack(head)
     if header > MOST_HEADER or body > MOST_BODY:
         raise ValueError(f"a frame of {header} and {body} bytes")
-    told = read(header)
+    record = read(header)
     data = read(body)
-    if len(told) < header or len(data) < body:
+    if len(record) < header or len(data) < body:
         return None
-    return told, data
+    return record, data
 
 
 def frame(header: Request | Answer, body: bytes = b"") -> bytes:
-    """A request or an answer as bytes."""
-    told = header.model_dump_json(exclude_defaults=True).encode()
-    return _LENGTHS.pack(len(told), len(body)) + told + body
+    """Return a request or an answer as the bytes of a frame."""
+    encoded = header.model_dump_json(exclude_defaults=True).encode()
+    return _LENGTHS.pack(len(encoded), len(body)) + encoded + body
 
 
 @dataclass(kw_only=True)
 class Connection:
-    """A host's end: one request at a time.
+    """The host's end of a connection: one request at a time.
 
     Attributes:
         incoming, outgoing: open files, as their numbers.
@@ -238,12 +238,12 @@ class Connection:
                 data = memoryview(frame(request, body))
                 while data:
                     data = data[os.write(self.outgoing, data[:PART_BYTES]) :]
-                found = read_frame(self._read)
+                reply = read_frame(self._read)
             except (OSError, ValueError):
-                found = None
-        if found is None:
+                reply = None
+        if reply is None:
             raise Cut("the machine that launched the run is gone")
-        return read_words(Answer, found[0], "the machine that launched the run"), found[1]
+        return read_words(Answer, reply[0], "the machine that launched the run"), reply[1]
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -258,7 +258,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteObjects(Objects):
-    """The objects as a host sees them; see `hetopt.backends.host.protocol.Objects`.
+    """The launching machine's objects, from a host: each call is asked of that machine; see `Objects`.
 
     Attributes:
         place: `OBJECTS` or `MODELS`.
@@ -272,8 +272,8 @@ class RemoteObjects(Objects):
 
     def versioned(self, name: str) -> Versioned | None:
         """See `Objects`."""
-        told, data = self._ask("get", name)
-        return None if told.version is None else Versioned(data=data, version=told.version)
+        reply, data = self._ask("get", name)
+        return None if reply.version is None else Versioned(data=data, version=reply.version)
 
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
@@ -306,18 +306,18 @@ class RemoteObjects(Objects):
         partial = _partial(path)
         with partial.open("wb") as stream:
             while True:
-                told, data = self._ask("part", name, offset=stream.tell())
-                if told.size is None:
+                reply, data = self._ask("part", name, offset=stream.tell())
+                if reply.size is None:
                     partial.unlink()
                     return False
                 stream.write(data)
-                if not data or stream.tell() >= told.size:
+                if not data or stream.tell() >= reply.size:
                     break
         os.replace(partial, path)
         return True
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """There is no bucket.
+        """Refuse: a host has no bucket to download from.
 
         Raises:
             BadInput: always.

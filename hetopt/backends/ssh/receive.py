@@ -37,8 +37,8 @@ def main() -> None:
         return
     root = "/".join((folder, "runs", *names))
     # What was made for the run goes with it, and nothing that was there before; a host that lost power has it still.
-    made = not os.path.exists(folder) or os.path.exists(f"{root}/{MADE}")
-    asked["config"]["made"] = made
+    made_folder = not os.path.exists(folder) or os.path.exists(f"{root}/{MADE}")
+    asked["config"]["made"] = made_folder
     data = sys.stdin.buffer.read(asked["bytes"])
     if hashlib.sha256(data).hexdigest() != asked["sha256"]:
         _say({"refused": "the code did not arrive as it was sent"})
@@ -47,7 +47,7 @@ def main() -> None:
         _end_earlier(root)
         shutil.rmtree(root, ignore_errors=True)
         os.makedirs(f"{root}/run", mode=0o700)
-        if made:
+        if made_folder:
             open(f"{root}/{MADE}", "w").close()
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             for entry in archive.getmembers():
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _installed(root: str, *, gpu: bool) -> str:
-    """Make an environment with the packages whose hashes the code names; its interpreter.
+    """Make an environment with the packages whose hashes the code names; return its interpreter.
 
     torch for CPUs has an index of its own. What pip keeps for another time would stay behind, so it keeps nothing.
 
@@ -90,12 +90,12 @@ def _installed(root: str, *, gpu: bool) -> str:
     wanted = [["--requirement", f"{locks}-{'gpu' if gpu else 'cpu'}.txt"]]
     if not gpu:
         wanted.append(["--index-url", CPU_TORCH_INDEX, "--requirement", f"{locks}-cpu-torch.txt"])
-    own = f"{root}/code/task/requirements.txt"
-    if os.path.exists(own):
-        wanted.append(["--requirement", own])
+    task_requirements = f"{root}/code/task/requirements.txt"
+    if os.path.exists(task_requirements):
+        wanted.append(["--requirement", task_requirements])
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
     safe = ["--only-binary", ":all:", "--require-hashes"]
-    for command in ([sys.executable, "-m", "venv", f"{root}/venv"], *([*pip, *safe, *one] for one in wanted)):
+    for command in ([sys.executable, "-m", "venv", f"{root}/venv"], *([*pip, *safe, *options] for options in wanted)):
         subprocess.run(
             command,
             check=True,

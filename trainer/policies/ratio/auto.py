@@ -138,7 +138,7 @@ class StepTimes(Record):
         return self.strikes > 0
 
     def after(self, option: Option, network: Network, *, step_s: float, compute_s: float, steps: int) -> StepTimes:
-        """Return the step times with a period's median added, seconds; one that is far off counts once it is repeated."""
+        """Return the step times with a period's median added, seconds; one that is far off counts once repeated."""
         before = self.timings.get(option.key)
         # The first step of a way is slower than those that follow, and tells nothing alone.
         if before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER):

@@ -1,1 +1,1 @@
-"""What runs on a rented machine: how it boots, how it hears that it will be taken away, how it joins the others."""
+"""The programs of a rented machine: how it boots, how it hears that it will be taken back, how it joins the others."""

@@ -75,7 +75,7 @@ Transport = Callable[[str, str, Mapping[str, str]], Response]
 
 
 def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
-    """The real transport. Proxies are passed by: the address means this machine."""
+    """Request a path of the metadata service, past any proxy (its address is this machine); return status and body."""
     base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE, facts.METADATA_ENDPOINT).rstrip("/")
     request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -90,7 +90,7 @@ def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
 
 
 def metadata(path: str, transport: Transport = over_http) -> str | None:
-    """What the metadata service has at a path, by a token for this question; None: nothing, or nobody answers."""
+    """Return the metadata service's value at a path, by a token for this question; None: no value, or no answer."""
     status, token = transport("PUT", _PATHS["token"], {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)})
     if status != 200:
         return None
@@ -100,7 +100,7 @@ def metadata(path: str, transport: Transport = over_http) -> str | None:
 
 
 def is_taken(transport: Transport = over_http) -> bool:
-    """Return whether it is announced that EC2 takes this machine back."""
+    """Return whether EC2 has announced that it takes this machine back."""
     try:
         announced = json.loads(metadata(_PATHS["interruption"], transport) or "{}")
     except ValueError:

@@ -26,7 +26,7 @@ _DATA = re.compile(r"[^/]+\.data/(purelib|platlib|scripts|data)/(.+)")
 
 
 def requirements(text: str) -> Iterator[frozenset[str]]:
-    """The hashes of each requirement, any of which will do.
+    """Yield each requirement of a lock file as the set of its accepted SHA-256 hashes.
 
     Raises:
         ValueError: a line is no requirement by version and hash.
@@ -34,10 +34,10 @@ def requirements(text: str) -> Iterator[frozenset[str]]:
     for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = _REQUIREMENT.fullmatch(line.strip())
-        if found is None:
+        match = _REQUIREMENT.fullmatch(line.strip())
+        if match is None:
             raise ValueError(f"{line.strip()[:80]!r} is no requirement by version and hash")
-        yield frozenset(re.findall(r"[0-9a-f]{64}", found[1]))
+        yield frozenset(re.findall(r"[0-9a-f]{64}", match[1]))
 
 
 def unpack(wheels: Sequence[Path], locks: Iterable[str], site: Path, prefix: Path) -> None:
@@ -54,12 +54,12 @@ def unpack(wheels: Sequence[Path], locks: Iterable[str], site: Path, prefix: Pat
         BadInput: a wheel has a file that would be elsewhere.
         OSError, zipfile.BadZipFile: a wheel cannot be read, or a file not be written.
     """
-    wanted = [one for text in locks for one in requirements(text)]
+    wanted = [accepted for text in locks for accepted in requirements(text)]
     workers = os.cpu_count() or 1
     with ProcessPoolExecutor(workers) as pool:
         hashes = dict(zip(pool.map(_sha256, wheels), wheels, strict=True))
-        missing = [one for one in wanted if not one & set(hashes)]
-        strange = [path.name for found, path in hashes.items() if not any(found in one for one in wanted)]
+        missing = [accepted for accepted in wanted if not accepted & set(hashes)]
+        strange = [path.name for digest, path in hashes.items() if not any(digest in accepted for accepted in wanted)]
         if missing or strange:
             raise ValueError(f"{len(missing)} of {len(wanted)} wheels are missing, and {len(strange)} are of no lock")
         parts = [(path, site, prefix, part, workers) for path in wheels for part in range(workers)]
@@ -73,7 +73,7 @@ def _sha256(path: Path) -> str:
 
 
 def _unpack_part(job: tuple[Path, Path, Path, int, int]) -> None:
-    """Every n-th file of a wheel."""
+    """Unpack every n-th file of a wheel."""
     path, site, prefix, part, parts = job
     folders: dict[tuple[Path, str], Path] = {}
     with zipfile.ZipFile(path) as archive:
@@ -83,9 +83,9 @@ def _unpack_part(job: tuple[Path, Path, Path, int, int]) -> None:
                 continue
             root, (folder, _, name) = place[0], place[1].rpartition("/")
             if (root, folder) not in folders:
-                made = inside(root, folder, what="folder of a wheel", any_text=True) if folder else root
-                made.mkdir(parents=True, exist_ok=True)
-                folders[root, folder] = made
+                directory = inside(root, folder, what="folder of a wheel", any_text=True) if folder else root
+                directory.mkdir(parents=True, exist_ok=True)
+                folders[root, folder] = directory
             target = folders[root, folder] / name
             with archive.open(entry) as source, target.open("wb") as stream:
                 shutil.copyfileobj(source, stream, _PIECE_BYTES)
@@ -94,7 +94,7 @@ def _unpack_part(job: tuple[Path, Path, Path, int, int]) -> None:
 
 
 def _place(name: str, site: Path, prefix: Path) -> tuple[Path, str] | None:
-    """Where a file of a wheel goes (binary distribution format of packaging.python.org); None of what nobody needs."""
+    """Return a wheel file's root and path (binary distribution format of packaging.python.org); None: not needed."""
     if name.startswith("/"):
         raise ValueError(f"{name!r} is no place inside a wheel")
     data = _DATA.fullmatch(name)
@@ -104,7 +104,7 @@ def _place(name: str, site: Path, prefix: Path) -> tuple[Path, str] | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install into the environment that runs this; 1 where that is left to pip."""
+    """Install into the environment that runs this; return 1 where that is left to pip."""
     folder, *locks = map(Path, arguments)
     texts = [path.read_text(encoding="utf-8") for path in locks]
     try:

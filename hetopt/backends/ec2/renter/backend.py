@@ -50,7 +50,7 @@ from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 @dataclass(frozen=True, kw_only=True)
 class Rental(Prepared):
-    """A launch with what is to be rented for it.
+    """A prepared launch with the order of its machines.
 
     Attributes:
         wanted: the plan as it is to be run.
@@ -69,22 +69,22 @@ class Rental(Prepared):
     spent_usd: float = 0.0
 
     def moved_prices(self) -> list[Moved]:
-        """What machines cost now beside what was planned, a row a type."""
+        """Return present beside planned prices of the plan's machines, one row a type."""
         return ordering.moved_prices(self.wanted, self.order)
 
     def expected_usd(self) -> tuple[float, float]:
-        """What the run should cost at the prices of now, and at most of 90 %."""
+        """Return the run's cost in dollars at present prices: as predicted, and the upper end of its 90 % interval."""
         return ordering.expected_usd(self.wanted, self.order)
 
     def requests(self) -> Sequence[Request]:
-        """Every call that submitting makes, as long as none is refused."""
+        """Return every call that submitting makes, as long as none is refused."""
         assert self.bundle is not None, "a run that goes on has its calls in its ledger"
         return calls.launch_calls(self.order, {PLAN_OBJECT: self.launch.plan.to_json().encode()}, self.bundle.data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Backend(Ec2Launcher):
-    """Rents a plan's machines, all in one zone, within a budget that is a hard stop."""
+    """The backend that rents a plan's machines, all in one zone, within a budget that is a hard stop."""
 
     def prepare(self, made: Plan, wanted: Plan, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. It asks AWS what must be known, and changes nothing there."""
@@ -183,7 +183,7 @@ class Ec2Backend(Ec2Launcher):
 
 
 def _orders(region: str, options: Ec2) -> Orders:
-    """Written with the credentials and the catalogue that are here."""
+    """Return the maker of orders with the credentials and the catalogue that are here."""
     return Orders(
         edge=connect(region),
         catalog=load_catalog(region),
@@ -194,7 +194,7 @@ def _orders(region: str, options: Ec2) -> Orders:
 
 
 def _ended(folder: Path, launch: Launch) -> ClusterState:
-    """What was last seen of a run that is over.
+    """Return the last cluster state that was seen of a run that is over.
 
     Raises:
         BadInput: it is not, or ran elsewhere.
@@ -209,7 +209,7 @@ def _ended(folder: Path, launch: Launch) -> ClusterState:
 
 
 def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:
-    """The run with the task's place in the bundle, and data from S3.
+    """Return the run as rented machines read it: the task by its place in the bundle, and data from S3.
 
     Raises:
         BadInput: the data is on this machine only.
@@ -231,7 +231,7 @@ MOST_MACHINES = 2
 
 
 def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> tuple[ProbeRun, ...]:
-    """One and two machines of each type, and one of each of two types that boot the same image.
+    """Return probes of one and two machines of each type, and of each pair of types that boot the same image.
 
     Raises:
         BadInput: no type was named, or there is none of that name.
@@ -242,7 +242,10 @@ def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> t
     layouts = [(name,) * machines for name in names for machines in range(1, MOST_MACHINES + 1)]
     kinds = {name: image_kind(catalog.instance_type(name)) for name in names}
     layouts += [
-        (one, other) for place, one in enumerate(names) for other in names[place + 1 :] if kinds[one] == kinds[other]
+        (first, other)
+        for place, first in enumerate(names)
+        for other in names[place + 1 :]
+        if kinds[first] == kinds[other]
     ]
     return tuple(_probe(profile, catalog, layout) for layout in layouts)
 
@@ -255,7 +258,7 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
 
 
 def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, step_time_s: float | None) -> float:
-    """What a probe costs: its machines while they boot, and while they train.
+    """Return the cost of a probe in dollars: its machines while they boot, and while they train.
 
     Args:
         usd_per_hour: by type.
@@ -267,7 +270,7 @@ def probe_price_usd(usd_per_hour: Mapping[str, float], asked: Configuration, ste
 
 
 def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
-    """The machines of a probe, of the spot market, a role for each type."""
+    """Return the roles of a probe's machines, one for each type, on the spot market."""
     by_type: dict[str, list[str]] = {}
     for host, name in dict.fromkeys((worker.host, worker.type) for worker in probe.spec.workers):
         by_type.setdefault(name, []).append(host)
@@ -286,7 +289,7 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober(ordering.Orders):
-    """Rents for probes, by orders of its own.
+    """The renter of machines for probes, by orders of its own.
 
     Attributes:
         launcher: rents, watches and gives back.
@@ -300,7 +303,7 @@ class Prober(ordering.Orders):
     gradient_bytes: int
 
     def measure(self, probe: ProbeRun, folder: Path, budget_usd: float) -> tuple[StepSample, float]:
-        """Rent what a probe needs, run it, and give everything back: its step, and what that has cost.
+        """Rent what a probe needs, run it, and give everything back; return its step, and the cost in dollars.
 
         Args:
             probe: what to measure.
@@ -393,7 +396,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
 
 
 def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) -> ClusterState:
-    """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
+    """Return the cluster state by EC2's list of machines; one that it has forgotten ended more than an hour ago."""
     order, hosts = loop.order, placements.hosts
     known = instances_in(edge(calls.addresses_call(order)))
     zone = order.zones[0]
@@ -415,7 +418,7 @@ def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) ->
 
 
 def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
-    """Bring the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
+    """Fetch the model into the run's folder, if it is not there already: the trained one, else the unfinished one.
 
     Returns:
         the file, whose name says whether it was trained to the end, and where the bucket keeps it.
@@ -439,7 +442,7 @@ def fetch_model(order: Order, run_dir: Path) -> tuple[Path, str]:
 
 
 def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
-    """Bring what the script wrote for its user into the run's folder; what is there already, as large, is left.
+    """Fetch what the script wrote for its user into the run's folder; what is there already, as large, is left.
 
     Raises:
         BadInput: there is no room for it.
@@ -456,7 +459,7 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
 
 
 def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
-    """Bring an object into a file, whole or not at all, where it is not there already in its size."""
+    """Fetch an object into a file, whole or not at all, where it is not there already in its size."""
     if path.is_file() and path.stat().st_size == size_bytes:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

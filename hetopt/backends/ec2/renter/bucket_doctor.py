@@ -1,4 +1,4 @@
-"""What a bucket's own policy denies of a run: its statements evaluated over the calls that a launch makes. Pure.
+"""The calls of a run that a bucket's policy denies: its statements evaluated over the calls that a launch makes. Pure.
 
 Uploads name no encryption, so that keys for headers are absent; a call comes from a machine's network or the internet.
 
@@ -28,14 +28,14 @@ NETWORK_KEY = "aws:sourcevpc"
 
 
 class Denial(NamedTuple):
-    """What one statement denies: the actions, and whether that is certain for every call."""
+    """The actions that one policy statement denies, and whether that is certain for every call."""
 
     actions: tuple[str, ...]
     is_certain: bool
 
 
 def denial_of(statement: Statement, networks: Collection[str], objects: str = "*") -> Denial | None:
-    """Return what a statement denies of a run's calls; None: nothing.
+    """Return the calls of a run that a policy statement denies; None: it denies none.
 
     Args:
         statement: of the bucket's policy.
@@ -51,7 +51,7 @@ def denial_of(statement: Statement, networks: Collection[str], objects: str = "*
     if statement["Effect"] != "Deny":
         return None
     asked = [Asked(action=action, resource=objects, context=facts.EVERY_CALL_OF_S3) for action in ACTIONS]
-    holds = {one.action: concerns(statement, one, possible) for one in asked}
+    holds = {call.action: concerns(statement, call, possible) for call in asked}
     if certain := tuple(action for action, truth in holds.items() if truth):
         return Denial(certain, is_certain=True)
     unclear = tuple(action for action, truth in holds.items() if truth is None)
@@ -83,17 +83,17 @@ _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 
 
 def statements(policy: Policy) -> list[Statement]:
-    """The statements of a policy, of which one may stand without a list."""
+    """Return the statements of a policy as a list; a policy of one may name it without a list."""
     return several(policy["Statement"])
 
 
 def several(value: Any) -> list[Any]:
-    """The values of an element, of which one may stand without a list."""
+    """Return the values of a policy element as a list; an element of one may name it without a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def concerns(statement: Statement, asked: Asked, possible: Possible = lambda key: (None,)) -> bool | None:
-    """Whether a statement is about what is asked.
+    """Return whether a policy statement applies to a call; None: that depends on keys that are not known.
 
     Args:
         statement: of a policy.
@@ -110,8 +110,8 @@ def concerns(statement: Statement, asked: Asked, possible: Possible = lambda key
     for operator, key, values in tests:
         candidates = (known[key.lower()],) if key.lower() in known else possible(key.lower())
         wanted = [filled for value in several(values) if (filled := _filled(str(value), known)) is not None]
-        told = {_holds(operator, wanted, candidate) for candidate in candidates}
-        truths.append(told.pop() if len(told) == 1 else None)
+        results = {_holds(operator, wanted, candidate) for candidate in candidates}
+        truths.append(results.pop() if len(results) == 1 else None)
     return False if False in truths else None if None in truths else True
 
 
@@ -119,7 +119,7 @@ _EVERYBODY = ("*", {"AWS": "*"}, {"AWS": ["*"]})
 
 
 def _named(statement: Statement, element: str, text: str, prepared: Callable[[str], str]) -> bool:
-    """Whether a statement names an action or a resource, or does not leave it out."""
+    """Return whether a statement's element (Action or Resource, or its Not form) covers a text."""
     is_left_out = f"Not{element}" in statement
     patterns = several(statement.get(f"Not{element}" if is_left_out else element, "*"))
     return any(_like(prepared(pattern), text) for pattern in patterns) != is_left_out
@@ -129,7 +129,7 @@ def _filled(value: str, known: Mapping[str, str]) -> str | None:
     """Return a value with its variables put in; None where one of them is not known."""
     if any(name.lower() not in known for name in _VARIABLE.findall(value)):
         return None
-    return _VARIABLE.sub(lambda found: known[found[1].lower()], value)
+    return _VARIABLE.sub(lambda match: known[match[1].lower()], value)
 
 
 def _like(pattern: str, text: str) -> bool:
@@ -137,8 +137,8 @@ def _like(pattern: str, text: str) -> bool:
     return re.fullmatch(escaped, text, re.DOTALL) is not None
 
 
-def _in_small_letters(wanted: str, found: str) -> bool:
-    return wanted.lower() == found.lower()
+def _in_small_letters(wanted: str, actual: str) -> bool:
+    return wanted.lower() == actual.lower()
 
 
 _COMPARE: Mapping[str, Callable[[str, str], bool]] = {
@@ -148,27 +148,27 @@ _COMPARE: Mapping[str, Callable[[str, str], bool]] = {
     "ArnEquals": _like,
     "ArnLike": _like,
     "Bool": _in_small_letters,
-    "NumericEquals": lambda wanted, found: float(found) == float(wanted),
-    "NumericLessThan": lambda wanted, found: float(found) < float(wanted),
-    "NumericLessThanEquals": lambda wanted, found: float(found) <= float(wanted),
-    "NumericGreaterThan": lambda wanted, found: float(found) > float(wanted),
-    "NumericGreaterThanEquals": lambda wanted, found: float(found) >= float(wanted),
+    "NumericEquals": lambda wanted, actual: float(actual) == float(wanted),
+    "NumericLessThan": lambda wanted, actual: float(actual) < float(wanted),
+    "NumericLessThanEquals": lambda wanted, actual: float(actual) <= float(wanted),
+    "NumericGreaterThan": lambda wanted, actual: float(actual) > float(wanted),
+    "NumericGreaterThanEquals": lambda wanted, actual: float(actual) >= float(wanted),
 }
 """How a value that a policy wants is compared with what was found, by operators without Not; others are not known."""
 
 
-def _holds(operator: str, wanted: Sequence[str], found: str | None) -> bool | None:
-    """Whether a test holds of what a key is; None: it is not there."""
+def _holds(operator: str, wanted: Sequence[str], actual: str | None) -> bool | None:
+    """Return whether a condition holds for the actual value of a key (None: absent); None: it cannot be evaluated."""
     quantifier, _, name = operator.rpartition(":")
     plain, is_negated = name.removesuffix("IfExists").replace("Not", ""), "Not" in name
     if plain == "Null":
-        return str(found is None).lower() in [value.lower() for value in wanted]
-    if found is None:
+        return str(actual is None).lower() in [value.lower() for value in wanted]
+    if actual is None:
         holds_without = is_negated or name.endswith("IfExists")
         return quantifier == "ForAllValues" or (quantifier == "" and holds_without)
     if plain not in _COMPARE:
         return None
     try:
-        return any(_COMPARE[plain](value, found) for value in wanted) != is_negated
+        return any(_COMPARE[plain](value, actual) for value in wanted) != is_negated
     except ValueError:
         return None  # no number

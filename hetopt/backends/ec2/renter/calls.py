@@ -41,17 +41,17 @@ _TAIL = 48
 
 
 def prefix_of(run_id: str) -> str:
-    """So begin the groups of a run, one for each of its lives."""
+    """Return the prefix of the schedule groups of a run, one for each of its lives."""
     return f"{NAMED}{run_id[-_TAIL:]}."
 
 
 def group_name(run_id: str, life: int) -> str:
-    """Of the schedules of one life of a run."""
+    """Return the name of the schedule group of one life of a run."""
     return f"{prefix_of(run_id)}{life}"
 
 
 def end_role(edge: Edge) -> str | None:
-    """The ARN of the role that ends machines; None where the account has none, or it cannot be looked up."""
+    """Return the ARN of the role that ends machines; None: the account has none, or it cannot be looked up."""
     request = read("iam", "get_role", "whether machines have an end outside", RoleName=END_ROLE)
     try:
         answer = if_there(edge, request, (facts.NO_ROLE,))
@@ -61,7 +61,7 @@ def end_role(edge: Edge) -> str | None:
 
 
 def group_call(order: Order) -> Request:
-    """Make the group of the run's schedules, which has its tags: single schedules have none."""
+    """Return the call that makes the group of the run's schedules, which has its tags: single schedules have none."""
     return Request(
         step="schedule-group",
         service="scheduler",
@@ -74,7 +74,7 @@ def group_call(order: Order) -> Request:
 
 
 def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False) -> Request:
-    """End a machine at a time.
+    """Return the call that has the scheduler end a machine at a time.
 
     Args:
         order: of the run.
@@ -107,7 +107,7 @@ def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False
 
 
 def no_end_call(order: Order) -> Request:
-    """Remove the schedules of a run's life, which cannot be moved."""
+    """Return the call that removes the schedules of a run's life, which cannot be moved."""
     return Request(
         step="no-ends",
         service="scheduler",
@@ -126,12 +126,12 @@ LIVES = 1_000_000
 
 
 def client_token(run_id: str, step: str, attempt: int = 0) -> str:
-    """The token of a call: the same for every process that carries out the same run."""
+    """Return the idempotency token of a call: the same for every process that carries out the same run."""
     return str(uuid.uuid5(_RUN_NAMESPACE, f"{run_id}/{step}/{attempt}"))
 
 
 def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """Every call of a launch in the first of the order's zones, in its order.
+    """Return every call of a launch in the first of the order's zones, in sequence.
 
     Args:
         order: what to rent.
@@ -142,12 +142,12 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     later = machines if order.end_role is not None else ()
     group, is_named = order.network.security_group or f"<GroupId of {GROUP_STEP}>", bool(order.network.security_group)
     templates = template_calls(order, group)
-    made = {kind: f"<LaunchTemplateId of {request.step}>" for kind, request in templates.items()}
+    template_ids = {kind: f"<LaunchTemplateId of {request.step}>" for kind, request in templates.items()}
     return (
         *object_calls(order, contents, bundle),
         *(() if is_named else (security_group_call(order, zone), *rule_calls(order, group))),
         *templates.values(),
-        *(fleet_call(order, role, zone, made[role.image_kind], attempt=0) for role in order.roles),
+        *(fleet_call(order, role, zone, template_ids[role.image_kind], attempt=0) for role in order.roles),
         *end_calls(order, machines, min(order.created_s + UNPLACED_S, order.outside_end_s())),
         addresses_call(order),
         *(end_call(order, id_, order.outside_end_s(), moves=True) for id_ in later),
@@ -156,7 +156,7 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
 
 
 def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """Write the objects that machines read when they boot. The lease is new: an earlier life's would end them at once.
+    """Return the calls that write what machines read at boot. The lease is new: an earlier life's would end them.
 
     Args:
         order: what to rent.
@@ -178,7 +178,7 @@ def object_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
 
 
 def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> Request:
-    """Write one object into the run's bucket, if that bucket belongs to this account."""
+    """Return the call that writes one object into the run's bucket, if that bucket belongs to this account."""
     return Request(
         step=step,
         service="s3",
@@ -195,7 +195,7 @@ def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> 
 
 
 def get_object(order: Order, key: str) -> Request:
-    """Read one object of the run's bucket."""
+    """Return the call that reads one object of the run's bucket."""
     return Request(
         step=f"read {key}",
         service="s3",
@@ -206,7 +206,7 @@ def get_object(order: Order, key: str) -> Request:
 
 
 def security_group_call(order: Order, zone: Zone) -> Request:
-    """Make the group of a run's machines. Default subnets are in one network, so that it serves in every zone."""
+    """Return the call that makes the run's security group. Default subnets are in one network: it serves each zone."""
     return Request(
         step=GROUP_STEP,
         service="ec2",
@@ -223,7 +223,7 @@ def security_group_call(order: Order, zone: Zone) -> Request:
 
 
 def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
-    """Let the machines of a group, by its id, reach each other, HTTPS and the proxy, and nobody else."""
+    """Return the calls that let machines of a group (by id) reach each other, HTTPS and the proxy, and nobody else."""
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
     ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
@@ -245,7 +245,10 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
                 "GroupId": group,
                 "IpPermissions": [
                     itself,
-                    *({"IpProtocol": "tcp", "FromPort": one, "ToPort": one, "IpRanges": [anywhere]} for one in ports),
+                    *(
+                        {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": [anywhere]}
+                        for port in ports
+                    ),
                 ],
             },
             purpose="out: to each other, and HTTPS for packages and S3",
@@ -265,7 +268,7 @@ def rule_calls(order: Order, group: str) -> tuple[Request, ...]:
 
 
 def template_calls(order: Order, group: str, *, generation: int = 0, end_s: float | None = None) -> dict[str, Request]:
-    """A launch template for each kind of machine: types of one template share their image.
+    """Return the calls that create launch templates, by kind of image: types of one template share their image.
 
     Args:
         order: what is rented.
@@ -279,7 +282,7 @@ def template_calls(order: Order, group: str, *, generation: int = 0, end_s: floa
 
 
 def _interface(order: Order, group: str) -> dict[str, Any]:
-    """The machines' group; with an interface of its own where they are to have no public address."""
+    """Return the security group as launch parameters; in a network interface where there is no public address."""
     if order.network.public_address:
         return {"SecurityGroupIds": [group]}
     interface = {"DeviceIndex": 0, "AssociatePublicIpAddress": False, "DeleteOnTermination": True, "Groups": [group]}
@@ -287,7 +290,7 @@ def _interface(order: Order, group: str) -> dict[str, Any]:
 
 
 def machine_settings(order: Order, kind: str) -> dict[str, Any]:
-    """What machines of a kind are, whoever starts them: image, role, disk, and what becomes of them."""
+    """Return the launch parameters of machines of a kind: image, role, disk, and what becomes of them."""
     image = order.images[kind]
     return {
         "ImageId": image.ami,
@@ -365,7 +368,7 @@ def _template_call(order: Order, kind: str, group: str, generation: int, end_s: 
 
 
 def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: int) -> Request:
-    """Rent all machines of a role in one zone by a launch template of this id, or none of them.
+    """Return the call that rents all machines of a role in one zone by a launch template, or none of them.
 
     `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
     launch template: policies look at the tags of the call that makes a thing. No highest price is set: AWS advises
@@ -407,7 +410,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, template: str, *, attempt: 
 
 
 def addresses_call(order: Order) -> Request:
-    """All machines of the run with their addresses, in one call however many there are."""
+    """Return the call that lists all machines of the run with their addresses, however many there are."""
     return Request(
         step="addresses",
         service="ec2",
@@ -419,14 +422,14 @@ def addresses_call(order: Order) -> Request:
 
 
 def end_calls(order: Order, ids: Iterable[str], at_s: float) -> tuple[Request, ...]:
-    """Give machines without a place an end that stands on none of them; none where the account has no role for that."""
+    """Return the calls that have the scheduler end machines without a place; none if the account has no role for it."""
     if order.end_role is None:
         return ()
     return (group_call(order), *(end_call(order, id_, at_s) for id_ in ids))
 
 
 def placement_call(order: Order, body: bytes) -> Request:
-    """Tell the machines who is who; they wait for this."""
+    """Return the call that writes the placement, which machines wait for to know who is who."""
     return put_object(
         order,
         "placement",
@@ -439,7 +442,7 @@ def placement_call(order: Order, body: bytes) -> Request:
 def lease_call(
     order: Order, end_s: float, stop_training_s: float, *, over: str | None = None, renewal: Renewal | None = None
 ) -> Request:
-    """Tell the machines until when they may live; they never outlive what they were last told.
+    """Return the call that writes the lease: machines never outlive the last one they have read.
 
     Args:
         order: of the run.

@@ -47,7 +47,7 @@ Verdict = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What was found about one thing."""
+    """The result of one check: name, verdict, message, and hint."""
 
     name: str
     verdict: Verdict
@@ -56,13 +56,13 @@ class Check:
 
 
 def worst(checks: Iterable[Check]) -> Verdict:
-    """Return the verdict of all checks together."""
+    """Return the worst verdict of checks."""
     verdicts = {check.verdict for check in checks}
     return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
 
 
 def examined(name: str, step: Callable[..., str], *arguments: object, unread: Verdict = "bad") -> Check:
-    """Carry out one check.
+    """Return the result of one check.
 
     Args:
         name: of the check.
@@ -115,10 +115,10 @@ def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
-    found = ordering.subnets_of(edge, subnets)
-    if not found:
+    listed = ordering.subnets_of(edge, subnets)
+    if not listed:
         raise CloudRefused(f"{region} has no default subnet.", hint=ordering.MAKE_SUBNETS)
-    return f"{region} has {'these' if subnets else 'default'} subnets in {len(found)} zones"
+    return f"{region} has {'these' if subnets else 'default'} subnets in {len(listed)} zones"
 
 
 def _bucket(edge: Edge, bucket: str | None, account_id: str, region: str) -> str:
@@ -146,7 +146,7 @@ def _profile(edge: Edge, instance_profile: str) -> str:
 
 
 def _end_outside(edge: Edge) -> str:
-    """Whether something ends machines that nothing of the run reaches. A launch does without."""
+    """Return a sentence on whether the scheduler ends machines that no run reaches. A launch does without."""
     if calls.end_role(edge) is not None:
         return f"{calls.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
     return (
@@ -220,7 +220,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
-    """Return the vCPUs of every quota that machines with torch count against, in the edge's region.
+    """Return the account's quota of each market and family of machines, in vCPUs, in the edge's region.
 
     Raises:
         CloudRefused: they cannot be read.
@@ -253,7 +253,7 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> str:
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
-    """Make a call that EC2 only checks.
+    """Check a call that EC2 makes no change for (`DryRun`).
 
     Args:
         edge: carries out calls.
@@ -286,7 +286,7 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
 
 
 def _bucket_policy(edge: Edge, order: Order) -> Check:
-    """Whether the bucket's own policy denies what machines and renters do with its objects, as both do it."""
+    """Check whether the bucket's own policy denies calls of machines and renters on its objects, as both make them."""
     name, bucket = "the bucket's policy", {"Bucket": order.bucket, "ExpectedBucketOwner": order.account_id}
     look = f"`aws s3api get-bucket-policy --bucket {order.bucket}`"
     try:
@@ -294,15 +294,15 @@ def _bucket_policy(edge: Edge, order: Order) -> Check:
     except CloudRefused as refused:
         return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
     objects = f"arn:aws:s3:::{order.bucket}/{order.prefix}/state/i-0.json"
-    found = [
+    denials = [
         denial
         for statement in ([] if answer is None else statements(json.loads(answer["Policy"])))
         if (denial := denial_of(statement, {order.zones[0].vpc_id}, objects)) is not None
     ]
-    if denied := sorted({action for denial in found if denial.is_certain for action in denial.actions}):
+    if denied := sorted({action for denial in denials if denial.is_certain for action in denial.actions}):
         mend = f"its owner takes that out: {look}; or name a `bucket` that `hetopt setup --create-bucket` makes"
         return Check(name=name, verdict="bad", said=f"it denies {', '.join(denied)} as hetopt calls it", hint=mend)
-    if unclear := sorted({action for denial in found for action in denial.actions}):
+    if unclear := sorted({action for denial in denials for action in denial.actions}):
         mend = f"see that it lets you and {order.instance_profile} in: {look}"
         return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
     return Check(name=name, verdict="good", said="it denies nothing that a run does")
@@ -323,7 +323,7 @@ def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
         names: ``account``, ``region``, ``bucket`` and ``role``, as far as the policy names them.
     """
     text = json.dumps(json.loads(Path(__file__).with_name("policies.json").read_text(encoding="utf-8"))[name])
-    filled: Policy = json.loads(re.sub(r"@(account|region|bucket|role)@", lambda found: names[found[1]], text))
+    filled: Policy = json.loads(re.sub(r"@(account|region|bucket|role)@", lambda match: names[match[1]], text))
     for statement in filled["Statement"] if types else ():
         if statement.get("Sid") == "RentWhatIsTagged":
             statement["Condition"]["StringEquals"]["ec2:InstanceType"] = list(types)
@@ -331,7 +331,7 @@ def policy(name: str, *, types: Sequence[str] = (), **names: str) -> Policy:
 
 
 def commands(role: str) -> list[str]:
-    """What an administrator types once, with the policies in files of these names."""
+    """Return the shell commands that an administrator types once, with the policies in files of these names."""
     return [
         f"aws iam create-role --role-name {role} --assume-role-policy-document file://node_trust.json",
         f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json",
@@ -351,7 +351,7 @@ KEPT_DAYS = 30
 
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
     """Make the bucket as it should be. Done twice, it is the same."""
-    own = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
+    target = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
     # Where buckets are when nothing is said must not be said.
     place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
@@ -391,14 +391,14 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
         ),
         call(
             "put_public_access_block",
-            {**own, "PublicAccessBlockConfiguration": dict.fromkeys(public, True)},
+            {**target, "PublicAccessBlockConfiguration": dict.fromkeys(public, True)},
             "nobody outside the account reads it",
         ),
-        call("put_bucket_encryption", {**own, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
-        call("put_bucket_policy", {**own, "Policy": over_tls}, "over TLS only"),
+        call("put_bucket_encryption", {**target, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
+        call("put_bucket_policy", {**target, "Policy": over_tls}, "over TLS only"),
         call(
             "put_bucket_lifecycle_configuration",
-            {**own, "LifecycleConfiguration": {"Rules": runs}},
+            {**target, "LifecycleConfiguration": {"Rules": runs}},
             f"runs, code and wheels go after {KEPT_DAYS} days; models and data stay",
         ),
     )

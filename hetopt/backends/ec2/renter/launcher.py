@@ -122,12 +122,12 @@ Accept = Callable[[RunSpec], bool]
 
 
 class NoCapacity(CloudRefused):
-    """A pool had not enough to give. What it gave all the same has been given back."""
+    """The error of a pool with insufficient capacity. What it gave all the same has been given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
+    """The loop that rents the machines of one run, and looks after it: observes, records, decides by `reconcile`, acts.
 
     Attributes:
         edge: carries out calls, writes the ledger, tries again.
@@ -203,7 +203,7 @@ class Loop:
         on_demand: bool = False,
         duty: Duty = "serves",
     ) -> tuple[MachineState, ...]:
-        """Machines that are on the bill from now on.
+        """Return the records of machines that are on the bill from now on.
 
         Args:
             assigned: what EC2 says of the machines, by the host that each is or is to be.
@@ -237,7 +237,7 @@ class Loop:
         seen.save(self.run_dir / SEEN_FILE)
 
     def look(self) -> ClusterState:
-        """Bring the folder up to date. Where another process is just doing that, what it saw last is answered.
+        """Bring the folder up to date; return the cluster state: the last one while another process is doing that.
 
         Raises:
             CloudRefused: the cloud does not answer.
@@ -248,7 +248,7 @@ class Loop:
             if not is_alone:
                 return before
             objects = self._list(f"{self.order.prefix}/state/")
-            beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
+            beats = {Path(entry["Key"]).stem: entry["LastModified"].timestamp() for entry in objects}
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
             known = log_bytes(self.run_dir)
@@ -264,7 +264,7 @@ class Loop:
             return seen
 
     def machines_now(self, seen: ClusterState) -> ClusterState:
-        """What EC2 says of the machines; nothing of what they have written is read.
+        """Return the cluster state updated from EC2 alone; nothing that machines have written is read.
 
         Raises:
             CloudRefused: the cloud does not answer.
@@ -274,17 +274,17 @@ class Loop:
         return after
 
     def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
-        found = instances_in(self.edge(calls.addresses_call(self.order)))
+        listed = instances_in(self.edge(calls.addresses_call(self.order)))
         now_s = self.clock()
         lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
-        return tuple(_updated(machine, found.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
+        return tuple(_updated(machine, listed.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
 
     def _hear(self, before: ClusterState) -> ClusterState:
-        """What the lease in the bucket says: a terminal on another machine may have wished that the run ends."""
-        found = read_lease(self.edge, self.order)
-        if found is None:
+        """Return the cluster state with the bucket's lease, by which another terminal may have asked the run to end."""
+        written = read_lease(self.edge, self.order)
+        if written is None:
             return before
-        lease, tag = found
+        lease, tag = written
         heard: dict[str, object] = {
             "lease_tag": tag,
             "lease_end_s": lease.end_s,
@@ -295,44 +295,44 @@ class Loop:
         return before.model_copy(update=heard)
 
     def _fetch_events(self) -> None:
-        """Append what is new; each object is named by the place in the log where it begins, and others are none."""
+        """Append new events to the log; each object is named by its offset in the log, and any other is none."""
         path, have = self.run_dir / EVENTS_FILE, log_bytes(self.run_dir)
         prefix = f"{self.order.prefix}/events/"
-        for one in self._list(prefix, **({"StartAfter": f"{prefix}{have - 1:015d}~"} if have else {})):
-            name = one["Key"].removeprefix(prefix)
+        for entry in self._list(prefix, **({"StartAfter": f"{prefix}{have - 1:015d}~"} if have else {})):
+            name = entry["Key"].removeprefix(prefix)
             match = _EVENTS_NAME.fullmatch(name)
-            if match is None or one["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
+            if match is None or entry["Size"] > LARGEST_EVENTS_BYTES or int(match[1]) != have:
                 continue  # no part of a log, or one that is here already
-            body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
+            body: bytes = self.edge(calls.get_object(self.order, entry["Key"]))["Body"]
             with path.open("ab") as stream:
                 stream.write(body)
             have += len(body)
 
     def _fetch_logs(self, folder: str) -> None:
-        """Take whatever log has grown. The machines keep only the end of a long one.
+        """Fetch every log that has grown. The machines keep only the end of a long one.
 
         Args:
             folder: in the bucket, and in the run's folder.
         """
         prefix = f"{self.order.prefix}/{folder}/"
-        for one in self._list(prefix):
-            name = one["Key"].removeprefix(prefix)
+        for entry in self._list(prefix):
+            name = entry["Key"].removeprefix(prefix)
             try:
                 path = inside(self.run_dir / folder, name, what="log")
-                if path.exists() and path.stat().st_mtime >= one["LastModified"].timestamp():
+                if path.exists() and path.stat().st_mtime >= entry["LastModified"].timestamp():
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.is_dir() or one["Size"] > 2 * LOG_TAIL_BYTES:
+                if path.is_dir() or entry["Size"] > 2 * LOG_TAIL_BYTES:
                     continue  # a folder here, or larger than what machines send of a log
             except (BadInput, OSError):
                 continue  # it cannot be a file of the run here
-            body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
+            body: bytes = self.edge(calls.get_object(self.order, entry["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
 
     def _list(self, prefix: str, **more: str) -> list[Answer]:
         place = {"Bucket": self.order.bucket, "ExpectedBucketOwner": self.order.account_id}
         request = read("s3", "list_objects_v2", "what the machines wrote", Prefix=prefix, **place, **more)
-        return sorted(self.edge(request).get("Contents", ()), key=lambda one: str(one["Key"]))
+        return sorted(self.edge(request).get("Contents", ()), key=lambda entry: str(entry["Key"]))
 
     def settle(self, state: ClusterState) -> ClusterState:
         """Do whatever a look asks for, until nothing is left to do before the next.
@@ -371,7 +371,7 @@ class Loop:
         )
 
     def act(self, action: Action) -> ClusterState:
-        """Carry out one action; answers what was recorded.
+        """Carry out one action; return the cluster state that was recorded.
 
         Raises:
             CloudRefused: it cannot be carried out.
@@ -405,7 +405,7 @@ class Loop:
     def extend(
         self, state: ClusterState, end_s: float, stop_training_s: float, renewal: Renewal | None = None
     ) -> ClusterState:
-        """Let the machines live until then, unless somebody else has said something else meanwhile.
+        """Let the machines live until a moment, unless somebody else has said something else meanwhile.
 
         Args:
             state: as it was seen last.
@@ -417,7 +417,7 @@ class Loop:
         if grows:
             state = self._outlive(state, end_s)
         if renewal is not None and self._ends_outside(state):
-            outside_s = min(one.ends_outside_s or 0.0 for one in state.alive)
+            outside_s = min(machine.ends_outside_s or 0.0 for machine in state.alive)
             renewal = renewal.model_copy(update={"latest_end_s": max(0.0, outside_s - SHUTDOWN_S)})
         call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
         try:
@@ -448,20 +448,20 @@ class Loop:
         outside_s = self.order.outside_end_s(ends_s)
         soonest_s = (outside_s + ends_s + SHUTDOWN_S) / 2
         due = [
-            one
-            for one in state.serving
-            if one.ends_outside_s is None or not soonest_s <= one.ends_outside_s <= math.ceil(outside_s)
+            machine
+            for machine in state.serving
+            if machine.ends_outside_s is None or not soonest_s <= machine.ends_outside_s <= math.ceil(outside_s)
         ]
         if not due or not self._ends_outside(state):
             return state
-        ends = self.end_later([one.id for one in due], outside_s)
-        state = state.with_machines([one.id for one in due], ends_outside_s=outside_s if ends else None)
+        ends = self.end_later([machine.id for machine in due], outside_s)
+        state = state.with_machines([machine.id for machine in due], ends_outside_s=outside_s if ends else None)
         state = state.model_copy(update={"ends_outside": ends})
         self.save(state)
         return state
 
     def billed(self, state: ClusterState) -> ClusterState:
-        """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
+        """Bill machines on spot at what their pools have cost since the last time, if prices are due to be asked for.
 
         Where nobody tells, they stay billed at the prices that were told last.
         """
@@ -519,7 +519,7 @@ class Loop:
         return state
 
     def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
-        """Tell the machines that serve who is who; answers the run as they rank its workers."""
+        """Write the placement of the machines that serve; return the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
         places = places_of(self.machines_of({host: ids[host] for host in host_names(spec)}))
         ranked = ranked_spec(spec, places.values())
@@ -529,18 +529,18 @@ class Loop:
 
     @property
     def made(self) -> Made:
-        """What the run's ledger knows to be there."""
+        """The resources of the run that exist by its ledger."""
         return made(read_ledger(self.run_dir / LEDGER_FILE), self.clock())
 
     def _group(self) -> str:
-        """Make the machines' security group, where none is named; its id."""
+        """Make the machines' security group, where none is named; return its id."""
         group = str(self.edge(calls.security_group_call(self.order, self.order.zones[0]))["GroupId"])
         for request in calls.rule_calls(self.order, group):
             self.edge(request)
         return group
 
     def _group_again(self) -> str:
-        """The id of that group once it was made.
+        """Return the id of the security group that was made for the run earlier.
 
         Raises:
             CloudRefused: it is not listed.
@@ -556,13 +556,13 @@ class Loop:
         return str(groups[0]["GroupId"])
 
     def _templates(self, group: str, ask: int = 0, end_s: float | None = None) -> dict[str, str]:
-        """Make launch templates, for machines that end when the others do; their ids by the kind of machine."""
+        """Make launch templates for machines that end when the others do; return their ids by kind of machine."""
         requests = calls.template_calls(self.order, group, generation=ask, end_s=end_s)
         made_by = {kind: self.edge(request) for kind, request in requests.items()}
         return {kind: str(answer["LaunchTemplate"]["LaunchTemplateId"]) for kind, answer in made_by.items()}
 
     def _somewhere(self, spec: RunSpec, templates: Mapping[str, str]) -> tuple[Zone, dict[str, str], RunSpec]:
-        """The first zone that has all machines; where none has, and fewer may do, the first with some.
+        """Rent in the first zone that has all machines; where none has, and fewer may do, in the first with some.
 
         Returns:
             the zone, the machines' ids by host, and the run on them.
@@ -588,8 +588,8 @@ class Loop:
             if ids:
                 # Other groups of the same zone were granted: they are paid for, and of no use alone.
                 self._release()
-        told = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
-        raise CloudRefused(f"no zone has all machines of the plan. {told}", hint=hint)
+        why = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
+        raise CloudRefused(f"no zone has all machines of the plan. {why}", hint=hint)
 
     def _in_zone(
         self,
@@ -600,7 +600,7 @@ class Loop:
         *,
         together: bool,
     ) -> tuple[dict[str, str], list[NoCapacity]]:
-        """The ids of the machines that a zone has, by host, and why it has not the others.
+        """Rent roles in a zone; return the ids of the machines by host, and the refusals of the others.
 
         Where only all of them together are of use, the first role that it has not ends the asking.
         """
@@ -617,7 +617,7 @@ class Loop:
         return ids, refused
 
     def _on_fewer(self, spec: RunSpec, there: Collection[str], refused: Sequence[NoCapacity]) -> RunSpec | None:
-        """The run on the hosts that a zone has; None where they cannot do it."""
+        """Return the run on the hosts that a zone has; None: they cannot hold its batch."""
         for error in refused:
             self.tell(error.message)
         try:
@@ -629,7 +629,7 @@ class Loop:
     def ask(
         self, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
     ) -> tuple[Mapping[str, Answer], list[str]]:
-        """Rent for a run that goes on: the machines that were granted, by host, and the hosts that could not be had.
+        """Rent for a run that goes on; return the granted machines by host, and the hosts that could not be had.
 
         Args:
             roles: with the hosts that are wanted.
@@ -655,7 +655,7 @@ class Loop:
         return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
     def _fleet(self, role: Role, zone: Zone, attempt: int, templates: Mapping[str, str]) -> list[str]:
-        """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
+        """Rent the machines of one role; return their ids. Fewer than that are given back at once.
 
         Raises:
             NoCapacity: the zone has not all of them.
@@ -668,7 +668,7 @@ class Loop:
             if refused.reaction == "elsewhere":
                 raise NoCapacity(refused.message, hint=refused.hint) from None
             raise
-        ids = [id_ for one in answer.get("Instances", ()) for id_ in one["InstanceIds"]]
+        ids = [id_ for group in answer.get("Instances", ()) for id_ in group["InstanceIds"]]
         self._granted.extend(ids)
         if len(ids) >= role.machines:
             self.give_back(ids[role.machines :])
@@ -686,7 +686,7 @@ class Loop:
         raise why
 
     def _end_outside(self, ids: Iterable[str], lease_end_s: float | None = None) -> bool:
-        """Have the account end machines that come to no place; whether it may have been told of any."""
+        """Have the account end machines that come to no place; return whether it may have heard of any."""
         at_s = min(self.clock() + UNPLACED_S, self.order.outside_end_s(lease_end_s))
         requests = calls.end_calls(self.order, ids, at_s)
         for request in requests:
@@ -698,7 +698,7 @@ class Loop:
         return len(requests) > 0
 
     def end_later(self, ids: Sequence[str], at_s: float) -> bool:
-        """Have the account end machines at another time; whether it does.
+        """Have the account end machines at another time; return whether it does.
 
         Raises:
             CloudRefused: it may end them sooner, as its answers are not heard.
@@ -726,10 +726,10 @@ class Loop:
         self._granted[:] = [id_ for id_ in self._granted if id_ not in ids]
 
     def _why_short(self, request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
-        """A fleet that was accepted, and not filled: its errors are inside the answer."""
+        """Return the error of a fleet request that was accepted, and not filled: its errors are inside the answer."""
         errors = [
-            ApiRefused(request, str(one.get("ErrorCode")), str(one.get("ErrorMessage", "")))
-            for one in answer.get("Errors", ())
+            ApiRefused(request, str(problem.get("ErrorCode")), str(problem.get("ErrorMessage", "")))
+            for problem in answer.get("Errors", ())
         ]
         if stops := [error for error in errors if error.reaction == "stop"]:
             return stops[0]
@@ -741,7 +741,7 @@ class Loop:
         )
 
     def machines_of(self, ids: Mapping[str, str]) -> dict[str, Answer]:
-        """What EC2 says of machines, by host, once it knows all of them and their addresses.
+        """Return EC2's descriptions of machines, by host, once it knows all of them and their addresses.
 
         Args:
             ids: of the machines, by host.
@@ -749,40 +749,40 @@ class Loop:
         Raises:
             CloudRefused: one ended before it began, or they do not appear.
         """
-        found: dict[str, Answer] = {}
+        machines: dict[str, Answer] = {}
 
         def have_addresses() -> bool:
             listed = instances_in(self.edge(calls.addresses_call(self.order)))
-            found.clear()
-            found.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})
-            for one in found.values():
-                if one["State"]["Name"] in facts.DYING_STATES:
-                    reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
+            machines.clear()
+            machines.update({host: listed[id_] for host, id_ in ids.items() if id_ in listed})
+            for machine in machines.values():
+                if machine["State"]["Name"] in facts.DYING_STATES:
+                    reason = machine.get("StateReason", {}).get("Message") or "EC2 does not say why"
                     raise CloudRefused(
-                        f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
+                        f"{machine['InstanceId']} ({machine['InstanceType']}) ended before it began: {reason}.",
                         hint="it may not use the key of the disks: `aws kms create-grant` for the role "
                         "AWSServiceRoleForEC2Spot, or `aws ec2 reset-ebs-default-kms-key-id`"
                         if facts.KEY_REFUSED in reason
                         else "launch again, or plan with other types",
                     )
-            return len(found) == len(ids) and all(one.get("PrivateIpAddress") for one in found.values())
+            return len(machines) == len(ids) and all(machine.get("PrivateIpAddress") for machine in machines.values())
 
         if not until(have_addresses, within_s=ADDRESSES_WITHIN_S, every_s=_ADDRESSES_EVERY_S, sleep=self.sleep):
             raise CloudRefused(
-                f"{len(ids) - len(found)} of {len(ids)} machines have not appeared in {ADDRESSES_WITHIN_S:.0f} s.",
+                f"{len(ids) - len(machines)} of {len(ids)} machines have not appeared in {ADDRESSES_WITHIN_S:.0f} s.",
                 hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
             )
-        return found
+        return machines
 
     def _release(self) -> None:
         """Give back machines, and keep what the next zone needs. Ids in hand go first: lists lag."""
         ids = list(self._granted)
         remover = self._remover(ids)
         self.give_back()
-        listed = [one for one in remover.look(self.order.run_id).found if one.kind == "instance"]
+        listed = [resource for resource in remover.look(self.order.run_id).found if resource.kind == "instance"]
         # They count against the quota until they have ended.
         named = [Found(kind="instance", id=id_, run_id=self.order.run_id) for id_ in ids]
-        remover.remove(list({one.id: one for one in (*named, *listed)}.values()))
+        remover.remove(list({resource.id: resource for resource in (*named, *listed)}.values()))
 
     def _clear_after(self, error: BaseException) -> None:
         """Remove what was made before it went wrong; the first reason stays the one that is told."""
@@ -815,7 +815,7 @@ class Loop:
 
 
 def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
-    """The lease in the bucket and the tag of its version; None where there is none that can be read.
+    """Return the lease in the bucket and the tag of its version; None: there is none that can be read.
 
     Raises:
         CloudRefused: the cloud does not answer.
@@ -828,7 +828,7 @@ def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
 def _updated(
     machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float, lease_s: float
 ) -> MachineState:
-    """A machine after a look. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
+    """Return a machine's state now. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
     if not machine.alive:
         return machine
     said_s = beats.get(machine.id, machine.heartbeat_s)
@@ -861,7 +861,7 @@ def _updated(
 
 
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
-    """The newest checkpoint that is complete; None where there is none yet."""
+    """Return the name of the newest complete checkpoint; None: there is none yet."""
     answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
     latest = None if answer is None else Latest.of(answer["Body"])
     return None if latest is None else latest.checkpoint
@@ -869,7 +869,7 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ec2Launcher:
-    """Rents, watches and gives back.
+    """The launcher that rents, watches and gives back.
 
     Attributes:
         home: where the regions that were ever used are kept.
@@ -920,7 +920,7 @@ class Ec2Launcher:
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
-        """How the run is. Asks the cloud as often as machines write, and answers from the folder in between.
+        """Return a run's status. Asks the cloud as often as machines write, and answers from the folder in between.
 
         A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
         ends, and what was seen last is answered.
@@ -936,7 +936,7 @@ class Ec2Launcher:
             return judged(handle.run_dir, last_seen(handle.run_dir))
 
     def look(self, handle: RunHandle) -> RunStatus:
-        """The same, but whoever asks is told when the cloud does not answer.
+        """Return a run's status as `poll` does, but raise where the cloud does not answer.
 
         Raises:
             CloudRefused: it does not.
@@ -1010,7 +1010,7 @@ class Ec2Launcher:
         self._next_look_s[handle.run_dir] = self.clock()
 
     def _opened(self, run_dir: Path) -> Loop:
-        """What looks after the run in a folder, by the order that is there."""
+        """Open the loop that looks after a run, by the order in its folder."""
         order = Order.load(run_dir / ORDER_FILE)
         return Loop(
             edge=connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock),

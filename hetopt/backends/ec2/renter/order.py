@@ -1,4 +1,4 @@
-"""What is rented, and what was last seen of it: the two records of a run on EC2, each a file in its folder.
+"""The order of machines, and the cluster state last seen: the two records of a run on EC2, each a file in its folder.
 
 Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
 prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
@@ -57,14 +57,14 @@ AwsTags = list[dict[str, str]]
 
 
 def filters(run_id: str | None) -> list[dict[str, object]]:
-    """What selects the things of one run, or of any."""
+    """Return the EC2 filters that select the resources of one run, or of any run."""
     if run_id is None:
         return [{"Name": "tag-key", "Values": [RUN_ID]}]
     return [{"Name": f"tag:{RUN_ID}", "Values": [run_id]}]
 
 
 def iso(seconds: float) -> str:
-    """A moment as it stands in a tag."""
+    """Return seconds since the epoch as a moment in UTC (ISO 8601), as it stands in tags."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -78,7 +78,7 @@ them."""
 
 
 def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
-    """When a cluster is shut down at the latest, from the moment it is asked for, whatever prices do.
+    """Return the longest life of a cluster in seconds that the budget pays, whatever prices do.
 
     Raises:
         BudgetStop: hardly long enough to boot.
@@ -97,7 +97,7 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Says how long a run may go on.
+    """The guard of a budget: how long a run may go on.
 
     Attributes:
         checkpoint_s: to write and upload the last checkpoint.
@@ -111,19 +111,19 @@ class Guard:
     heartbeat_s: float
 
     def left_usd(self, spent: float) -> float:
-        """What of the budget may be spent on machines yet, where so much of it was."""
+        """Return the dollars of the budget that are left for machines."""
         return self.budget_usd - self.fixed_usd - spent
 
     def end_s(self, spent: float, now_s: float) -> float:
-        """When machines are shut down, so that the budget pays until they are off, were all prices at their worst."""
+        """Return when machines are shut down, seconds since the epoch, so that the budget pays at the worst prices."""
         return budget_law.end_s(now_s, self.left_usd(spent), self.worst_usd_per_hour)
 
     def stop_training_s(self, end_s: float) -> float:
-        """When training must end, so that the last checkpoint is safe before the end."""
+        """Return when training must end, seconds since the epoch, so that the last checkpoint is safe by the end."""
         return end_s - self.checkpoint_s
 
     def decide(self, spent: float, now_s: float) -> Literal["go on", "stop"]:
-        """Whether the run may go on until somebody looks again."""
+        """Decide whether the run may go on until the next look."""
         return "go on" if now_s + self.heartbeat_s < self.stop_training_s(self.end_s(spent, now_s)) else "stop"
 
 
@@ -132,7 +132,7 @@ _LEAST_SPENT = 0.25
 
 
 class Rate(Record):
-    """What one machine of a type costs an hour: now, and at most. Volume and address are in both."""
+    """The dollars an hour of one machine of a type: now, and at most. Volume and address are in both."""
 
     usd_per_hour: PositiveFloat
     worst_usd_per_hour: PositiveFloat
@@ -149,7 +149,7 @@ class Zone(Record):
     rates: dict[str, Rate] = Field(description="by instance type")
 
     def usd_per_hour(self, instance_type: str, market: Market) -> float:
-        """What a machine costs now; of one on demand that is what spot can rise to."""
+        """Return the dollars an hour of a machine now; on demand, the most that its spot price can rise to."""
         rate = self.rates[instance_type]
         return rate.usd_per_hour if market == "spot" else rate.worst_usd_per_hour
 
@@ -178,7 +178,7 @@ class BootImage(Record):
 
 
 class Network(Record):
-    """Where an organisation wants the machines; what is not said is as hetopt makes it."""
+    """The network that an organisation wants machines in; whatever is absent is as hetopt makes it."""
 
     subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
     security_group: str | None = Field(
@@ -191,7 +191,7 @@ class Network(Record):
 
 
 class Order(Artifact):
-    """What to rent, where, for how long, and under which names."""
+    """An order of machines: types, zones, budget, lifetime, and names."""
 
     KIND: ClassVar[str] = "order"
     VERSION: ClassVar[int] = 1
@@ -261,25 +261,25 @@ class Order(Artifact):
         return [{"Key": key, "Value": value} for key, value in values.items() if value]
 
     def tagged(self, *kinds: str) -> list[dict[str, object]]:
-        """TagSpecifications of a call that makes things of these kinds."""
+        """Return the TagSpecifications of a call that makes resources of these kinds."""
         return [{"ResourceType": kind, "Tags": self.tags} for kind in kinds]
 
     @property
     def prefix(self) -> str:
-        """Where the run's objects are in the bucket."""
+        """The prefix of the run's objects in the bucket."""
         return f"runs/{self.run_id}"
 
     def zone(self, name: str) -> Zone:
-        """The zone of that name; the first, where none has it."""
+        """Return the zone of a name; the first zone, where none has it."""
         return next((zone for zone in self.zones if zone.name == name), self.zones[0])
 
     def market_of(self, host: str) -> Market:
-        """How a host's machine is rented, until the run moves."""
+        """Return the market on which a host's machine is rented, until the run moves."""
         return next(role.market for role in self.roles if host in role.hosts)
 
     @property
     def has_spot(self) -> bool:
-        """Whether any of it can be taken back."""
+        """True if any machine of the order can be preempted."""
         return any(role.market == "spot" for role in self.roles)
 
     @property
@@ -288,15 +288,15 @@ class Order(Artifact):
         return sum(role.machines for role in self.roles)
 
     def usd_per_hour(self, zone: Zone) -> float:
-        """What the cluster as planned costs in a zone now."""
+        """Return the dollars an hour of the planned cluster in a zone now."""
         return usd_per_hour(self.roles, zone)
 
     def worst_usd_per_hour(self) -> float:
-        """What any cluster that may come of this order can cost at most."""
+        """Return the most dollars an hour of any cluster that may come of this order."""
         return worst_usd_per_hour(self.roles, self.zones)
 
     def outside_end_s(self, lease_end_s: float | None = None) -> float:
-        """When the account ends machines that nothing else has ended, seconds since the epoch.
+        """Return when the account ends machines that nothing else has ended, seconds since the epoch.
 
         The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang
         from the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
@@ -312,7 +312,7 @@ class Order(Artifact):
 
     @property
     def latest_end_s(self) -> float:
-        """What no lease extends the machines' lives beyond, seconds since the epoch: machines are told it as they boot.
+        """The moment that no lease extends machines' lives beyond, seconds since the epoch: they know it from boot.
 
         A lease grows while less is spent than was feared. Less than a quarter of what the cluster costs now is not
         spent: spot prices do not fall so far within a run, and a run on fewer machines than that asks for new ones.
@@ -322,17 +322,17 @@ class Order(Artifact):
         return self.created_s + max(self.lifetime_s, longest_s)
 
     def of_run(self, spec: RunSpec) -> Self:
-        """Return the order for this run: what its machines take part in, and in nothing else."""
+        """Return the order for a run, which its machines take part in, and in nothing else."""
         return self.model_copy(update={"spec_sha256": spec_digest(spec), "workers": spec.workers})
 
 
 def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
-    """What roles cost an hour in a zone now, with the types that were planned."""
+    """Return the dollars an hour of roles in a zone now, with the types that were planned."""
     return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
 
 
 def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:
-    """The most that roles can cost an hour: every machine the most expensive of its substitutes, in such a zone."""
+    """Return the most dollars an hour of roles: every machine the most expensive substitute, in the worst such zone."""
     return max(
         sum(role.machines * max(zone.rates[name].worst_usd_per_hour for name in role.instance_types) for role in roles)
         for zone in zones
@@ -345,7 +345,10 @@ def places_of(assigned: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
     Args:
         assigned: what EC2 says of each machine, by its host.
     """
-    return {one["InstanceId"]: Place(host=host, address=one["PrivateIpAddress"]) for host, one in assigned.items()}
+    return {
+        machine["InstanceId"]: Place(host=host, address=machine["PrivateIpAddress"])
+        for host, machine in assigned.items()
+    }
 
 
 SEEN_FILE = "seen.json"
@@ -357,7 +360,7 @@ Duty = Literal["serves", "waits", "relieved"]
 
 
 class MachineState(Stay):
-    """One machine as EC2 told of it, with its time on the bill."""
+    """One machine by EC2's description, with its time on the bill."""
 
     id: str
     host: HostName
@@ -382,18 +385,18 @@ class MachineState(Stay):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended by itself before a step was done with it. One that EC2 has forgotten may have done some."""
+        """True if the machine ended by itself before it did a step. One that EC2 has forgotten may have done some."""
         by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
         was_awaited = self.heartbeat_s is None or self.duty == "serves"
         return not self.alive and not self.has_stepped and was_awaited and by_itself
 
     @property
     def alive(self) -> bool:
-        """Whether it is on the bill."""
+        """True if the machine is on the bill."""
         return self.until_s is None
 
     def usd(self, now_s: float) -> float:
-        """USD until ``now_s``. What EC2 takes back within its first hour is free, but for disk and address."""
+        """Return the dollars spent until ``now_s``. What EC2 takes within an hour is free, but for disk and address."""
         lasted_s = math.inf if self.until_s is None else self.until_s - self.since_s
         if self.ending == "interrupted" and lasted_s < facts.FREE_IF_TAKEN_WITHIN_S:
             beside = {"usd_per_hour": self.extras_usd_per_hour, "minimum_s": self.minimum_s}
@@ -401,7 +404,7 @@ class MachineState(Stay):
         return super().usd(now_s)
 
     def repriced(self, usd_per_hour: float, now_s: float) -> Self:
-        """From then on at another price; who is on demand, had ended, or was never seen stays as it is."""
+        """Return the machine at another price from a moment on; unchanged if on demand, ended before, or never seen."""
         had_ended = self.until_s is not None and self.until_s <= now_s
         if self.on_demand or had_ended or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
             return self
@@ -448,38 +451,38 @@ class ClusterState(Artifact):
 
     @property
     def serving(self) -> list[MachineState]:
-        """Of those, the hosts of the run: one machine each."""
+        """The machines alive that are hosts of the run: one for each host."""
         return [machine for machine in self.alive if machine.duty == "serves"]
 
     @property
     def waiting(self) -> list[MachineState]:
-        """Of those, the ones that have no place yet."""
+        """The machines alive that have no place yet."""
         return [machine for machine in self.alive if machine.duty == "waits"]
 
     @property
     def has_moved(self) -> bool:
-        """Whether nobody trains on spot any more of a run that was to move, and nobody waits for that."""
+        """True if a run that was to move has moved: no machine serves it on spot any more, or waits for a place."""
         return self.on_demand and not self.waiting and all(machine.on_demand for machine in self.serving)
 
     def usd_per_hour(self, zone: Zone, instance_type: str, market: Market) -> float:
-        """What a machine that is rented now costs, as far as is known."""
+        """Return the dollars an hour of a rented machine now, as far as is known."""
         ordered = zone.usd_per_hour(instance_type, market)
         return (
             ordered if market == "on-demand" else self.spot_usd_per_hour.get(zone.name, {}).get(instance_type, ordered)
         )
 
     def with_machines(self, ids: Collection[str], **changes: Any) -> Self:
-        """The same cluster, with something else in the records of these machines."""
-        machines = (one.model_copy(update=changes) if one.id in ids else one for one in self.machines)
+        """Return the cluster state with changes in the records of these machines."""
+        machines = (machine.model_copy(update=changes) if machine.id in ids else machine for machine in self.machines)
         return self.model_copy(update={"machines": tuple(machines)})
 
     @property
     def is_estimate(self) -> bool:
-        """Whether what was spent is an estimate, because EC2 had forgotten some machine before its end was seen."""
+        """True if the cost is an estimate, because EC2 had forgotten some machine before its end was seen."""
         return any(machine.state == "gone" for machine in self.machines)
 
     def spent_usd(self, now_s: float, machines: Iterable[MachineState] | None = None) -> float:
-        """What machines have cost by now, each piece of time at the price that was seen for it.
+        """Return the dollars that machines have cost by now, each piece of time at the price that was seen for it.
 
         Args:
             now_s: seconds since the epoch.
@@ -489,7 +492,7 @@ class ClusterState(Artifact):
 
 
 def ending_of(code: str) -> Ending:
-    """Why a machine ended, by EC2's StateReason."""
+    """Return the cause of a machine's end, by the code of EC2's StateReason."""
     if code == facts.ENDED_BY_ITSELF:
         return "finished"
     if code == facts.ENDED_BY_US:
@@ -500,18 +503,18 @@ def ending_of(code: str) -> Ending:
 
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
-    """Ask what types cost on spot in every zone, from a moment on (seconds since the epoch)."""
+    """Return the request for the spot prices of types in every zone, from a moment on (seconds since the epoch)."""
     purpose = "what the types cost now, zone by zone"
     return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
 
 
 def spot_types(order: Order) -> list[str]:
-    """All types that an order may rent on spot."""
+    """Return all instance types that an order may rent on spot."""
     return list(dict.fromkeys(name for role in order.roles if role.market == "spot" for name in role.instance_types))
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
-    """Whether prices are to be asked for: some machine is billed at them, and the last ones are old.
+    """Return whether spot prices are due to be asked for: some machine is billed at them, and the last ones are old.
 
     Of machines that have all ended they are asked for once more, for their bill.
     """
@@ -523,12 +526,12 @@ def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
 
 
 def billed_from_s(order: Order, seen: ClusterState) -> float:
-    """From when on nobody has seen prices: machines are billed at those of then."""
+    """Return when spot prices were seen last (seconds since the epoch): machines are billed at those of then."""
     return order.created_s if seen.prices_seen_s is None else seen.prices_seen_s
 
 
 def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) -> ClusterState:
-    """The run at the prices that were just seen, its machines billed at what their pools have cost since the last time.
+    """Return the cluster state at the prices just seen, its machines billed at their pools' prices since the last look.
 
     Where nobody has looked for hours, prices have moved meanwhile, and EC2 has billed each second at its own; so also
     of machines that have ended since.
@@ -567,7 +570,7 @@ TOGETHER_S = 300.0
 
 
 def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
-    """The spot pools of this life of a run; what it had before it was resumed was counted then."""
+    """Return the spot pools observed in this life of a run; those of earlier lives were counted at resumption."""
     spot = {host for role in order.roles if role.market == "spot" for host in role.hosts}
     pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
     for machine in seen.machines:
@@ -583,17 +586,19 @@ def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
             instance_type=name,
             region=order.region,
             zone=zone or None,
-            instance_hours=sum((one.until_s or one.since_s) - one.since_s for one in machines) / 3600,
-            losses=len(lost := sorted(one.until_s or 0.0 for one in machines if one.ending == "interrupted")),
+            instance_hours=sum((machine.until_s or machine.since_s) - machine.since_s for machine in machines) / 3600,
+            losses=len(
+                lost := sorted(machine.until_s or 0.0 for machine in machines if machine.ending == "interrupted")
+            ),
             events=_events(lost),
         )
         for (name, zone), machines in sorted(pools.items())
-        if any((one.until_s or one.since_s) > one.since_s for one in machines)
+        if any((machine.until_s or machine.since_s) > machine.since_s for machine in machines)
     )
 
 
 def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
-    """Add what a run that is over has seen to what launches keep, for the next plan; once for each life of a run.
+    """Add the pools that a finished run has seen to what launches keep, for the next plan; once for each life of a run.
 
     Raises:
         BadInput: the file cannot be read or written, or holds something else.
@@ -609,7 +614,7 @@ def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
 
 
 def _events(lost_s: list[float]) -> int:
-    """How often machines were taken, given when each was, in order."""
+    """Count preemption events among sorted moments of losses (seconds); losses close together are one event."""
     return sum(place == 0 or lost_s[place] - lost_s[place - 1] > TOGETHER_S for place in range(len(lost_s)))
 
 
@@ -621,7 +626,7 @@ _LINE_CHARACTERS = 200
 
 
 def failed(machines: Iterable[MachineState], life: int | None = None) -> list[MachineState]:
-    """Those that ended by themselves before a step was done with them.
+    """Return the machines that ended by themselves before a step was done with them.
 
     Args:
         machines: of a run.
@@ -631,13 +636,13 @@ def failed(machines: Iterable[MachineState], life: int | None = None) -> list[Ma
 
 
 def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
-    """Return those of these hosts that no machine is to be rented for again, since theirs fail."""
+    """Return the hosts that no machine is to be rented for again, since their machines fail."""
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     return [host for host in hosts if is_given_up(counts[host])]
 
 
 def last_words(run_dir: Path) -> str | None:
-    """The end of the newest boot log."""
+    """Return the last lines of the newest boot log; None: there is none."""
     folder = run_dir / BOOT_FOLDER
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
     for path in reversed(logs):
@@ -648,7 +653,7 @@ def last_words(run_dir: Path) -> str | None:
 
 
 def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
-    """One sentence on machines that failed, with the end of their log.
+    """Return one sentence on machines that failed, with the end of their log.
 
     Args:
         run_dir: the run's folder, with the logs that were fetched.
@@ -660,15 +665,15 @@ def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
         words, said = last_log_line(run_dir, machines[-1].host), f"EC2 says: {reason or 'nothing'}"
         return f"{named} ended before a step was done; {words or said}"
     words = last_words(run_dir)
-    told = f"the newest boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
-    return f"{named} ended before it had booted; {told}"
+    detail = f"the newest boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
+    return f"{named} ended before it had booted; {detail}"
 
 
 _LOSSES_SHOW_S = 180.0
 
 
 def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
-    """How the run is, by what is in its folder."""
+    """Return the status of a run, by the files in its folder."""
     if not seen.machines:
         return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
     status = judge(
@@ -681,7 +686,7 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
 
 
 def last_seen(run_dir: Path) -> ClusterState:
-    """What was last seen of a run; nothing at the epoch before the first look.
+    """Return the last cluster state that was seen of a run; an empty one at the epoch before the first look.
 
     Raises:
         BadInput: it cannot be read, such as where it was cut off by whatever ended the process.
@@ -691,14 +696,14 @@ def last_seen(run_dir: Path) -> ClusterState:
 
 
 def is_cleared(run_dir: Path) -> bool:
-    """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
+    """Return whether everything of the run was given back; False where its last state cannot be read."""
     with suppress(BadInput):
         return last_seen(run_dir).cleared
     return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
-    """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
+    """Return whether the run failed by itself: no machine was lost with it, nor in the minutes that a notice gives."""
     since_s = events[-1].time_s if events else now_s
     # A failure before the run was resumed is what it was resumed from.
     in_this_life = since_s >= order.created_s
@@ -706,19 +711,19 @@ def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
 
 
 def stopped_s(events: Sequence[LogEvent]) -> float | None:
-    """When the run last stopped with a checkpoint; None while it goes on."""
+    """Return when the run last stopped with a checkpoint (seconds since the epoch); None: it goes on."""
     last = events[-1] if events else None
     return last.time_s if isinstance(last, TrainingFinished) else None
 
 
 def _last_words(run_dir: Path, seen: ClusterState) -> str | None:
-    """Why a run ended that wrote no event about it."""
+    """Return the reason for the end of a run that wrote no event about it; None: not known."""
     taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
     if taken:
         return f"EC2 took {', '.join(machine.host for machine in taken)} back"
-    told = last_log_line(run_dir)
-    if told is not None:
-        return told
+    line = last_log_line(run_dir)
+    if line is not None:
+        return line
     unbooted = failed(seen.machines)
     if unbooted:
         return why_failed(run_dir, unbooted)

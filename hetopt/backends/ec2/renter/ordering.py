@@ -58,7 +58,7 @@ IMAGES: dict[ImageKind, str] = {
 
 
 def image_kind(found: InstanceType) -> ImageKind:
-    """The kind of image that a type boots.
+    """Return the kind of image that an instance type boots.
 
     Raises:
         BadInput: its accelerator is not one that torch or the image drives, or its architecture is not known.
@@ -86,7 +86,7 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """What stands in the tags of what they rent, and is the same in every process.
+        """The id of the caller in the tags of rented resources, the same in every process.
 
         A role's session is called by the role's id and a name of its own, which profiles make anew in each process.
         """
@@ -94,19 +94,19 @@ class Identity:
 
 
 def identity(edge: Edge) -> Identity:
-    """Who these credentials belong to. Needs no permission, so whatever is refused here is about the credentials."""
+    """Return the account and caller of these credentials. Needs no permission: a refusal is about the credentials."""
     answer = edge(read("sts", "get_caller_identity", "whose credentials these are"))
     return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
 
 
 def regions(edge: Edge) -> list[str]:
-    """Every region that the account can use."""
+    """Return the sorted names of all regions that the account can use."""
     answer = edge(read("ec2", "describe_regions", "which regions the account can use"))
-    return sorted(str(one["RegionName"]) for one in answer["Regions"])
+    return sorted(str(region["RegionName"]) for region in answer["Regions"])
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Refuse what no bucket can be called.
+    """Refuse a name that no bucket can have.
 
     Raises:
         BadInput: it is such a name.
@@ -128,7 +128,7 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
         BadInput: none can be called so.
     """
     check_bucket_name(bucket)
-    told = edge(
+    answer = edge(
         read(
             "s3",
             "head_bucket",
@@ -137,7 +137,7 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
             ExpectedBucketOwner=account_id,
         )
     )
-    where = told.get("BucketRegion") or region
+    where = answer.get("BucketRegion") or region
     if where != region:
         raise CloudRefused(
             f"the bucket {bucket} is in {where}, and the machines are in {region}.",
@@ -146,7 +146,7 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
 
 
 def default_bucket(account_id: str, region: str) -> str:
-    """The name of the bucket where none is named: one for each account and region."""
+    """Return the name of the default bucket: one for each account and region."""
     return f"hetopt-{account_id}-{region}"
 
 
@@ -187,7 +187,7 @@ def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
 def zones_for(
     edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float, named: Sequence[str] = ()
 ) -> tuple[Zone, ...]:
-    """The zones that have every type and a subnet, the cheapest first at the prices of this moment.
+    """Return the zones that have every type and a subnet, the cheapest first at the prices of this moment.
 
     All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
 
@@ -211,7 +211,9 @@ def zones_for(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": names}],
     )
-    offered = {(found["InstanceType"], found["Location"]) for found in edge(offerings)["InstanceTypeOfferings"]}
+    offered = {
+        (offering["InstanceType"], offering["Location"]) for offering in edge(offerings)["InstanceTypeOfferings"]
+    }
     available = [subnet for subnet in subnets_of(edge, named) if subnet.get("State") == "available"]
     # Of several in a zone the one with most free addresses, where that is told.
     available.sort(key=lambda subnet: float(subnet.get("AvailableIpAddressCount", math.inf)))
@@ -269,7 +271,7 @@ def _no_zone(
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
-    """The subnets that were named, or else the region's default ones.
+    """Return the subnets that were named, or else the region's default ones.
 
     Raises:
         CloudRefused: one of them is not there.
@@ -288,15 +290,15 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
             f"not all of the subnets {', '.join(named)} are in this region.",
             hint="`aws ec2 describe-subnets` lists them: name others, or leave `subnets` out to take the default ones",
         )
-    found = list(answer["Subnets"])
-    networks = sorted({str(one["VpcId"]) for one in found})
+    subnets = list(answer["Subnets"])
+    networks = sorted({str(subnet["VpcId"]) for subnet in subnets})
     if len(networks) > 1:
         raise BadInput(
             f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
         )
-    _check_kinds(edge, found)
+    _check_kinds(edge, subnets)
     _check_tenancy(edge, networks[0])
-    return found
+    return subnets
 
 
 def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
@@ -306,13 +308,14 @@ def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
         BadInput: one of them is elsewhere.
     """
     zones = edge(read("ec2", "describe_availability_zones", "whether the subnets are in the region itself"))
-    kinds = {str(one["ZoneName"]): str(one.get("ZoneType", "")) for one in zones["AvailabilityZones"]}
-    for one in subnets:
-        kind = kinds.get(str(one["AvailabilityZone"]), facts.USUAL_ZONE)
-        if "OutpostArn" in one or kind != facts.USUAL_ZONE:
-            where = "on an Outpost" if "OutpostArn" in one else f"in {one['AvailabilityZone']}, a {kind}"
+    kinds = {str(zone["ZoneName"]): str(zone.get("ZoneType", "")) for zone in zones["AvailabilityZones"]}
+    for subnet in subnets:
+        kind = kinds.get(str(subnet["AvailabilityZone"]), facts.USUAL_ZONE)
+        if "OutpostArn" in subnet or kind != facts.USUAL_ZONE:
+            where = "on an Outpost" if "OutpostArn" in subnet else f"in {subnet['AvailabilityZone']}, a {kind}"
             raise BadInput(
-                f"the subnet {one['SubnetId']} is {where}: types, prices and spot machines there are not the region's.",
+                f"the subnet {subnet['SubnetId']} is {where}: types, prices and spot machines there are not the "
+                "region's.",
                 hint="name `subnets` in availability zones of the region, or leave `subnets` out",
             )
 
@@ -324,11 +327,11 @@ def _check_tenancy(edge: Edge, network: str) -> None:
         BadInput: each of them has hardware of its own, whatever it asks for.
     """
     asked = read("ec2", "describe_vpcs", "whether machines cost there what they cost", VpcIds=[network])
-    [found] = edge(asked)["Vpcs"]
-    if found["InstanceTenancy"] != facts.SHARED_HARDWARE:
+    [vpc] = edge(asked)["Vpcs"]
+    if vpc["InstanceTenancy"] != facts.SHARED_HARDWARE:
         share = f"aws ec2 modify-vpc-tenancy --vpc-id {network} --instance-tenancy {facts.SHARED_HARDWARE}"
         raise BadInput(
-            f"machines in the network {network} have hardware of their own ({found['InstanceTenancy']} tenancy), which "
+            f"machines in the network {network} have hardware of their own ({vpc['InstanceTenancy']} tenancy), which "
             "costs more than any price here, and $2 an hour for the region.",
             hint=f"`{share}` has new machines share it; or name `subnets` of another network",
         )
@@ -347,15 +350,15 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
             f"there is no security group {group} in this region.",
             hint="`aws ec2 describe-security-groups` lists them: name another, or leave `security_group` out",
         )
-    [found] = answer["SecurityGroups"]
-    if found["VpcId"] != vpc_id:
+    [described] = answer["SecurityGroups"]
+    if described["VpcId"] != vpc_id:
         raise CloudRefused(
-            f"the security group {group} is in the network {found['VpcId']}, and the machines are in {vpc_id}.",
+            f"the security group {group} is in the network {described['VpcId']}, and the machines are in {vpc_id}.",
             hint="name a `security_group` of that network, or `subnets` of the group's",
         )
     opens = [
         pair["GroupId"]
-        for rule in found.get("IpPermissions", ())
+        for rule in described.get("IpPermissions", ())
         if rule.get("IpProtocol") == facts.ALL_PROTOCOLS
         for pair in rule.get("UserIdGroupPairs", ())
     ]
@@ -375,7 +378,7 @@ _PRICE_INCREASE = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """A price that is not what the plan was made with."""
+    """A price that differs from the one the plan was made with."""
 
     instance_type: str
     planned_usd_per_hour: float
@@ -384,12 +387,12 @@ class Moved:
 
     @property
     def is_price_increase(self) -> bool:
-        """Whether it went up by more than prices always do."""
+        """True if the price rose by more than prices always do."""
         return self.usd_per_hour > _PRICE_INCREASE * self.planned_usd_per_hour
 
 
 def network_of(options: Ec2) -> Network:
-    """Return where machines are to be, by what was chosen at launch."""
+    """Return the network of machines that was chosen at launch."""
     return Network(
         subnets=tuple(options.subnets),
         security_group=options.security_group,
@@ -399,7 +402,7 @@ def network_of(options: Ec2) -> Network:
 
 
 def region_of(plan: Plan) -> str:
-    """The region that a plan rents in.
+    """Return the region that a plan rents in.
 
     Raises:
         BadInput: it names several.
@@ -425,7 +428,7 @@ def region_of(plan: Plan) -> str:
 
 
 def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[str]] | None = None) -> tuple[Role, ...]:
-    """The plan's groups as fleets to ask for, with the run's hosts that each stands for.
+    """Return the plan's groups as fleets to ask for, with the run's hosts that each stands for.
 
     Raises:
         BadInput: the run's workers are not those of the groups, or a substitute boots another image than its group.
@@ -460,7 +463,7 @@ def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[st
 
 
 def budget_of(plan: Plan, wished_usd: float | None) -> float:
-    """What the run may cost in all: how likely it stays within what it was planned for, the plan says (`Plan.risk`).
+    """Return the run's budget in dollars; the plan says how likely the planned budget is enough (`Plan.risk`).
 
     Raises:
         BadInput: nobody said.
@@ -492,7 +495,7 @@ def move_usd(
     spent_usd: float = 0.0,
     may_cost_usd: float | None = None,
 ) -> float:
-    """USD to be kept back, so that a run can move to on-demand machines before its deadline passes.
+    """Return the dollars to keep back so that a run can move to on-demand machines before its deadline passes.
 
     0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
     was planned, or would then not last until the cluster has booted.
@@ -516,7 +519,7 @@ def move_usd(
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Writes orders, of what must be asked for them.
+    """The maker of orders, from all that must be asked for them.
 
     Attributes:
         edge: carries out calls.
@@ -535,7 +538,7 @@ class Orders:
     def of_plan(
         self, plan: Plan, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0, spent_usd: float = 0.0
     ) -> Order:
-        """The order of a plan.
+        """Return the order of a plan.
 
         Args:
             plan: what to run.
@@ -582,7 +585,7 @@ class Orders:
         spent_usd: float = 0.0,
         may_cost_usd: float | None = None,
     ) -> Order:
-        """The order of a job; errors as in `of_plan`.
+        """Return the order of a job; errors as in `of_plan`.
 
         Args:
             roles: the machines.
@@ -628,7 +631,7 @@ class Orders:
         )
         longest_s = lifetime_s(budget_usd, fixed_usd=fixed + move + spent_usd, worst_usd_per_hour=worst)
         types = [self.catalog.instance_type(name) for role in roles for name in role.instance_types]
-        slowest = min(found.network_bytes_per_s for found in types)
+        slowest = min(instance_type.network_bytes_per_s for instance_type in types)
         return Order(
             run_id=run_id,
             life=life,
@@ -673,7 +676,7 @@ def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
 
 
 def moved_prices(plan: Plan, order: Order) -> list[Moved]:
-    """What the plan's machines cost now, in the zone that is asked first, beside what was planned."""
+    """Return present beside planned prices of the plan's machines, in the zone that is asked first."""
     zone = order.zones[0]
     return [
         Moved(
@@ -687,7 +690,7 @@ def moved_prices(plan: Plan, order: Order) -> list[Moved]:
 
 
 def expected_usd(plan: Plan, order: Order) -> tuple[float, float]:
-    """What the plan costs at the prices of now: as predicted, and at the upper end of its time."""
+    """Return the plan's cost in dollars at present prices: as predicted, and at the upper end of its time."""
     hourly, total = order.usd_per_hour(order.zones[0]), plan.chosen.prediction.total_s
     return (order.fixed_usd + hourly * total.value / 3600, order.fixed_usd + hourly * total.high / 3600)
 
@@ -704,9 +707,9 @@ def check_prices(plan: Plan, order: Order) -> None:
     increases = [moved for moved in moved_prices(plan, order) if moved.is_price_increase]
     if increases and high > order.budget_usd * 1.001:
         why = "; ".join(
-            f"{one.instance_type} was planned at ${one.planned_usd_per_hour:.4g} an hour, "
-            f"and costs ${one.usd_per_hour:.4g}"
-            for one in increases
+            f"{increase.instance_type} was planned at ${increase.planned_usd_per_hour:.4g} an hour, "
+            f"and costs ${increase.usd_per_hour:.4g}"
+            for increase in increases
         )
         raise BudgetStop(
             f"at the prices of now the plan may cost {usd(high)}, and the budget is {usd(order.budget_usd)} ({why}).",

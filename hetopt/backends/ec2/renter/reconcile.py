@@ -1,4 +1,4 @@
-"""What to do next about a run's machines: `reconcile` compares what they should be with what they are. Pure.
+"""The next actions on a run's machines: `reconcile` compares what they should be with what they are. Pure.
 
 Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves from the
 newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
@@ -46,13 +46,13 @@ def wanted_hosts(order: Order, state: ClusterState) -> list[str]:
 
 
 def fits(state: ClusterState, host: str, machine: MachineState) -> bool:
-    """Whether a machine can be a host of the run, now or once it has its place; on spot only until the run moves."""
+    """Return whether a machine can be a host of the run, now or once it has its place; on spot until the run moves."""
     here = machine.alive and machine.duty != "relieved" and machine.host == host
     return here and (machine.on_demand or not state.on_demand)
 
 
 def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
-    """Of the budget, without what a move that may still come will cost."""
+    """Return the guard of a run's budget, without the cost of a move that may still come."""
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - state.spent_usd(now_s, state.waiting))
     return Guard(
         budget_usd=order.budget_usd,
@@ -64,7 +64,7 @@ def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
 
 
 def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | None:
-    """By what a run's machines extend their lease; None while any come or are relieved, and where none is on spot.
+    """Return the renewal by which machines extend their lease; None while any come or are relieved, or none is on spot.
 
     It begins where prices were last seen: what they have been since is not known here.
     """
@@ -94,7 +94,7 @@ def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | Non
 
 
 def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> ClusterState:
-    """The run from the moment on in which all of its hosts are on demand.
+    """Return the cluster state of a run that moves: from now on all of its hosts are to be on demand.
 
     Args:
         order: of the run.
@@ -161,7 +161,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One thing to do.
+    """An action on the machines of a run.
 
     Attributes:
         state: what is to be kept of the run.
@@ -235,7 +235,7 @@ class Clear(Action):
 
 
 def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: float) -> list[Action]:
-    """What is to be done now, in this order; nothing where all is as it should be, or must be waited for.
+    """Return the actions that are due now, in order; empty where all is as it should be, or must be waited for.
 
     The same arguments give the same actions. After they were carried out, and kept in the state, it is asked again.
 
@@ -274,7 +274,7 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
 
 
 def must_end(order: Order, state: ClusterState, now_s: float, *, patience_s: float) -> Action | None:
-    """What ends a run in time, whatever its folder says of it otherwise; None where nothing does now.
+    """Return the action that ends a run in time, whatever its folder says of it otherwise; None: none is due.
 
     Args:
         order: what was rented, and the budget for it.
@@ -300,7 +300,7 @@ def _with(state: ClusterState, **changes: Any) -> ClusterState:
 
 
 def _ends(state: ClusterState, now_s: float) -> list[End]:
-    """Machines that have no place any more end, once the others were seen after they were told theirs."""
+    """Return the actions that end machines without a place, once the others were seen after they were told theirs."""
     ids = tuple(
         machine.id
         for machine in state.alive
@@ -314,10 +314,12 @@ def _ends(state: ClusterState, now_s: float) -> list[End]:
 
 
 def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
-    """The next step towards what is wanted; empty where none can be taken now."""
+    """Return the next action towards the wanted cluster; empty: none can be taken now."""
     state, lost = observed.state, observed.lost
     hosts = [] if observed.is_finished else wanted_hosts(order, state)
-    useless = [one.id for one in state.waiting if one.host not in hosts or not fits(state, one.host, one)]
+    useless = [
+        machine.id for machine in state.waiting if machine.host not in hosts or not fits(state, machine.host, machine)
+    ]
     if useless:
         return [Note(state=state.with_machines(useless, duty="relieved"))]
     if observed.is_finished:
@@ -335,7 +337,7 @@ def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
 
 
 def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
-    """Hosts that no machine fits, and that may be asked for now.
+    """Return the hosts that no machine fits, and that may be asked for now.
 
     Where all that trained are lost at once, those that wait go on without them first.
     """
@@ -351,7 +353,7 @@ def missing(order: Order, observed: Observed, now_s: float) -> list[str]:
 
 
 def _rent(order: Order, state: ClusterState, hosts: Sequence[str], now_s: float) -> Rent | None:
-    """Ask for machines for these hosts, as planned."""
+    """Return the action that asks for machines for these hosts, as planned."""
     asked = _with(state, asks=state.asks + 1, asked_s=now_s)
     market = {"market": "on-demand"} if state.on_demand else {}
     roles = [
@@ -379,7 +381,7 @@ def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
 
 
 def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
-    """Tell those that are left to go on; where they cannot hold the batch alone, they wait for what was lost."""
+    """Return the action by which the hosts left go on; if they cannot hold the batch, they wait for what was lost."""
     said = f"lost {', '.join(lost)}; the others go on without"
     try:
         return _place(order, _with(observed.state, asked_s=None), observed.spec, now_s, say=said)
@@ -390,7 +392,7 @@ def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s:
 def _wait_for(
     order: Order, observed: Observed, lost: Sequence[str], refused: CloudRefused, now_s: float
 ) -> Action | None:
-    """The same run on the machines that come for those that were lost, if they are to be had."""
+    """Return the next action to replace lost machines of a run that cannot go on without them; None: none is due."""
     state = observed.state
     if given_up := [host for host in lost if host in state.given_up]:
         machines = tuple(machine for machine in failed(state.machines, order.life) if machine.host in given_up)
@@ -406,7 +408,7 @@ def _wait_for(
 
 
 def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
-    """Machines that live get their places: those that train pause first; where none do, at once."""
+    """Return the action by which new machines join: those that train pause first; where none do, at once."""
     state = observed.state
     new = {machine.host for machine in joining(state, now_s)}
     if not new:
@@ -425,7 +427,7 @@ def _join(order: Order, observed: Observed, now_s: float) -> Action | None:
 
 
 def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
-    """Begin the next generation on the hosts that serve, who share the batch in proportion to what each began with.
+    """Return the placement of the hosts that serve, who share the batch in proportion to what each began with.
 
     Raises:
         CloudRefused: they cannot hold the batch.
@@ -438,7 +440,7 @@ def _place(order: Order, state: ClusterState, spec: RunSpec, now_s: float, say: 
 
 
 def joining(state: ClusterState, now_s: float) -> list[MachineState]:
-    """Machines that have said that they live, and that are given a place now.
+    """Return the machines that have said that they live, and are given a place now.
 
     What was lost is missed, and comes back as soon as it can. Those that relieve others come together, but for one that
     takes too long: each time costs all of them a pause.
@@ -452,7 +454,7 @@ def joining(state: ClusterState, now_s: float) -> list[MachineState]:
 
 
 def with_places(state: ClusterState, hosts: Collection[str]) -> ClusterState:
-    """The machines that wait to be these hosts are them from now on, and who was it is relieved."""
+    """Return the cluster state in which waiting machines serve as these hosts, and the former ones are relieved."""
     new = {machine.host: machine.id for machine in state.waiting if machine.host in hosts}
     old = [machine.id for machine in state.serving if machine.host in new]
     return state.with_machines(old, duty="relieved").with_machines(new.values(), duty="serves")

@@ -64,7 +64,7 @@ _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One thing that is there, with what its tags say."""
+    """One resource that is there, by its tags."""
 
     kind: Kind
     id: str
@@ -77,13 +77,13 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What is there, and by what refusal each kind was not looked at that could not be: nobody knows what is there."""
+    """The resources that are there, and the refusal of each kind that could not be listed: nobody knows of those."""
 
     found: tuple[Found, ...]
     unseen: Mapping[Kind, CloudRefused]
 
     def check(self) -> tuple[Found, ...]:
-        """What is there; nobody takes for an all-clear what is none.
+        """Return the resources that are there; an incomplete survey is never taken for an all-clear.
 
         Raises:
             CloudRefused: something could not be looked at.
@@ -97,9 +97,9 @@ class Survey:
 
 
 def _alive(edge: Edge, purpose: str, filters: list[dict[str, object]]) -> dict[str, Answer]:
-    """Machines that have not ended, by id. Asked by filters: to name an id that is gone would be an error."""
+    """Return the machines that have not ended, by id. Asked by filters: naming an id that is gone would be an error."""
     answer = edge(read("ec2", "describe_instances", purpose, Filters=filters))
-    return {id_: one for id_, one in instances_in(answer).items() if one["State"]["Name"] not in DEAD}
+    return {id_: machine for id_, machine in instances_in(answer).items() if machine["State"]["Name"] not in DEAD}
 
 
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
@@ -107,29 +107,30 @@ def _instances(edge: Edge, run_id: str | None) -> list[Found]:
         _found(
             "instance",
             id_,
-            one,
-            f"{one.get('InstanceType', '?')}, {one.get('InstanceLifecycle', 'on-demand')}, {one['State']['Name']}",
+            machine,
+            f"{machine.get('InstanceType', '?')}, {machine.get('InstanceLifecycle', 'on-demand')}, "
+            f"{machine['State']['Name']}",
         )
-        for id_, one in _alive(edge, "the machines that are left", order.filters(run_id)).items()
+        for id_, machine in _alive(edge, "the machines that are left", order.filters(run_id)).items()
     ]
 
 
 def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
-    """Ends outside the machines. Whoever may not list them has made none; they cost nothing, and go by themselves."""
+    """Return the schedule groups. Whoever may not list them has made none; they cost nothing, and go by themselves."""
     prefix = NAMED if run_id is None else prefix_of(run_id)
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     try:
         groups = edge(request)["ScheduleGroups"]
-        there = [one for one in groups if one["State"] != facts.SCHEDULES_GO]
+        there = [group for group in groups if group["State"] != facts.SCHEDULES_GO]
         tags_of = [
-            edge(read("scheduler", "list_tags_for_resource", "whose schedules they are", ResourceArn=one["Arn"]))
-            for one in there
+            edge(read("scheduler", "list_tags_for_resource", "whose schedules they are", ResourceArn=group["Arn"]))
+            for group in there
         ]
     except ApiRefused as refused:
         if refused.code.startswith(facts.DENIED):
             return []
         raise
-    return [_found("schedule-group", one["Name"], order) for one, order in zip(there, tags_of, strict=True)]
+    return [_found("schedule-group", group["Name"], order) for group, order in zip(there, tags_of, strict=True)]
 
 
 def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
@@ -165,7 +166,7 @@ _KINDS: Mapping[str, Kind] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Remover:
-    """Finds and removes, in one region.
+    """The remover of resources in one region.
 
     Attributes:
         edge: carries out calls; those that remove are in the ledger of the run.
@@ -178,7 +179,7 @@ class Remover:
     made: Made = field(default=Made())
 
     def look(self, run_id: str | None = None) -> Survey:
-        """Look at every list, each by itself: one that cannot be had hides nothing of the others.
+        """List every kind of resource by itself: a list that cannot be had hides nothing of the others.
 
         Args:
             run_id: of the run whose things are wanted; absent: of any.
@@ -186,9 +187,13 @@ class Remover:
 
         def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
             request = read("ec2", operation, f"the {kind}s that are left", Filters=order.filters(run_id))
-            return [_found(kind, one[id_], one) for one in self.edge(request)[key] if one.get("State") != "deleting"]
+            return [
+                _found(kind, resource[id_], resource)
+                for resource in self.edge(request)[key]
+                if resource.get("State") != "deleting"
+            ]
 
-        found, unseen = list[Found](), dict[Kind, CloudRefused]()
+        resources, unseen = list[Found](), dict[Kind, CloudRefused]()
         lists: dict[Kind, Callable[[], list[Found]]] = {
             "instance": partial(_instances, self.edge, run_id),
             "schedule-group": partial(_schedule_groups, self.edge, run_id),
@@ -196,13 +201,13 @@ class Remover:
         }
         for kind, list_ in lists.items():
             try:
-                found += list_()
+                resources += list_()
             except CloudRefused as refused:
                 unseen[kind] = refused
-        return Survey(found=tuple(found), unseen=unseen)
+        return Survey(found=tuple(resources), unseen=unseen)
 
     def remove(self, found: Sequence[Found]) -> None:
-        """Remove all of it, machines first. What cannot be removed does not keep the rest from going.
+        """Remove resources, machines first. One that cannot be removed does not keep the rest from going.
 
         Raises:
             CloudRefused: something stayed; the first reason is told.
@@ -210,8 +215,8 @@ class Remover:
         refused: list[CloudRefused] = []
         attempt = partial(_attempt, refused)
         by_kind: dict[str, list[str]] = {}
-        for one in found:
-            by_kind.setdefault(one.kind, []).append(one.id)
+        for resource in found:
+            by_kind.setdefault(resource.kind, []).append(resource.id)
         instances = by_kind.get("instance", [])
         attempt(partial(self.end_machines, instances))
         if instances and not refused:
@@ -257,7 +262,7 @@ class Remover:
             self._until_known(ids[at : at + INSTANCES_A_CALL], self._terminate)
 
     def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
-        """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
+        """Do a step to resources, again to those that EC2 does not know yet: the ledger has just seen them made."""
         left = list(ids)
 
         def is_done() -> bool:
@@ -267,7 +272,7 @@ class Remover:
         until(is_done, within_s=self.made.settles_s, every_s=LOOK_S, sleep=self.sleep)
 
     def _known(self) -> list[Found]:
-        """What the ledger says is there; of machines that are old enough to be listed, those that are."""
+        """Return the resources that exist by the ledger; of machines old enough to be listed, those that are listed."""
         known = {kind: [id_ for id_ in self.made.ids if id_.startswith(prefix)] for prefix, kind in _KINDS.items()}
         if not self.made.settles_s:
             known["instance"] = self._alive(known["instance"])
@@ -294,8 +299,8 @@ class Remover:
         return []
 
     def _wait_for_end(self, ids: Sequence[str]) -> None:
-        """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
-        its group is waited for.
+        """Wait until machines have ended: groups and volumes are in use until then. A machine that is not listed has
+        ended, or is so new that its group is waited for.
         """
         if not until(lambda: not self._alive(ids), within_s=_ENDED_WITHIN_S, every_s=LOOK_S, sleep=self.sleep):
             raise CloudRefused(
@@ -304,7 +309,7 @@ class Remover:
             )
 
     def _alive(self, ids: Sequence[str]) -> list[str]:
-        """Those that have not ended."""
+        """Return the ids of the machines that have not ended."""
         alive = list[str]()
         for at in range(0, len(ids), INSTANCES_A_CALL):
             some: dict[str, object] = {"Name": "instance-id", "Values": list(ids[at : at + INSTANCES_A_CALL])}
@@ -312,7 +317,7 @@ class Remover:
         return alive
 
     def _delete(self, service: str, operation: str, key: str, ids: Sequence[str]) -> list[str]:
-        """Delete one thing; answers its id if EC2 does not know it."""
+        """Delete one resource; return its id if EC2 does not know it."""
         request = Request(
             step=operation.replace("_", "-"),
             service=service,
@@ -325,7 +330,7 @@ class Remover:
 
 
 def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
-    """Do one thing of several; what is refused keeps none of the others from being done."""
+    """Take one step of several; a refusal keeps none of the others from being done."""
     try:
         step()
     except CloudRefused as error:
@@ -334,7 +339,7 @@ def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRun:
-    """What this machine knows of a run.
+    """A run as this machine knows it.
 
     Attributes:
         region: where it rented.
@@ -350,7 +355,7 @@ class LocalRun:
 
 
 def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
-    """The runs on EC2 among these folders, by name."""
+    """Return the EC2 runs among folders of runs, by name."""
     runs = {}
     for folder in folders:
         entries = read_ledger(folder / LEDGER_FILE)
@@ -383,13 +388,13 @@ _ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
 def is_of(found: Found, who: Identity) -> bool:
-    """Whether a thing belongs to this caller, in whichever session it was made."""
+    """Return whether a resource belongs to this caller, in whichever session it was made."""
     return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
 
 
 def owner_named(things: Iterable[Found]) -> str:
-    """Whose they are, for people."""
-    named = (name for one in things for name in (one.launched_by, one.owner) if name)
+    """Return the name of the owner of resources, for people."""
+    named = (name for thing in things for name in (thing.launched_by, thing.owner) if name)
     return next(named, "nobody whose name is on it")
 
 
@@ -404,7 +409,7 @@ def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found],
         now_s: seconds since the epoch.
     """
     run_id, lease = things[0].run_id, None
-    bucket = next((one.bucket for one in things if one.bucket), default_bucket(account_id, region))
+    bucket = next((thing.bucket for thing in things if thing.bucket), default_bucket(account_id, region))
     if _RUN.fullmatch(run_id) and is_name(BUCKET_PATTERN, bucket):
         place, run = {"Bucket": bucket, "ExpectedBucketOwner": account_id}, f"runs/{run_id}"
         until = read("s3", "get_object", "until when its machines may live", Key=f"{run}/{LEASE_OBJECT}", **place)
@@ -417,7 +422,7 @@ def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found],
             return f"whether its run goes on cannot be read: {refused.message.rstrip('.')}"
         lease = None if written is None else Lease.of_json(written["Body"])
         silent_s = now_s - max(
-            (one["LastModified"].timestamp() for one in states.get("Contents", ())), default=-math.inf
+            (state["LastModified"].timestamp() for state in states.get("Contents", ())), default=-math.inf
         )
         if silent_s < SILENT_S:
             return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"

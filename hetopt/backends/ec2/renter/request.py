@@ -42,7 +42,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call.
+    """One call of the cloud as data.
 
     Attributes:
         step: names the call within its sequence.
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def reads_only(self) -> bool:
-        """Whether the request only reads."""
+        """True if the request only reads."""
         return self.operation.startswith(("describe_", "get_", "head_", "list_", "simulate_"))
 
     @property
@@ -79,7 +79,7 @@ class Request:
         return f"{self.service}:{''.join(word.capitalize() for word in self.operation.split('_'))}"
 
     def shown(self) -> dict[str, object]:
-        """Its parameters as JSON for people: contents stand as what they are."""
+        """Return the request's parameters as JSON for people: contents stand as their size and hash."""
 
         def described(body: bytes) -> str:
             return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:12]}>"
@@ -89,12 +89,12 @@ class Request:
 
 
 def read(service: str, operation: str, purpose: str, **parameters: Any) -> Request:
-    """A call that changes nothing, named by its operation."""
+    """Return a request that changes nothing, named by its operation."""
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
 
 
 class Edge(Protocol):
-    """Carries requests out: AWS itself, or what wraps it with retries and a ledger."""
+    """The edge that carries requests out: AWS itself, or what wraps it with retries and a ledger."""
 
     def __call__(self, request: Request) -> Answer:
         """Carry out one request.
@@ -111,7 +111,7 @@ Reaction = Literal["again", "elsewhere", "passing", "stop"]
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """One row of the table. ``cause`` and ``hint`` may name what the call was about, see `_words`."""
+    """One row of the table of error codes. ``cause`` and ``hint`` may name what the call was about, see `_words`."""
 
     codes: tuple[str, ...]
     reaction: Reaction
@@ -127,13 +127,13 @@ UNKNOWN = TABLE[-1]
 
 
 def meaning_of(code: str) -> Meaning:
-    """The row for a code. An exact name wins over a pattern, an earlier row over a later."""
+    """Return the row for an error code. An exact name wins over a pattern, an earlier row over a later."""
     exact = (row for row in TABLE if code in row.codes)
     return next(exact, None) or next(row for row in TABLE if any(fnmatchcase(code, pattern) for pattern in row.codes))
 
 
 class ApiRefused(CloudRefused):
-    """One call that the cloud refused, in words.
+    """A call that the cloud refused, in words.
 
     Attributes:
         code: of the API.
@@ -157,7 +157,7 @@ class ApiRefused(CloudRefused):
 
 
 def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OBJECT) -> Answer | None:
-    """What the cloud answers about a thing; None where it is not there, by these codes.
+    """Return the cloud's answer about a resource; None: it is not there, by these error codes.
 
     Raises:
         CloudRefused: for any other reason.
@@ -171,8 +171,10 @@ def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OB
 
 
 def instances_in(answer: Answer) -> dict[str, Answer]:
-    """The machines that DescribeInstances tells of, by id."""
-    return {one["InstanceId"]: one for reservation in answer["Reservations"] for one in reservation["Instances"]}
+    """Return the machines in an answer of DescribeInstances, by id."""
+    return {
+        machine["InstanceId"]: machine for reservation in answer["Reservations"] for machine in reservation["Instances"]
+    }
 
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
@@ -202,14 +204,14 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
 
 
 def instance_types_of(request: Request) -> list[str]:
-    """The types that a call asks for."""
+    """Return the instance types that a call asks for."""
     configs = request.parameters.get("LaunchTemplateConfigs", ())
-    found = [override["InstanceType"] for config in configs for override in config["Overrides"]]
-    return list(dict.fromkeys(found))
+    types = [override["InstanceType"] for config in configs for override in config["Overrides"]]
+    return list(dict.fromkeys(types))
 
 
 def market_of(request: Request) -> Literal["spot", "on-demand"]:
-    """The market that a fleet is asked for on."""
+    """Return the market on which a call asks for a fleet."""
     target = request.parameters.get("TargetCapacitySpecification", {})
     return "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"
 
@@ -223,7 +225,7 @@ SETTLES_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line.
+    """One line of the ledger.
 
     Attributes:
         call: number of the call within the run; its lines share it.
@@ -245,7 +247,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEdge:
-    """Carries out what changes something with a line in the ledger before and after; reads pass by.
+    """An edge that writes a line in the ledger before and after each call that changes something; reads pass by.
 
     Attributes:
         path: of the ledger; each line is on the disk before the next thing happens.
@@ -291,22 +293,22 @@ _ID = re.compile(r'"((?:i|lt|sg|vol)-[0-9a-f]{8,})"')
 
 
 def made_ids(request: Request, answer: Answer) -> list[str]:
-    """The ids in the answer of a call that makes something; of one that removes, the ids that it named."""
+    """Return the ids that a call made, from its answer, or removed, from its parameters."""
     if request.operation in ("create_schedule_group", "delete_schedule_group"):
         return [str(request.parameters["Name"])]
     removes = request.operation.startswith(("delete_", "terminate_"))
-    told = request.parameters if removes else answer if request.makes is not None else {}
-    return list(dict.fromkeys(_ID.findall(json.dumps(told, default=str))))
+    source = request.parameters if removes else answer if request.makes is not None else {}
+    return list(dict.fromkeys(_ID.findall(json.dumps(source, default=str))))
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """The entries so far. A last line that was being written when the process died is passed over."""
+    """Read the entries of a ledger. A last line that was being written when the process died is passed over."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     return [entry for line in text.splitlines() if (entry := _entry(line)) is not None]
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Calls of which nobody knows how they ended: the process died on the way, or the answer never came."""
+    """Return the calls whose end nobody knows: the process died on the way, or the answer never came."""
     open_: dict[int, Entry] = {}
     for entry in entries:
         if entry.event == "begun":
@@ -318,7 +320,7 @@ def unresolved(entries: Iterable[Entry]) -> list[Entry]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What a run has made and not removed, as far as its ledger knows.
+    """The resources that a run has made and not removed, as far as its ledger knows.
 
     Attributes:
         ids: of machines, templates and groups.
@@ -332,7 +334,7 @@ class Made:
 
 
 def made(entries: Sequence[Entry], now_s: float) -> Made:
-    """What the ledger knows to have been made, and not to have been removed.
+    """Return the resources that were made and not removed, by the entries of a ledger.
 
     Args:
         entries: of the ledger.
@@ -349,7 +351,7 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
 
 
 def there(entries: Iterable[Entry]) -> dict[str, float]:
-    """What was made and not removed, with when that was."""
+    """Return the ids of resources that were made and not removed, with when each was made (seconds since the epoch)."""
     made_s: dict[str, float] = {}
     for entry in entries:
         if entry.event == "done" and entry.makes not in (None, "object"):
@@ -361,7 +363,7 @@ def there(entries: Iterable[Entry]) -> dict[str, float]:
 
 
 def known_regions(home: Path) -> list[str]:
-    """Every region that anything was ever rented in from here."""
+    """Return every region that anything was ever rented in from this machine."""
     path = home / REGIONS_FILE
     return sorted(set(path.read_text(encoding="utf-8").split())) if path.exists() else []
 
@@ -387,8 +389,8 @@ def append_durably(path: Path, line: str) -> None:
 
 def _entry(line: str) -> Entry | None:
     try:
-        found: Any = parse_json(line, origin="the ledger")
-        return Entry(**{**found, "ids": tuple(found.get("ids", ()))})
+        fields: Any = parse_json(line, origin="the ledger")
+        return Entry(**{**fields, "ids": tuple(fields.get("ids", ()))})
     except (BadInput, ValueError, TypeError, AttributeError):
         return None
 
@@ -398,7 +400,7 @@ _READ_TIMEOUT_S = 60
 
 
 class BotoEdge:
-    """Carries out requests in one region. Clients are made when they are needed first."""
+    """The edge of one region by boto3. Clients are made when they are needed first."""
 
     def __init__(self, region: str, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
         """Prepare, without a call.
@@ -430,9 +432,9 @@ class BotoEdge:
             client = self._client(request.service, reads=request.reads_only)
             answer: dict[str, Any] = self._call(client, request)
         except ClientError as error:
-            told = error.response.get("Error", {})
+            refusal = error.response.get("Error", {})
             raise ApiRefused(
-                request, str(told.get("Code", "Unknown")), str(told.get("Message", "")), endpoint=endpoint
+                request, str(refusal.get("Code", "Unknown")), str(refusal.get("Message", "")), endpoint=endpoint
             ) from None
         except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
@@ -442,7 +444,7 @@ class BotoEdge:
         return answer
 
     def _call(self, client: Any, request: Request) -> dict[str, Any]:
-        """All pages of it, where it has several."""
+        """Make the call; return all pages of its answer, where it has several."""
         if request.reads_only and client.can_paginate(request.operation):
             pages = client.get_paginator(request.operation).paginate(**request.parameters)
             joined: dict[str, Any] = pages.build_full_result()
@@ -482,7 +484,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying:
-    """Makes calls again where that can help, waiting longer each time, by a random part of the wait (full jitter)."""
+    """An edge that makes calls again where that can help, and waits longer each time, a random part (full jitter)."""
 
     inner: Edge
     sleep: Callable[[float], None]
@@ -517,20 +519,20 @@ class Retrying:
 
 
 def wait_before(attempt: int, random: Random) -> float:
-    """Seconds to wait after so many attempts: up to twice as long each time."""
+    """Return the seconds to wait after a number of attempts: up to twice as long each time."""
     ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
     return random.uniform(ceiling / 2, ceiling)
 
 
 def connect(region: str) -> Edge:
-    """An edge for calls that belong to no run, or only read."""
+    """Return an edge for calls that belong to no run, or only read."""
     return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
 
 
 def connect_run(
     region: str, run_dir: Path, home: Path, inner: Edge | None = None, clock: Callable[[], float] = time.time
 ) -> Edge:
-    """An edge whose calls are in the ledger of a run.
+    """Return an edge whose calls are recorded in the ledger of a run.
 
     Args:
         region: where it rents.
