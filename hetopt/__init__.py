@@ -69,7 +69,7 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the library, imported now (PEP 562)."""
+    """Return a name of the library, imported now (PEP 562)."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What can be used here: without torch, ``help(hetopt)`` and completion are of planning."""
+    """Return the names that can be used here: without torch, ``help(hetopt)`` and completion are of planning."""
     from importlib.util import find_spec
 
     has_torch = find_spec("torch") is not None

@@ -56,6 +56,24 @@ def test_a_module_opens_with_what_it_knows() -> None:
         assert path.stem not in EMPTY_NAMES, f"the name of {name(path)} does not say what it knows"
 
 
+NO_VERBS = frozenset(
+    "A All An As Both By Each Every For From How In Its No None Of One Same Several Some That The This Those What When "
+    "Where Whether Which Who Why With".split()
+)
+"""Words that a function's docstring does not begin with: it says what the function does."""
+
+
+def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (text := ast.get_docstring(node)):
+                continue
+            if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+                assert text.split()[0].strip(".,:") not in NO_VERBS, (
+                    f"{name(path)}: {node.name}: {text.splitlines()[0]}"
+                )
+
+
 def test_nothing_is_defined_after_a_module_runs() -> None:
     """What stands below `if __name__ == "__main__"` is not there yet when the module is run."""
     for path in MODULES:
