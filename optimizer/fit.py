@@ -268,7 +268,7 @@ def fit_device(device: Device) -> FittedDevice:
     # Lines go through medians, which a hiccup cannot move. A run pays the mean, hiccups included: put their share back.
     deviations = np.concatenate([np.asarray(point.samples_s) / point.step_time_s for point in points])
     mean_to_median = float(np.clip(deviations, 0, 3).mean())
-    jitter = min(JITTER_LIMIT, 1.4826 * float(np.median(np.abs(deviations - np.median(deviations)))))
+    jitter = min(JITTER_LIMIT, 1.4826 * statistics.median(np.abs(deviations - statistics.median(deviations)).tolist()))
     loads = [point.load_s / point.local_batch_size for point in points]
     peaks = [(p.local_batch_size, p.peak_memory_bytes) for p in points if p.peak_memory_bytes is not None]
     return FittedDevice(
@@ -314,7 +314,7 @@ def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> 
     parameters = 2
     if best_loss > sizes.size * HUBER_RELATIVE**2 / 8:
         for count in range(2, sizes.size - 1):
-            floor = float(np.median(times[:count]))
+            floor = float(statistics.median(times[:count]))
             line = _huber_line(sizes[count:], times[count:])
             loss = _loss(sizes, times, *line, floor)
             if loss < 0.5 * best_loss:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ from hetopt.core.paths import inside
 from hetopt.core.plain_text import known
 from hetopt.optimizer.market.catalog_rows import HINT, Name, Whole, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
-from hetopt.optimizer.market.provenance import Source, Sources, read_sources
+from hetopt.optimizer.market.provenance import Sources, read_sources
 from hetopt.optimizer.market.region_cities import unknown_region
 from hetopt.optimizer.plan import AWS
 
@@ -34,7 +34,6 @@ __all__ = [
     "Market",
     "Offer",
     "Price",
-    "Source",
     "load_catalog",
     "offers",
 ]
@@ -334,6 +333,12 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
         raise unknown_region(region, catalog.regions)
     path = inside(catalog.directory, f"regions/{region}.csv", what="region")
     columns = list(RegionRow.model_fields)
+
+    @cache
+    def origin(column: str) -> tuple[datetime.date, str]:
+        source = catalog.sources.of(f"regions/{region}.csv", column)[0]
+        return source.day, source.title
+
     listings: dict[str, Listing] = {}
     for where, row in read_rows(path, RegionRow.model_validate, columns=columns, required=1):
         instance = catalog.instance_types.get(row.instance_type)
@@ -341,54 +346,59 @@ def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
             raise BadInput(f"{where}: {row.instance_type} is not in instance_types.csv.", hint=HINT)
         if instance.name in listings:
             raise BadInput(f"{where}: {instance.name} is listed twice.", hint=HINT)
-        listings[instance.name] = _listing(row, instance, region, catalog.sources)
+        listings[instance.name] = _listing(row, instance, region, origin)
     return listings
 
 
-def _listing(row: RegionRow, instance: InstanceType, region: str, sources: Sources) -> Listing:
-    """Return one line of a region's file. Where it has no spot price, spot is estimated from the published saving."""
+def _listing(
+    row: RegionRow, instance: InstanceType, region: str, origin: Callable[[str], tuple[datetime.date, str]]
+) -> Listing:
+    """Return one line of a region's file. Where it has no spot price, spot is estimated from the published saving.
 
-    def source(column: str) -> Source:
-        return sources.of(f"regions/{region}.csv", column)[0]
-
+    Args:
+        row: of the file.
+        instance: that the row is of.
+        region: of the file.
+        origin: gives the date and the title of a column's source.
+    """
     on_demand = spot = saving = band = None
     if row.on_demand_usd_per_hour is not None:
-        origin = source("on_demand_usd_per_hour")
+        date, title = origin("on_demand_usd_per_hour")
         on_demand = Price(
             usd_per_hour=row.on_demand_usd_per_hour,
             market="on-demand",
             region=region,
-            date=origin.day,
-            source=origin.title,
+            date=date,
+            source=title,
         )
     if (percent := row.spot_saving_percent) is not None:
         saving = percent / 100
         if on_demand is not None:
-            origin = source("spot_saving_percent")
+            date, title = origin("spot_saving_percent")
             spot = Price(
                 usd_per_hour=round(on_demand.usd_per_hour * (1 - saving), 6),
                 market="spot",
                 region=region,
-                date=min(origin.day, on_demand.date),
-                source=f"on-demand price of {on_demand.date} less {percent:g} % ({origin.title})",
+                date=min(date, on_demand.date),
+                source=f"on-demand price of {on_demand.date} less {percent:g} % ({title})",
                 is_estimate=True,
                 log_sd=SAVING_LOG_SD["gpu" if instance.accelerator else "cpu"],
             )
     if row.spot_usd_per_hour is not None:
-        origin = source("spot_usd_per_hour")
+        date, title = origin("spot_usd_per_hour")
         spot = Price(
             usd_per_hour=row.spot_usd_per_hour,
             market="spot",
             region=region,
-            date=origin.day,
-            source=origin.title,
+            date=date,
+            source=title,
             log_sd=REGION_PRICE_LOG_SD,
         )
         if on_demand is not None:
             saving = 1 - spot.usd_per_hour / on_demand.usd_per_hour
     if row.interruption_band is not None:
-        origin = source("interruption_band")
-        band = InterruptionBand(label=row.interruption_band, date=origin.day, source=origin.title)
+        date, title = origin("interruption_band")
+        band = InterruptionBand(label=row.interruption_band, date=date, source=title)
     return Listing(
         instance_type=instance, zones=row.zones, on_demand=on_demand, spot=spot, spot_saving=saving, band=band
     )

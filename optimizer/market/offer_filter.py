@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
@@ -156,9 +157,11 @@ def _of_types(catalog: Catalog, wishes: Wishes) -> list[Filter]:
         for pattern in patterns:
             _means_something(catalog, name, pattern)
     if wishes.types:
-        wish("types", ",".join(wishes.types), lambda instance: _matches(instance.name, wishes.types))
+        chosen = _pattern(wishes.types)
+        wish("types", ",".join(wishes.types), lambda instance: chosen.match(instance.name) is not None)
     if wishes.exclude:
-        wish("exclude", ",".join(wishes.exclude), lambda instance: not _matches(instance.name, wishes.exclude))
+        left_out = _pattern(wishes.exclude)
+        wish("exclude", ",".join(wishes.exclude), lambda instance: left_out.match(instance.name) is None)
     if wishes.gpus:
         kept = [_gpu(catalog, text) for text in wishes.gpus]
         wish("gpus", ",".join(wishes.gpus), lambda instance: any(keeps(instance) for keeps in kept))
@@ -171,7 +174,7 @@ def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes,
     """Return the error of wishes that no offer fulfils: the reason, and what can change it."""
     where = f"in {catalog.region}"
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
-    if wishes.types and not any(_matches(offer.instance_type.name, wishes.types) for offer in everything):
+    if wishes.types and not any(_pattern(wishes.types).match(offer.instance_type.name) for offer in everything):
         return BadInput(f"{','.join(wishes.types)} has no price {where}.", hint=f"{refresh}; or name other `types`")
     asked = " and ".join(requirement.setting for requirement in filters)
     return BadInput(
@@ -181,13 +184,14 @@ def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes,
     )
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _pattern(patterns: Sequence[str]) -> re.Pattern[str]:
+    """Return the regular expression of the names that some shell pattern matches."""
+    return re.compile("|".join(map(translate, patterns)))
 
 
 def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
     """Refuse a name or a pattern that no instance type has."""
-    if not any(fnmatchcase(known, pattern) for known in catalog.instance_types):
+    if not any(map(_pattern([pattern]).match, catalog.instance_types)):
         if any(character in pattern for character in "*?["):
             raise BadInput(
                 f"{setting(name, pattern)} matches no instance type of the catalogue.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,4 +91,4 @@ def _evenly(count: int, most: int) -> list[int]:
 def median_s(*logs: Array) -> float:
     """Return the median of the first logs that are known, in seconds."""
     known = next(log[np.isfinite(log)] for log in logs if np.isfinite(log).any())
-    return float(np.exp(np.median(known)))
+    return math.exp(statistics.median(known.tolist()))

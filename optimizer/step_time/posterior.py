@@ -12,6 +12,7 @@ times the time, 3 to 13 seconds a fit, and `least_squares` takes neither such no
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -242,7 +243,7 @@ def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
             and np.ptp(rows.group_batch[of_type]) == 0
             and np.isfinite(computing[of_type]).all()
         ):
-            by_type[index] = float(np.median(computing[of_type])), float(np.log(rows.group_batch[of_type][0]))
+            by_type[index] = statistics.median(computing[of_type].tolist()), float(np.log(rows.group_batch[of_type][0]))
     return by_type
 
 

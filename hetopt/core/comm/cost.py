@@ -29,6 +29,7 @@ came before.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -223,7 +224,7 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
     rows = np.stack([1 / times, payloads / times], axis=1)
 
     def limit(residuals: NDArray[np.float64]) -> float:
-        return HUBER * max(1.4826 * float(np.median(residuals)), 1e-12)
+        return HUBER * max(1.4826 * float(statistics.median(residuals.tolist())), 1e-12)
 
     latency, slope = robust_non_negative(rows, limit).tolist()
     return LinkSpeed(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
