@@ -51,7 +51,7 @@ def what_fails(copy: Path, path: str) -> str | None:
     finally:
         (copy / path).write_bytes(kept)
     lines = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return None if ran.returncode == 0 else next(iter([*lines, ran.stderr.strip().splitlines()[-1:] or "at its start"]))
+    return None if ran.returncode == 0 else [*lines, *ran.stderr.splitlines()[-1:], "at its start"][0]
 
 
 def main() -> int:

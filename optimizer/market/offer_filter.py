@@ -174,7 +174,8 @@ def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes,
     """Return the error of wishes that no offer fulfils: the reason, and what can change it."""
     where = f"in {catalog.region}"
     refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
-    if wishes.types and not any(_pattern(wishes.types).match(offer.instance_type.name) for offer in everything):
+    chosen = _pattern(wishes.types)
+    if wishes.types and not any(chosen.match(offer.instance_type.name) for offer in everything):
         return BadInput(f"{','.join(wishes.types)} has no price {where}.", hint=f"{refresh}; or name other `types`")
     asked = " and ".join(requirement.setting for requirement in filters)
     return BadInput(

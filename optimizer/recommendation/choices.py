@@ -172,9 +172,12 @@ def on_one_machine(question: Question, found: Found, limits: Limits) -> Found:
 
     One machine is easier to get, and nothing between machines can turn out slower than it was guessed to be.
     """
-    rows = np.flatnonzero(found.rows.count.sum(axis=1) == 1)
-    chosen, row = found.chosen, _safest(question, found, rows, limits) if rows.size else None
-    if chosen is None or row is None or any(option.offer.instance_type.owned for option in question.space.options):
+    is_one, chosen = found.rows.count.sum(axis=1) == 1, found.chosen
+    are_owned = any(option.offer.instance_type.owned for option in question.space.options)
+    if chosen is None or is_one[chosen] or are_owned or not is_one.any():
+        return found
+    row = _safest(question, found, np.flatnonzero(is_one), limits)
+    if row is None:
         return found
     forecast, safe = found.forecast, Keys.of(found.forecast.take(np.array([chosen, row])), limits).level
     is_within = forecast.total_s[row] <= forecast.total_high_s[chosen]

@@ -231,7 +231,7 @@ def _sure(request: PlanRequest, question: Question, result: Found) -> tuple[Foun
             question.space, question.job, result, limits, options.confidence, seed=question.seed
         )
         confidence = question.asked if by_chance else None
-    if request.profile.devices[0].counted is not None and limits.time_weight == BALANCED:
+    if request.profile.is_counted and limits.time_weight == BALANCED:
         result = on_one_machine(question, result, limits)
     result = listed(question, result, limits)
     assert result.chosen is not None

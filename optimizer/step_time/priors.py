@@ -70,9 +70,10 @@ THROUGH_THE_HOST = _links(sharing=(0.6, 0.3), latency=(300e-6, 1.5))
 
 LINK_CLASSES = (OWN_LINKS, THROUGH_THE_HOST)
 """What is believed of links inside a machine, in place of `PRIORS`, which stand between the two: samples decide by the
-evidence of each (MacKay 1992). On the public sets, with none, one and three probes, the median error is 6.0, 4.6 and
-4.5 % (by `PRIORS` 6.5, 4.8 and 4.5 %), and 18, 7 and 9 % on the cluster whose exchanges go through the host (20, 8 and
-9 %): `benchmarks.prediction`."""
+evidence of each (MacKay 1992). On the public sets, with none, one and three probes, the median error is 6.0, 4.9 and
+4.7 % (by `PRIORS` 6.5, 4.8 and 4.5 %), and 18, 7 and 8 % on the cluster whose exchanges go through the host (20, 8 and
+9 %): `benchmarks.prediction`. A wider second class (sharing 0.5, 0.6 or 1.0, each 0.5 more or less) has less evidence
+where it holds: 6.7, 4.9 and 4.7 to 4.8 %, and 21, 10 and 7 to 9 %."""
 
 SWITCHED: Mapping[str, Normal] = MappingProxyType({"contention": replace(PRIORS["contention"], mean=-3.1)})
 """Instead, where a switch joins the GPUs of each type that was measured: eight of them take 1.065 times as long as one,
