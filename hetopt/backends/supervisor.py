@@ -23,9 +23,9 @@ from typing import Literal, Self
 from hetopt.backends.backend import Renting, RunHandle
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
-from hetopt.core.events.fold import RunFold
+from hetopt.core.events.fold import RunFold, WorkerTotals
 from hetopt.core.events.log import write_decision
-from hetopt.core.events.records import LogEvent, RunStarted, StartedWorker, StepsLogged, WorkersChanged
+from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, WorkersChanged
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 
@@ -380,7 +380,7 @@ class RunProgress:
         return self.run.last_event_s or 0.0
 
     @property
-    def workers(self) -> list[StartedWorker]:
+    def workers(self) -> list[WorkerTotals]:
         """The workers that train, by rank."""
         return [self.run.roster.workers[place] for place in self.run.roster.present]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, ITS_OWNER, LineParser
+from hetopt.core.events.log import EVENTS_FILE, ITS_OWNER, EventReader
 from hetopt.core.events.records import (
     ConditionChanged,
     LogEvent,
@@ -114,24 +114,8 @@ def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
     Raises:
         BadInput: it cannot be read.
     """
-    *lines, _unfinished = _tail(run_dir / EVENTS_FILE, since).split(b"\n")
-    return LineParser().parse(lines)
-
-
-def _tail(path: Path, since: int = 0) -> bytes:
-    """Return the last bytes of a file from the start of a line, none before offset ``since``; empty when it is missing.
-
-    Raises:
-        BadInput: it cannot be read.
-    """
-    try:
-        with opened_file(path, hint=ITS_OWNER) as stream:
-            size = stream.seek(0, 2)
-            begin = stream.seek(max(since, size - _TAIL_BYTES))
-            data = stream.read(_TAIL_BYTES)
-    except MissingFile:
-        return b""
-    return data[data.find(b"\n") + 1 :] if begin > since else data
+    begin = max(since, log_bytes(run_dir) - _TAIL_BYTES)
+    return EventReader(path=run_dir / EVENTS_FILE, offset=begin).read()
 
 
 def read_tail(path: Path) -> str:
@@ -140,7 +124,13 @@ def read_tail(path: Path) -> str:
     Raises:
         BadInput: it cannot be read.
     """
-    return _tail(path).decode("utf-8", errors="replace")
+    try:
+        with opened_file(path, hint=ITS_OWNER) as stream:
+            begin = stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
+            data = stream.read(_TAIL_BYTES)
+    except MissingFile:
+        return ""
+    return data[data.find(b"\n") + 1 if begin else 0 :].decode("utf-8", errors="replace")
 
 
 def last_words(run_dir: Path) -> str | None:

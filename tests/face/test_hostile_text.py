@@ -463,7 +463,7 @@ def home(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_what_could_not_be_read_is_told(home: Path, tmp_path: Path, hetopt: Callable[..., Any]) -> None:
-    said = "1 line of the event log could not be read and is left out: line 3 (step): step_time_s is missing."
+    said = "1 line of the event log could not be read and is left out: line 3: step.step_time_s is missing."
     for command in (("status", "old"), ("report", "old")):
         answer = hetopt(*command)
         assert answer.code == 0, answer.err

@@ -23,9 +23,9 @@ from hetopt.backends.supervisor import (
     with_another_for_each_host,
 )
 from hetopt.core.errors import BudgetStop, CloudRefused
-from hetopt.core.events.fold import Roster, RunFold
+from hetopt.core.events.fold import Roster, RunFold, WorkerTotals
 from hetopt.core.events.log import DECISIONS_FILE, read_events
-from hetopt.core.events.records import LogEvent, StartedWorker
+from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.plan import Range
 from tests.logs import events_of
 
@@ -38,7 +38,7 @@ def promise(**changes: Any) -> PredictedGain:
 
 def fold(*types: str, step: int = 1000, at_s: float = 1000.0, seen: int = 1000) -> RunFold:
     """A run with a worker on a host of each type, after so many steps."""
-    workers = [StartedWorker(host=f"h{place}", type=name) for place, name in enumerate(types)]
+    workers = [WorkerTotals(host=f"h{place}", type=name) for place, name in enumerate(types)]
     roster = Roster(workers=workers, present=tuple(range(len(types))))
     return RunFold(roster=roster, step=step, logged_steps=seen, training_started_s=0.0, last_event_s=at_s)
 

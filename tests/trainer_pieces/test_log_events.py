@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import JUMP_S, MOST_LINE_BYTES, EventLog, EventReader, LineParser, read_events, read_log
+from hetopt.core.events.log import JUMP_S, MOST_LINE_BYTES, EventLog, EventReader, read_events, read_log
 from hetopt.profiler import records
 from tests.logs import BY_KIND
 from tests.sources import REPOSITORY, modules
@@ -103,13 +103,13 @@ def test_lists_of_workers_have_one_length() -> None:
     step = json.loads((RUNS / "resumed.jsonl").read_text(encoding="utf-8").splitlines()[2])
     assert step["event"] == "step"
     for name in ("compute_s", "wait_s", "sync_s", "local_batch_sizes"):
-        parser = LineParser()
+        parser = EventReader(path=Path("events.jsonl"))
         assert parser.parse([json.dumps({**step, name: step[name][:1]}).encode()]) == []
         assert parser.unread.lines == 1
 
 
 def test_sentences_hold_no_control_characters(tmp_path: Path) -> None:
-    parser = LineParser()
+    parser = EventReader(path=Path("events.jsonl"))
     (event,) = parser.parse(
         [json.dumps({"event": "run_failed", "time_s": 1, "reason": "a\x1b[2Jb\nc" + "x" * 9999}).encode()]
     )

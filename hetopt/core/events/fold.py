@@ -29,7 +29,6 @@ from hetopt.core.events.records import (
     RunFailure,
     RunStarted,
     SharesChanged,
-    StartedWorker,
     StepsLogged,
     SyncTold,
     TrainingFinished,
@@ -56,16 +55,10 @@ class RunClock:
     _newest_s: float = 0.0
     _next: int = 0
     _is_over: bool = False
-    _is_plain: bool = False
 
     def take(self, event: LogEvent) -> bool:
         """Advance to an event, never backwards; return whether a session begins with it."""
         time_s = event.time_s
-        if self._is_plain and isinstance(event, StepsLogged):  # nearly all of a long log
-            if time_s > self._newest_s:
-                self._newest_s = time_s
-                self.now_s = max(self.now_s, time_s - self._left_out_s)
-            return False
         begins = False
         if self._is_over or not self.sessions or self._next < len(self.starts):
             began_s = self._begun(event)
@@ -84,7 +77,6 @@ class RunClock:
             self._newest_s += event.by_s
         elif isinstance(event, TrainingFinished):
             self._is_over = True
-        self._is_plain = bool(self.sessions) and not self._is_over and self._next >= len(self.starts)
         self._newest_s = max(self._newest_s, time_s)
         self.now_s = max(self.now_s, time_s - self._left_out_s)
         return begins
@@ -111,27 +103,51 @@ class RunClock:
 
 
 @dataclass(kw_only=True)
+class WorkerTotals:
+    """One worker as it was last announced, and its totals over the logged steps that it took part in.
+
+    ``local_batch_size`` is that of its last step; ``is_present`` says whether it was there at the end.
+    """
+
+    host: str
+    type: str = ""
+    slowdown: float = 1.0
+    local_batch_size: int = 0
+    compute_s: float = 0.0
+    processor_s: float = 0.0
+    wait_s: float = 0.0
+    sync_s: float = 0.0
+    steps: int = 0
+    is_present: bool = True
+
+    @property
+    def mean_compute_s(self) -> float:
+        """Mean compute time of a step, in seconds; 0 before the first."""
+        return self.compute_s / max(1, self.steps)
+
+
+@dataclass(kw_only=True)
 class Roster:
     """All workers that ever trained, in the order in which they came; the rows of every table.
 
     Attributes:
-        workers: all of them, as they were last announced.
+        workers: all of them.
         present: of the workers that train now, in rank order: their places in ``workers``.
     """
 
-    workers: list[StartedWorker] = field(default_factory=list)
+    workers: list[WorkerTotals] = field(default_factory=list)
     present: tuple[int, ...] = ()
 
     def take(self, event: RunStarted) -> None:
         """Replace the present workers by those of an event; one that is announced anew is the one of the same host."""
         places: list[int] = []
         for worker in event.workers:
-            place = self._place(worker, places)
-            if place is None:
-                place = len(self.workers)
-                self.workers.append(worker)
-            else:
-                self.workers[place] = worker
+            alike = (p for p, known in enumerate(self.workers) if p not in places and known.host == worker.host)
+            place = next(alike, len(self.workers))
+            if place == len(self.workers):
+                self.workers.append(WorkerTotals(host=worker.host))
+            row = self.workers[place]
+            row.type, row.slowdown, row.local_batch_size = worker.type, worker.slowdown, worker.local_batch_size
             places.append(place)
         self.present = tuple(places)
 
@@ -140,7 +156,7 @@ class Roster:
         if count == len(self.present):
             return self.present
         while len(self.workers) < count:
-            self.workers.append(StartedWorker(host=f"worker {len(self.workers)}"))
+            self.workers.append(WorkerTotals(host=f"worker {len(self.workers)}"))
         return tuple(range(count))
 
     def host(self, rank: int, present: Sequence[int] | None = None) -> str:
@@ -152,43 +168,6 @@ class Roster:
     def hosts(self) -> tuple[str, ...]:
         """The host of every worker that ever took part, in the order in which they first came."""
         return tuple(worker.host for worker in self.workers)
-
-    def _place(self, worker: StartedWorker, taken: Sequence[int]) -> int | None:
-        for place, known in enumerate(self.workers):
-            if place not in taken and known.host == worker.host:
-                return place
-        return None
-
-
-@dataclass(kw_only=True)
-class WorkerTotals:
-    """One worker's totals over the steps that it took part in and that were logged.
-
-    ``local_batch_size`` is that of its last step; ``is_present`` says whether it was there at the end.
-    """
-
-    host: str
-    type: str
-    slowdown: float
-    local_batch_size: int
-    compute_s: float = 0.0
-    processor_s: float = 0.0
-    wait_s: float = 0.0
-    sync_s: float = 0.0
-    steps: int = 0
-    is_present: bool = True
-
-    @classmethod
-    def of(cls, worker: StartedWorker) -> Self:
-        """Return the totals of a worker that has just started."""
-        return cls(
-            host=worker.host, type=worker.type, slowdown=worker.slowdown, local_batch_size=worker.local_batch_size
-        )
-
-    @property
-    def mean_compute_s(self) -> float:
-        """Mean compute time of a step, in seconds; 0 before the first."""
-        return self.compute_s / max(1, self.steps)
 
 
 @dataclass(kw_only=True)
@@ -334,7 +313,6 @@ class RunFold:
     _worked_s: float = 0.0
     _first_trained_s: float | None = None
     _trained_before_s: float = 0.0
-    _rows: list[WorkerTotals] = field(default_factory=list)
 
     @classmethod
     def launched(cls, starts: Iterable[float]) -> Self:
@@ -406,7 +384,7 @@ class RunFold:
     def workers(self) -> tuple[WorkerTotals, ...]:
         """The totals of all workers that ever trained, in the order of the roster."""
         present = set(self.roster.present)
-        return tuple(replace(row, is_present=place in present) for place, row in enumerate(self._rows))
+        return tuple(replace(row, is_present=place in present) for place, row in enumerate(self.roster.workers))
 
     @property
     def step_time_s(self) -> float | None:
@@ -440,9 +418,8 @@ class RunFold:
         if self._training_since_s is None:  # the log lost the line that says so
             self._begin_training(event.time_s, before_s=event.steps * event.step_time_s)
         places = self.roster.places(len(event.compute_s))
-        self._add_rows()
         for rank, place in enumerate(places):
-            row = self._rows[place]
+            row = self.roster.workers[place]
             row.local_batch_size = event.local_batch_sizes[rank]
             row.compute_s += event.steps * event.compute_s[rank]
             row.processor_s += event.steps * event.processor_s[rank] if event.processor_s else 0.0
@@ -465,12 +442,8 @@ class RunFold:
             self.together.take(event.sync)
 
     def _workers_start(self, event: RunStarted) -> None:
-        was_there = bool(self._rows)
+        was_there = bool(self.roster.workers)
         self.roster.take(event)
-        self._add_rows()
-        for place, worker in zip(self.roster.present, event.workers, strict=True):
-            row = self._rows[place]
-            row.type, row.slowdown, row.local_batch_size = worker.type, worker.slowdown, worker.local_batch_size
         self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
         self.restarts += was_there and self._training_since_s is not None
         if not was_there:
@@ -502,7 +475,7 @@ class RunFold:
         if len(event.after) != len(self.roster.present):
             return
         for place, share in zip(self.roster.present, event.after, strict=True):
-            self._rows[place].local_batch_size = share
+            self.roster.workers[place].local_batch_size = share
         self.share_changes += 1
 
     def _finish(self, event: TrainingFinished) -> None:
@@ -514,10 +487,6 @@ class RunFold:
         self.step, self.epoch, self.finish_reason = event.step, event.epoch, event.reason
         self.metrics = event.metrics or self.metrics
         self.has_ended, self.failure, self.failure_hint, self._worked_s = True, None, None, self.clock.now_s
-
-    def _add_rows(self) -> None:
-        """Give every worker of the roster a row."""
-        self._rows += map(WorkerTotals.of, self.roster.workers[len(self._rows) :])
 
 
 @dataclass(frozen=True, kw_only=True)

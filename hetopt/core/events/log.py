@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -165,7 +165,7 @@ class Unread:
 
     Attributes:
         lines: how many.
-        first: what is wrong with the first of them, such as ``line 3 (step): loss must be a finite number, got nan``.
+        first: what is wrong with the first of them, such as ``line 3: step.loss must be a finite number, got nan``.
     """
 
     lines: int = 0
@@ -193,73 +193,20 @@ class EventsRead:
 
 
 @dataclass(kw_only=True)
-class LineParser:
-    """The parser of a log's lines into events, which counts the others.
-
-    Attributes:
-        unread: so far.
-        line: number of the last line that was seen.
-    """
-
-    unread: Unread = field(default_factory=Unread)
-    line: int = 0
-
-    def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
-        """Return the events among whole lines."""
-        events, parse, number = [], ANY_EVENT.validator.validate_json, self.line
-        for line in lines:
-            number += 1
-            try:
-                events.append(parse(line))
-            except ValidationError as error:
-                if line.strip():
-                    self._pass_over(number, error)
-        self.line = number
-        return events
-
-    def too_long(self) -> None:
-        """Count a line that was too long to be kept as unread."""
-        self.line += 1
-        self._count(f"line {self.line}: longer than {MOST_LINE_BYTES // 2**20} MiB")
-
-    def _pass_over(self, number: int, error: ValidationError) -> None:
-        if self.unread.lines:  # only the first is told
-            self._count("")
-            return
-        first = error.errors(include_url=False, include_context=True)[0]
-        where = [str(part) for part in first["loc"]]
-        match first["type"]:
-            case "union_tag_invalid":
-                said = f"no event is called {first.get('ctx', {}).get('tag', '')!r:.80}"
-            case "union_tag_not_found" | "model_attributes_type" | "model_type":
-                said = "not an event"
-            case "json_invalid":
-                said = "not JSON"
-            case _:
-                said = faults(error)[0].removeprefix(f"{where[0]}." if where else "")
-        kind = f" ({where[0]})" if where else ""
-        self._count(f"line {number}{kind}: {said}"[:300])
-
-    def _count(self, first: str) -> None:
-        self.unread = self.unread + Unread(lines=1, first=first)
-
-
-@dataclass(kw_only=True)
 class EventReader:
-    """The reader of a log that grows, from where it last stopped.
+    """The reader of a log that grows, from where it last stopped; it counts the lines that are no events.
 
     Attributes:
         path: of the log; a file that is not there yet has no events.
+        offset: bytes that were read.
+        line: number of the last line that was seen.
+        unread: the lines that were no events so far.
     """
 
     path: Path
-    _offset: int = 0
-    _parser: LineParser = field(default_factory=LineParser)
-
-    @property
-    def unread(self) -> Unread:
-        """The lines that were no events so far."""
-        return self._parser.unread
+    offset: int = 0
+    line: int = 0
+    unread: Unread = Unread()
 
     def read(self) -> list[LogEvent]:
         """Read the events that the log has gained since the last call.
@@ -277,23 +224,31 @@ class EventReader:
         """
         try:
             with opened_file(self.path, hint=ITS_OWNER) as stream:
-                while chunk := self._read_on(stream):
+                stream.seek(self.offset)
+                while chunk := stream.read(MOST_LINE_BYTES):
                     end = chunk.rfind(b"\n") + 1
                     if not end and len(chunk) < MOST_LINE_BYTES:
                         return  # until the line's end comes it is read again
-                    lines = chunk[:end].split(b"\n")[:-1]
-                    if not end:  # what follows of that line is no event either
-                        self._parser.too_long()
-                    self._offset += end or len(chunk)
+                    self.offset = stream.seek(self.offset + (end or len(chunk)))
                     with nothing_collected():
-                        some = self._parser.parse(lines)
+                        some = self.parse(chunk[:end].split(b"\n")[:-1] if end else [chunk])
                     yield some
         except MissingFile:
             return
 
-    def _read_on(self, stream: BinaryIO) -> bytes:
-        stream.seek(self._offset)
-        return stream.read(MOST_LINE_BYTES)
+    def parse(self, lines: Iterable[bytes]) -> list[LogEvent]:
+        """Return the events among whole lines; what follows of a line that was too long is no event either."""
+        events, parse = [], ANY_EVENT.validator.validate_json
+        for line in lines:
+            self.line += 1
+            try:
+                events.append(parse(line))
+            except ValidationError as error:
+                if line.strip():
+                    long = len(line) == MOST_LINE_BYTES
+                    said = f"longer than {MOST_LINE_BYTES // 2**20} MiB" if long else faults(error)[0]
+                    self.unread += Unread(lines=1, first=f"line {self.line}: {said}"[:300])
+        return events
 
 
 def read_log(path: Path) -> EventsRead:
