@@ -6,15 +6,13 @@ that names the file, the field and what to do. They are written whole or not at 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Mapping
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -61,26 +59,12 @@ class PlainText(BaseModel):
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
-        for name in _text_fields(type(self)):
-            for text in texts_in(self.__dict__[name]):
+        for name, value in self.__dict__.items():
+            for text in texts_in(value):
                 fault = fault_of(text)
                 if fault is not None:
                     raise ValueError(f"{name} {fault}")
         return self
-
-
-@cache
-def _text_fields(kind: type[BaseModel]) -> tuple[str, ...]:
-    """Return the names of a record's fields that can hold text; cached, as records are made many times."""
-    return tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
-
-
-def _may_hold_text(annotation: Any) -> bool:
-    if annotation is str or annotation is Any:
-        return True
-    if get_origin(annotation) is Annotated:
-        return _may_hold_text(get_args(annotation)[0])
-    return any(_may_hold_text(part) for part in get_args(annotation) if not isinstance(part, str))
 
 
 class Record(PlainText):
@@ -297,15 +281,6 @@ def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
         raise RunFailed(f"{who} says what cannot be ({faults(error)[0]}).", hint="see what runs there") from None
 
 
-def _mode_in(folder: Path) -> int:
-    """Return the permissions of a new file: by the user's mask, its owner's alone in a folder that is private."""
-    umask = os.umask(0)
-    os.umask(umask)
-    if not folder.stat().st_mode & 0o077:
-        umask |= 0o077
-    return 0o666 & ~umask
-
-
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write ``content`` (text as UTF-8) beside ``path``, flush it to disk, then rename it into place.
 
@@ -318,28 +293,24 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         path = path.resolve()
         if path.exists() and not path.is_file() and not path.is_dir():
-            with path.open("wb") as stream:
-                stream.write(data)
+            path.write_bytes(data)
             return
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+        try:
+            # In a folder that is private, what was learned is its owner's alone.
+            mode = 0o666 if path.parent.stat().st_mode & 0o077 else 0o600
+            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(
             f"{shortened(str(path))} cannot be written: {error.strerror}.",
-            hint="name a file in a folder that you can write to",
+            hint="make room, or name a file in a folder that you can write to",
         ) from None
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, _mode_in(path.parent))
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if not isinstance(error, OSError):
-            raise
-        raise BadInput(f"{path} cannot be written: {error.strerror}.", hint="make room, or name another file") from None
 
 
 _RULE = "Input should be "

@@ -17,9 +17,10 @@ them), and importing it takes 14 times as long as a bare python does to start, w
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -131,21 +132,11 @@ class TrainingMemory(Record):
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
         """Return the largest micro-batch that fits: 0 where not even one sample does, None where any number does."""
-
-        def fits(samples: int) -> bool:
-            return self.peak_bytes(samples, exchange) <= limit_bytes
-
-        if not fits(1):
-            return 0
-        low, high = 1, 2
-        while fits(high):
-            if high > MOST_SAMPLES:
-                return None
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        peak = partial(self.peak_bytes, exchange=exchange)
+        beyond = next((size for power in range(MOST_DOUBLINGS) if peak(size := 2**power) > limit_bytes), None)
+        if beyond is None:
+            return None
+        return bisect_right(range(beyond), limit_bytes, lo=max(1, beyond // 2), key=peak) - 1
 
     def _along(self, column: str, samples: int) -> float:
         """Interpolate counted bytes linearly, never falling; outside with the slope at that end."""
@@ -164,8 +155,8 @@ class TrainingMemory(Record):
         return counted[-1] + _slope(sizes[-SLOPE_POINTS:], counted[-SLOPE_POINTS:]) * (samples - sizes[-1])
 
 
-MOST_SAMPLES = 1 << 40
-"""No micro-batch is larger."""
+MOST_DOUBLINGS = 41
+"""Of a sample; no micro-batch is larger."""
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from hetopt.core.memory import MOST_SAMPLES, ExchangeMemory, StepMemory, TrainingMemory
+from hetopt.core.memory import MOST_DOUBLINGS, ExchangeMemory, StepMemory, TrainingMemory
 from hetopt.profiler.collect import joined
 
 sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6, unique=True).map(sorted)
@@ -47,7 +47,7 @@ def test_more_samples_never_take_less(memory: TrainingMemory, one: int, other: i
 def test_the_largest_micro_batch_fits_and_the_next_does_not(memory: TrainingMemory, limit: int, exchange: int) -> None:
     largest = memory.largest_micro_batch(limit, ExchangeMemory(kept_bytes=exchange))
     if largest is None:
-        assert memory.peak_bytes(MOST_SAMPLES, ExchangeMemory(kept_bytes=exchange)) <= limit
+        assert memory.peak_bytes(2 ** (MOST_DOUBLINGS - 1), ExchangeMemory(kept_bytes=exchange)) <= limit
     else:
         assert memory.peak_bytes(largest + 1, ExchangeMemory(kept_bytes=exchange)) > limit
         assert largest == 0 or memory.peak_bytes(largest, ExchangeMemory(kept_bytes=exchange)) <= limit
